@@ -1,4 +1,6 @@
 # make lab      open the lessons in JupyterLab          make test     everything
+# make size     statements of each wing
+# make lint     format, ruff's rules, and which way imports point
 # make quick    the tests that answer within minutes    make bench    benchmarks side by side with other libraries
 # make notebooks  run all lessons again and keep their outputs
 # make grading-proof   every right and wrong answer of every exercise, on 20 seeds
@@ -28,7 +30,7 @@ LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --Serve
 # Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup browser lab test quick bench notebooks grading-proof clean
+.PHONY: help setup browser lab lint size test quick bench notebooks grading-proof clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -44,7 +46,15 @@ lab: setup
 	@mkdir -p notebooks
 	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
 
-test: browser
+lint: setup
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/lint-imports
+
+size:
+	@$(or $(PYTHON),python3) tools/size.py
+
+test: browser lint
 	$(PY) -m pytest tests $(TWO) $(ARGS)
 
 quick: setup
@@ -60,5 +70,5 @@ grading-proof: setup
 	$(PY) -m benchmarks grading
 
 clean:
-	rm -rf .venv build dist .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

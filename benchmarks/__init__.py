@@ -1,1 +1,2 @@
-"""Speed, side by side with a peer in one run. Nothing here is a test: this machine's timer is disturbed by other work."""
+"""Speed, side by side with a peer in one run. Nothing here is a test: this machine's timer is
+disturbed by other work."""

@@ -1,6 +1,8 @@
-"""`python -m benchmarks [--smallest] [name ...]`: run all benchmarks, or those named, and write benchmarks/results.
+"""`python -m benchmarks [--smallest] [name ...]`: run all benchmarks, or those named, and write
+benchmarks/results.
 
---smallest   at the sizes of each module's SMALLEST (its constants, and what its `rows` is given): whether it runs, and nothing is written
+--smallest   at the sizes of each module's SMALLEST (its constants, and what its `rows` is given):
+             whether it runs, and nothing is written
 """
 
 import sys
@@ -12,7 +14,7 @@ from .measure import write
 NAMES = sorted(
     p.stem
     for p in Path(__file__).parent.glob("*.py")
-    if p.stem not in ("__init__", "__main__", "measure")
+    if p.stem not in ("__init__", "__main__", "measure", "mutants")
 )
 
 

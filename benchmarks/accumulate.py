@@ -1,8 +1,10 @@
-"""The numbers of lesson 01: how far each rule is from the large batch, what Adam hides, and what k pieces cost in time.
+"""The numbers of lesson 01: how far each rule is from the large batch, what Adam hides, and what k
+pieces cost in time.
 
-T1 is the storyboards' model: a byte-level GPT, 4 layers, width 128, 4 heads, sequence 128, batch 16, AdamW 1e-3, float32, Python's
-help text, 300 steps. Its errors are medians of draws of one window, with the least and the greatest. The lab is
-`bigtrain predict accumulate` as it stands, in float64.
+T1 is the storyboards' model: a byte-level GPT, 4 layers, width 128, 4 heads, sequence 128, batch
+16, AdamW 1e-3, float32, Python's help text, 300 steps. Its errors are medians of draws of one
+window, with the least and the greatest. The lab is `bigtrain predict accumulate` as it stands, in
+float64.
 """
 
 from statistics import median
@@ -35,7 +37,12 @@ WIDE = (
 )  # sequences and their length: 16, 32, 64 and 256 tokens
 NEAR = ((2, 96), (2, 101), (2, 107), (2, 112))
 STEPS, DRAWS = 300, 9
-SMALLEST = dict(T1=GPTConfig(layers=1, width=8, heads=1, sequence=128), steps=1, draws=1, rounds=1)
+SMALLEST = {
+    "T1": GPTConfig(layers=1, width=8, heads=1, sequence=128),
+    "steps": 1,
+    "draws": 1,
+    "rounds": 1,
+}
 
 
 def rows(steps: int = STEPS, draws: int = DRAWS, rounds: int = 5):
@@ -62,7 +69,8 @@ def closed_forms():
 
 
 def trained(steps: int):
-    """T1 in training: the model before each step and after the last one, with the batch that comes next."""
+    """T1 in training: the model before each step and after the last one, with the batch that comes
+    next."""
     text, model = help_text(), GPT(T1, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(steps + 1):
@@ -77,7 +85,7 @@ def trained(steps: int):
 def trained_model(steps: int, draws: int):
     """T1 at its start and after its training."""
     text = help_text()
-    for step, (model, (inputs, targets)) in enumerate(trained(steps)):
+    for step, (model, (inputs, targets)) in enumerate(trained(steps)):  # noqa: B007
         if step in (0, steps):
             for name, window in (("wide", WIDE), ("near", NEAR)):
                 told = [
@@ -104,7 +112,8 @@ def trained_model(steps: int, draws: int):
                     "",
                 )
                 yield row(
-                    f"T1 after {step} steps, {name} window: error of the token-weighted rule, greatest",
+                    f"T1 after {step} steps, {name} window: error of the token-weighted rule,"
+                    " greatest",
                     100 * max(each["error, token-weighted"] for each in told),
                     "%",
                     at_most=1e-2,
@@ -179,7 +188,8 @@ def equality():
                 ).values(),
             )
         yield row(
-            f"10 micro-batches, k from 1 to 7{', clipped' if clip else ''}: worst relative error of a weight against the large batch",
+            f"10 micro-batches, k from 1 to 7{', clipped' if clip else ''}: worst relative error of"
+            " a weight against the large batch",
             worst,
             "",
             at_most=1e-12,

@@ -1,7 +1,8 @@
 """In Chromium: how soon a moved slider shows a new prediction, and how smoothly the player plays.
 
-From the key that moves a slider, seen by the page, until after the frame that shows the new prediction: event, message to the
-kernel, prediction of 8 ranks x 32 micro-batches, message back, decoding, painting.
+From the key that moves a slider, seen by the page, until after the frame that shows the new
+prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
+decoding, painting.
 """
 
 import tempfile
@@ -15,9 +16,9 @@ from .measure import row
 MOVES = 60
 SPANS = 2000
 PANEL = 'from bigtrain_lab.panel import show\nshow("pipeline", ranks=8, micro_batches=32)'
-PLAYER = f"""from bigtrain_lab.player import Player
-from bigtrain_lab.schedules.one_f_one_b import OneFOneB
-from bigtrain_lab.simulate import simulate
+PLAYER = f"""from bigtrain_lab.view.player import Player
+from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.order.simulate import simulate
 Player(simulate(OneFOneB(8, {SPANS // 16}), {{"F": 1, "B": 2, "U": 1}}))"""
 WATCH = """() => {
     const root = document.querySelector('.btl-player');
@@ -66,7 +67,8 @@ def rows() -> list[dict]:
     browser_path = find_browser()
     if browser_path is None:
         raise SystemExit(
-            "There is no Chromium to measure in: install your system's `chromium` package or set BROWSER_PATH."
+            "There is no Chromium to measure in: install your system's `chromium` package or set"
+            " BROWSER_PATH."
         )
     with (
         tempfile.TemporaryDirectory() as folder,

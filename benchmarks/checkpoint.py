@@ -1,11 +1,14 @@
-"""A training step under our recompute beside torch.utils.checkpoint's, in turns: the same layers, inputs, segments and results.
+"""A training step under our recompute beside torch.utils.checkpoint's, in turns: the same layers,
+inputs, segments and results.
 
-    a layer at a time    checkpoint(layer, x) for each layer      theirs: checkpoint(layer, x, use_reentrant=False)
-    segments             checkpoint_sequential(layers, "every-k") theirs: checkpoint_sequential(layers, n / k, x, use_reentrant=False)
+    a layer at a time    checkpoint(layer, x) for each layer      theirs: checkpoint(layer, x,
+                                                                  use_reentrant=False)
+    segments             checkpoint_sequential(layers, "every-k") theirs:
+                         checkpoint_sequential(layers, n / k, x, use_reentrant=False)
 
-Gradients are equal bit by bit. A rerun stops inside the last layer of its segment, where the last tensor is saved, ours as theirs.
-Both run the same operators, so the ratio nears 1 as these grow. `by itself` is what one checkpoint
-costs around a function that does next to nothing.
+Gradients are equal bit by bit. A rerun stops inside the last layer of its segment, where the last
+tensor is saved, ours as theirs. Both run the same operators, so the ratio nears 1 as these grow.
+`by itself` is what one checkpoint costs around a function that does next to nothing.
 """
 
 import statistics
@@ -17,7 +20,7 @@ from torch.utils import checkpoint as theirs
 from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.models.blocks import Block
 from bigtrain_lab.models.gpt import initialise
-from bigtrain_lab.recompute import Chain, plan_of
+from bigtrain_lab.order.recompute.plan import Chain, plan_of
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
 from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence
 
@@ -34,7 +37,8 @@ SMALLEST = {"SIZES": {"small": (4, 32, 4, 16, 2, 2, 1)}, "WARM_UP": 0}
 
 
 def ratio(rounds: int, **contenders) -> dict[str, float]:
-    """Median seconds of each, by turns, each first in turn; and the median of the first two's ratios, round by round."""
+    """Median seconds of each, by turns, each first in turn; and the median of the first two's
+    ratios, round by round."""
     taken, order = {name: [] for name in contenders}, list(contenders)
     for turn in range(WARM_UP + rounds):
         for name in order[turn % len(order) :] + order[: turn % len(order)]:

@@ -1,4 +1,5 @@
-"""Every product of data, pipeline and tensor parallel on 8 ranks, by two schedules: equal to one process, and as predicted."""
+"""Every product of data, pipeline and tensor parallel on 8 ranks, by two schedules: equal to one
+process, and as predicted."""
 
 import sys
 import tempfile
@@ -11,7 +12,15 @@ from bigtrain_lab.experiments.combined import Combined
 
 from .measure import row
 
-SIZES = dict(layers=8, width=16, heads=8, vocabulary=256, sequence=8, dtype="float64", steps=2)
+SIZES = {
+    "layers": 8,
+    "width": 16,
+    "heads": 8,
+    "vocabulary": 256,
+    "sequence": 8,
+    "dtype": "float64",
+    "steps": 2,
+}
 
 
 def rows():

@@ -1,4 +1,5 @@
-"""Every pair of techniques, trained on two ranks and in one process: the table of docs/compose.md."""
+"""Every pair of techniques, trained on two ranks and in one process: the table of
+docs/compose.md."""
 
 import sys
 import tempfile

@@ -1,7 +1,9 @@
-"""Our ring beside gloo's all_reduce, and a training step of our DistributedDataParallel beside torch's, in turns.
+"""Our ring beside gloo's all_reduce, and a training step of our DistributedDataParallel beside
+torch's, in turns.
 
-The ring runs as in a script of one's own: no clock, and what ranks must agree on is compared in each call. A step is
-forward, backward, averaging and SGD, on buckets of one size. Times are of the slowest rank; medians.
+The ring runs as in a script of one's own: no clock, and what ranks must agree on is compared in
+each call. A step is forward, backward, averaging and SGD, on buckets of one size. Times are of the
+slowest rank; medians.
 """
 
 import statistics
@@ -16,7 +18,7 @@ import torch.distributed as dist
 
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import launch, warm
-from bigtrain_lab.runtime.group import Group
+from bigtrain_lab.runtime.talk.group import Group
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.reducers import backend_all_reduce

@@ -1,4 +1,5 @@
-"""The translator's epoch on three RTX 3090, predicted from that on one, beside the published one; and how far each assumption matters."""
+"""The translator's epoch on three RTX 3090, predicted from that on one, beside the published one;
+and how far each assumption matters."""
 
 from dataclasses import replace
 

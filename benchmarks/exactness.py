@@ -1,4 +1,5 @@
-"""Not speed but errors: how far each schedule's real run is from prediction and from training in one process."""
+"""Not speed but errors: how far each schedule's real run is from prediction and from training in
+one process."""
 
 import tempfile
 from pathlib import Path
@@ -10,12 +11,20 @@ from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Memory
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.order.schedule import Schedule
 
 from .measure import row
 
-SMALL = dict(layers=8, width=32, heads=4, sequence=16, rows=2, ranks=4, micro_batches=8)
-EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5)
+SMALL = {
+    "layers": 8,
+    "width": 32,
+    "heads": 4,
+    "sequence": 16,
+    "rows": 2,
+    "ranks": 4,
+    "micro_batches": 8,
+}
+EXACT = {"dtype": "float64", "optimizer": "sgd", "learning_rate": 0.5}
 
 
 def finished(asked, **options):
@@ -51,7 +60,8 @@ def rows():
             events = sum(not hasattr(e, "value") for e in predicted.events)
             table.append(
                 row(
-                    f"{name}, {hardware}: lanes whose modelled events differ from the {events} predicted",
+                    f"{name}, {hardware}: lanes whose modelled events differ from the {events}"
+                    " predicted",
                     len(clocks_differ(predicted, modelled)),
                     "",
                     at_most=0,

@@ -1,7 +1,7 @@
 """Each fault in each lab: what is told, in how many seconds, and what is left behind.
 
-A rank notes the time as the last thing before it is struck: the file time of its log. A straggler and a NaN end no run, so
-what is told of them is told at its end.
+A rank notes the time as the last thing before it is struck: the file time of its log. A straggler
+and a NaN end no run, so what is told of them is told at its end.
 """
 
 import os
@@ -13,8 +13,8 @@ import psutil
 
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.runtime import RankFailed, launch, warm
-from bigtrain_lab.runtime.faults import FAULTS
-from bigtrain_lab.runtime.log import Log
+from bigtrain_lab.runtime.failure.faults import FAULTS
+from bigtrain_lab.runtime.record.log import Log
 
 from .measure import row
 
@@ -42,7 +42,8 @@ def children() -> set[int]:
 
 
 def struck(lab: str, fault: str) -> dict:
-    """One faulty run: what was told, after how many seconds, processes left, logs that are not whole."""
+    """One faulty run: what was told, after how many seconds, processes left, logs that are not
+    whole."""
     asked = Experiment.named(lab)(**LABS[lab], fault=fault, fault_rank=RANK, fault_at=AT)
     before = children()
     with tempfile.TemporaryDirectory() as folder:

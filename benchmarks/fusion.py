@@ -1,6 +1,8 @@
-"""Our compiler against eager and against torch's inductor, on the GELU of lesson 15 and on larger graphs.
+"""Our compiler against eager and against torch's inductor, on the GELU of lesson 15 and on larger
+graphs.
 
-python -m benchmarks fusion        one thread, about 4 minutes; inductor needs a C++ compiler, and is left out without
+python -m benchmarks fusion        one thread, about 4 minutes; inductor needs a C++ compiler, and
+                                   is left out without
 """
 
 import shutil
@@ -113,7 +115,8 @@ def searched():
     taken = time.perf_counter() - start
     apart = sum(one != fewest(*graph) for graph, one in zip(graphs, found))
     yield row(
-        f"of {len(graphs)} random graphs of up to 10 pointwise operators, those not at the brute-force minimum",
+        f"of {len(graphs)} random graphs of up to 10 pointwise operators, those not at the"
+        " brute-force minimum",
         apart,
         "",
         at_most=0,

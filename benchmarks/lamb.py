@@ -16,7 +16,10 @@ SIZES = {
     "2,000 tensors of 1,000": (2_000, 1_000),
     "2 tensors of 5,000,000": (2, 5_000_000),
 }
-NO_PEER = "pytorch_optimizer is not installed (pip install bigtrain-lab[peers]), so its Lamb was not measured"
+NO_PEER = (
+    "pytorch_optimizer is not installed (pip install bigtrain-lab[peers]), so its Lamb was not"
+    " measured"
+)
 SMALLEST = {"ROUNDS": 1, "SIZES": {"2 tensors of 10": (2, 10)}}
 
 

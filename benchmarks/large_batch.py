@@ -1,16 +1,21 @@
-"""Batch x optimizer at equal samples: what accuracy each reaches, and in how many updates it meets the target.
+"""Batch x optimizer at equal samples: what accuracy each reaches, and in how many updates it meets
+the target.
 
-The task is the lab's: 2^18 samples of the digits, a classifier of 8 hidden layers of 64 without normalisation. One rule for all:
+The task is the lab's: 2^18 samples of the digits, a classifier of 8 hidden layers of 64 without
+normalisation. One rule for all:
 
-    rate(update) = base * f(batch / 32) * (a rise over the first tenth of the updates, then a straight fall to 0)
-    f = square root for Adam, LAMB and LARS, whose steps do not grow with the gradient; f = identity for SGD with momentum
+    rate(update) = base * f(batch / 32) * (a rise over the first tenth of the updates, then a
+    straight fall to 0) f = square root for Adam, LAMB and LARS, whose steps do not grow with the
+    gradient; f = identity for SGD with momentum
 
-Each optimizer's base is chosen once, at a batch of 32, among four or five: that which meets the target after the fewest updates, by the mean
-over seeds that the table does not use; the rate's rise and fall are those of the whole run. Nothing is tuned at a larger batch. The
-table tells the median over its seeds, with the least and the greatest.
+Each optimizer's base is chosen once, at a batch of 32, among four or five: that which meets the
+target after the fewest updates, by the mean over seeds that the table does not use; the rate's rise
+and fall are those of the whole run. Nothing is tuned at a larger batch. The table tells the median
+over its seeds, with the least and the greatest.
 
-This is a demonstration, not a test of a hypothesis: depth, samples, target and this way to choose a base were set after trials at
-large batches too. Bases chosen by the lowest held-out loss of one seed gave LAMB 0.008, with which it failed from 512 on.
+This is a demonstration, not a test of a hypothesis: depth, samples, target and this way to choose a
+base were set after trials at large batches too. Bases chosen by the lowest held-out loss of one
+seed gave LAMB 0.008, with which it failed from 512 on.
 """
 
 import os
@@ -23,9 +28,9 @@ import torch
 
 from bigtrain_lab.core import Mesh
 from bigtrain_lab.experiments.large_batch import LargeBatch, Looks
-from bigtrain_lab.rates import ACCURACY
-from bigtrain_lab.recipe import train
+from bigtrain_lab.order.rates import ACCURACY
 from bigtrain_lab.runtime import Rank
+from bigtrain_lab.train.recipe import train
 
 from .measure import row
 
@@ -113,7 +118,8 @@ def measured(
         }
         for (name, rate), count in updates.items():
             yield row(
-                f"tuning at batch 32, {name}, base {rate:g}{' (chosen)' * (rate == chosen[name])}: updates to {TARGET:.0%}, mean",
+                f"tuning at batch 32, {name}, base {rate:g}{' (chosen)' * (rate == chosen[name])}:"
+                f" updates to {TARGET:.0%}, mean",
                 count,
                 "",
             )

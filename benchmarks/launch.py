@@ -1,4 +1,5 @@
-"""From a warm notebook to four ranks that have built an optimizer and done one step, beside torchrun."""
+"""From a warm notebook to four ranks that have built an optimizer and done one step, beside
+torchrun."""
 
 import subprocess
 import sys

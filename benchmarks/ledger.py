@@ -1,7 +1,8 @@
-"""What the ledger costs: a training step with it over the same step without it, in turns; beside it torch's MemTracker.
+"""What the ledger costs: a training step with it over the same step without it, in turns; beside it
+torch's MemTracker.
 
-The step: forward, backward and Adam of the byte-level GPT, float32, one thread. Its cost is one per operator, so it weighs
-most where operators are small; `operators` says how many a step has.
+The step: forward, backward and Adam of the byte-level GPT, float32, one thread. Its cost is one per
+operator, so it weighs most where operators are small; `operators` says how many a step has.
 """
 
 from contextlib import nullcontext
@@ -59,7 +60,8 @@ def contenders(config: GPTConfig, batch: int):
 
 
 def alternating(rounds: int, step, inside: dict) -> dict[str, float]:
-    """Median seconds of a step inside each, in turns; each is entered anew, and that is not timed."""
+    """Median seconds of a step inside each, in turns; each is entered anew, and that is not
+    timed."""
     times = {name: [] for name in inside}
     for _ in range(rounds):
         for name, context in inside.items():

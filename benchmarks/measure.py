@@ -4,7 +4,7 @@ import json
 import platform
 import statistics
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,8 @@ def seconds(function) -> float:
 
 
 def alternating(rounds: int, **contenders) -> dict[str, float]:
-    """Median seconds of each contender, measured in turns so that a disturbance meets all of them."""
+    """Median seconds of each contender, measured in turns so that a disturbance meets all of
+    them."""
     times = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, function in contenders.items():
@@ -30,7 +31,7 @@ def alternating(rounds: int, **contenders) -> dict[str, float]:
 
 def machine() -> dict:
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
@@ -55,7 +56,8 @@ def write(name: str, rows: list[dict]) -> None:
         "|---|---|---|---|",
     ]
     table += [
-        f"| {r['what']} | {r['value']:.4g} {r['unit']} | {r.get('target', '')} | {r.get('reached', '')} |"
+        f"| {r['what']} | {r['value']:.4g} {r['unit']} | {r.get('target', '')} |"
+        f" {r.get('reached', '')} |"
         for r in rows
     ]
     (RESULTS / f"{name}.md").write_text("\n".join(table) + "\n")

@@ -1,4 +1,5 @@
-"""How right a dry run of a training step is, and what it costs: no speed of a step, but bytes counted on meta tensors.
+"""How right a dry run of a training step is, and what it costs: no speed of a step, but bytes
+counted on meta tensors.
 
 Beside it torch's MemTracker, which runs the step: for real, and (fake) without computing anything.
 """
@@ -94,7 +95,8 @@ def by_ledger(model, inputs, targets) -> int:
 
 
 def by_tracker(model, inputs, targets) -> int:
-    """Without the inputs, which it counts as soon as it meets a view of them, and the account never does."""
+    """Without the inputs, which it counts as soon as it meets a view of them, and the account never
+    does."""
     optimizer, tracker, given = (
         torch.optim.Adam(model.parameters()),
         MemTracker(),
@@ -140,19 +142,22 @@ def rows():
                 allocator.append(abs(by_allocator(model, inputs, targets) - alone.peak_bytes))
             table += [
                 row(
-                    f"{SIZES} {name}, Adam: largest difference of the dry run's peak from the ledger's",
+                    f"{SIZES} {name}, Adam: largest difference of the dry run's peak from the"
+                    " ledger's",
                     max(ledger),
                     "B",
                     at_most=0,
                 ),
                 row(
-                    f"{SIZES} {name}, Adam: largest difference of MemTracker's peak from the dry run's",
+                    f"{SIZES} {name}, Adam: largest difference of MemTracker's peak from the dry"
+                    " run's",
                     100 * max(tracker),
                     "%",
                     at_most=1,
                 ),
                 row(
-                    f"{SIZES} {name}, Adam: largest difference of the allocator's peak, unobserved, from the dry run's",
+                    f"{SIZES} {name}, Adam: largest difference of the allocator's peak, unobserved,"
+                    " from the dry run's",
                     max(allocator),
                     "B",
                 ),

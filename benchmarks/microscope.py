@@ -1,15 +1,17 @@
-"""The numbers of lesson 03 on the storyboards' model: what 16 and 8 bits lose of T1's gradients, and which steps do not move its weights.
+"""The numbers of lesson 03 on the storyboards' model: what 16 and 8 bits lose of T1's gradients,
+and which steps do not move its weights.
 
-T1 as in benchmarks/accumulate.py: trained in float32 for 300 steps, then one more batch. Activation gradients are those of the
-outputs of each Linear and block, as in the lab `precision`; shares are of the nonzero ones. All of it is deterministic on one machine.
+T1 as in benchmarks/accumulate.py: trained in float32 for 300 steps, then one more batch. Activation
+gradients are those of the outputs of each Linear and block, as in the lab `precision`; shares are
+of the nonzero ones. All of it is deterministic on one machine.
 """
 
 from types import SimpleNamespace
 
 import torch
 
+from bigtrain_lab.core.formats import Exponents
 from bigtrain_lab.experiments.precision import seen_gradients
-from bigtrain_lab.formats import Exponents
 from bigtrain_lab.models import cross_entropy
 from bigtrain_lab.techniques.precision_limits import (
     adam_first_step,
@@ -24,7 +26,7 @@ from .accumulate import STEPS, trained
 from .measure import row
 
 SCALES = (0, 3, 7, 16, 20)  # powers of two
-SMALLEST = dict(steps=1)
+SMALLEST = {"steps": 1}
 
 
 def rows(steps: int = STEPS):

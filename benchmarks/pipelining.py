@@ -1,10 +1,15 @@
-"""One training step of our executor beside torch.distributed.pipelining: same stages, same schedule, same ranks, in turns.
+"""One training step of our executor beside torch.distributed.pipelining: same stages, same
+schedule, same ranks, in turns.
 
-    ours       no clock, as in a script of one's own        modelled   with virtual clock, event log and memory ledger, as in a lab
-    theirs     torch's schedule                             alone      the stages' work only: no messages, no waiting, no bubble
+    ours       no clock, as in a script of one's own        modelled   with virtual clock, event log
+                                                                       and memory ledger, as in a
+                                                                       lab
+    theirs     torch's schedule                             alone      the stages' work only: no
+                                                                       messages, no waiting, no
+                                                                       bubble
 
-`alone` is what no executor of these stages can beat on this machine. Wall time is that of the slowest rank, CPU time the
-sum over the ranks.
+`alone` is what no executor of these stages can beat on this machine. Wall time is that of the
+slowest rank, CPU time the sum over the ranks.
 """
 
 import statistics
@@ -17,8 +22,8 @@ import torch
 from torch.distributed import pipelining
 
 from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
+from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.runtime import launch, warm
-from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.techniques.pipeline import Pipeline
 
 from .measure import row
@@ -46,7 +51,8 @@ def work_alone(stages, first: bool, last: bool, inputs, targets):
 
 
 def program(rank, name):
-    """All contenders on this rank, a step of each in turns; returns median seconds a step: wall, and CPU of all ranks."""
+    """All contenders on this rank, a step of each in turns; returns median seconds a step: wall,
+    and CPU of all ranks."""
     schedule = Schedule.named(name)(rank.size, MICRO_BATCHES)
     own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
     first, last = 0 in own, schedule.stages - 1 in own

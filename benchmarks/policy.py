@@ -1,7 +1,10 @@
-"""Our operator policy beside torch.autocast, and our loss scaler beside torch's: the same bf16 steps, the same fp16 gradients.
+"""Our operator policy beside torch.autocast, and our loss scaler beside torch's: the same bf16
+steps, the same fp16 gradients.
 
-Both policies run on the CPU here, one thread; autocast's tables for the CPU differ from ours (a softmax stays in bf16 there), so
-the step's ratio compares whole recipes, and the time of one cheap operator what a policy itself costs (1.3 us of ours are torch's own price of a function mode). Ten seconds.
+Both policies run on the CPU here, one thread; autocast's tables for the CPU differ from ours (a
+softmax stays in bf16 there), so the step's ratio compares whole recipes, and the time of one cheap
+operator what a policy itself costs (1.3 us of ours are torch's own price of a function mode). Ten
+seconds.
 """
 
 from contextlib import nullcontext
@@ -50,13 +53,14 @@ def operators(rounds: int = 15):
 
 
 def steps(rounds: int = 21):
-    """Forward and backward of a transformer in bf16: weights rounded once a step by us, once a use (and then kept) by autocast."""
+    """Forward and backward of a transformer in bf16: weights rounded once a step by us, once a use
+    (and then kept) by autocast."""
     found = []
     for width in (64, 256):
         config = GPTConfig(vocabulary=256, sequence=64, width=width, heads=4, layers=2)
         ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
 
-        def step(model, mp, context):
+        def step(model, mp, context, ids=ids):
             with context:
                 loss = cross_entropy(model(ids), ids)
             mp.backward(loss)
@@ -89,7 +93,8 @@ def steps(rounds: int = 21):
 
 
 def scalers(rounds: int = 15):
-    """Unscale, look for inf and nan, and update 10 million weights in 40 tensors by SGD. torch's kernel looks and divides in one pass."""
+    """Unscale, look for inf and nan, and update 10 million weights in 40 tensors by SGD. torch's
+    kernel looks and divides in one pass."""
 
     def contender(scaler):
         weights = [torch.nn.Parameter(torch.zeros(500, 500)) for _ in range(40)]

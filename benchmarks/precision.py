@@ -1,8 +1,11 @@
-"""The table of the field: every level of mixed precision trained on relation classification, measured here, modelled on an A100.
+"""The table of the field: every level of mixed precision trained on relation classification,
+measured here, modelled on an A100.
 
-    python -m benchmarks precision                     on this machine's CPU, one thread, nothing watching: about 80 s
-    python -m benchmarks.precision --device cuda       alone on a CUDA card, TF32 off and on; UNTESTED until a card is at hand.
-                                                       Writes benchmarks/results/precision-<date>-<card>.json
+    python -m benchmarks precision                     on this machine's CPU, one thread, nothing
+                                                       watching: about 80 s
+    python -m benchmarks.precision --device cuda       alone on a CUDA card, TF32 off and on;
+                                                       UNTESTED until a card is at hand. Writes
+                                                       benchmarks/results/precision-<date>-<card>.json
 
 Then the whole flow against fp32 over five seeds, and each broken level at settings that break it.
 """
@@ -17,20 +20,36 @@ import torch
 
 from bigtrain_lab.experiments.precision import READ, Precision
 from bigtrain_lab.models import Encoder, class_loss
-from bigtrain_lab.rates import reading_rate, training_rate
+from bigtrain_lab.order.rates import reading_rate, training_rate
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
 from .measure import RESULTS, alternating, machine, row
 
-SIZE = dict(layers=2, width=64, rows=32, steps=200, dev_size=1024, learning_rate=2e-3, every=0)
-BY_HEART = dict(
-    layers=1, width=32, rows=16, train_size=64, dev_size=64, steps=60, learning_rate=3e-3
-)
+SIZE = {
+    "layers": 2,
+    "width": 64,
+    "rows": 32,
+    "steps": 200,
+    "dev_size": 1024,
+    "learning_rate": 2e-3,
+    "every": 0,
+}
+BY_HEART = {
+    "layers": 1,
+    "width": 32,
+    "rows": 16,
+    "train_size": 64,
+    "dev_size": 64,
+    "steps": 60,
+    "learning_rate": 3e-3,
+}
 SEEDS, APART = (
     5,
     2.53,
-)  # as many as levels that train; a ratio of two standard deviations of 5 exceeds that by chance once in 20 (F-test)
-FILLS = dict(layers=12, width=768, heads=12, rows=512)  # BERT-base, 20,480 tokens a batch
+    # as many as levels that train; a ratio of two standard deviations of 5 exceeds that by
+    # chance once in 20 (F-test)
+)
+FILLS = {"layers": 12, "width": 768, "heads": 12, "rows": 512}  # BERT-base, 20,480 tokens a batch
 
 
 def rows():
@@ -39,7 +58,8 @@ def rows():
 
 
 def table():
-    """The field, level by level. Times are of turns over the levels; bytes come from the prediction, which tests hold equal to runs."""
+    """The field, level by level. Times are of turns over the levels; bytes come from the
+    prediction, which tests hold equal to runs."""
     told, micro, (training, reading) = [], {}, rates()
     for level in LEVELS:
         asked = Precision(level=level, **SIZE)
@@ -71,7 +91,8 @@ def table():
 
 
 def rates(rounds: int = 5, steps: int = 8) -> tuple[dict[str, float], dict[str, float]]:
-    """level -> training steps and readings a second: the median of turns over all levels, so that a disturbance meets all."""
+    """level -> training steps and readings a second: the median of turns over all levels, so that a
+    disturbance meets all."""
     contenders = {
         level: steps_of(Precision(level=level, **SIZE), torch.device("cpu"), steps, READ)
         for level in LEVELS
@@ -90,7 +111,8 @@ def rates(rounds: int = 5, steps: int = 8) -> tuple[dict[str, float], dict[str, 
 
 
 def separated(micro: dict[str, float]) -> list[dict]:
-    """Whether F1 tells the levels that train from each other, beside what another seed does to it."""
+    """Whether F1 tells the levels that train from each other, beside what another seed does to
+    it."""
     seeds = [
         micro["fp32"],
         *(
@@ -109,7 +131,8 @@ def separated(micro: dict[str, float]) -> list[dict]:
         ),
         row(f"micro F1, standard deviation over {SEEDS} seeds of fp32", chance, ""),
         row(
-            f"micro F1 {verdict} the levels that train, at this setting: the first over the second (above {APART} it would)",
+            f"micro F1 {verdict} the levels that train, at this setting: the first over the second"
+            f" (above {APART} it would)",
             ratio,
             "times",
         ),
@@ -121,8 +144,8 @@ def losses(**settings):
 
 
 def seeds():
-    """The difference of the means of the last ten losses over five seeds, in standard errors of that difference; with gradients
-    as small as in a mean over 1.6 million samples."""
+    """The difference of the means of the last ten losses over five seeds, in standard errors of
+    that difference; with gradients as small as in a mean over 1.6 million samples."""
     ends = {
         level: np.array(
             [losses(level=level, seed=seed, loss_weight=1e-5)[-10:].mean() for seed in range(5)]
@@ -152,7 +175,7 @@ def seeds():
 
 def broken():
     """How much higher the loss is than that of fp32 at the same settings."""
-    small, slow = dict(loss_weight=1e-5), dict(train_size=32, learning_rate=3e-5, steps=120)
+    small, slow = {"loss_weight": 1e-5}, {"train_size": 32, "learning_rate": 3e-5, "steps": 120}
     first = {level: losses(level=level, steps=2)[1] for level in ("fp16-no-masters", "fp16-pure")}
     plain, without = (
         losses(level=level, **small)[-10:].mean() for level in ("fp32", "fp16-no-scaling")
@@ -213,7 +236,8 @@ def modelled():
 
 
 def on_card(rounds: int = 7, steps: int = 10) -> dict:
-    """Training and inference of BERT-base at each level, TF32 off and on, alternating; the fp32 TF32-off training is the unit."""
+    """Training and inference of BERT-base at each level, TF32 off and on, alternating; the fp32
+    TF32-off training is the unit."""
     device, settings = (
         torch.device("cuda"),
         {level: Precision(level=level, steps=1, **FILLS) for level in LEVELS},
@@ -282,7 +306,8 @@ def main() -> None:
     parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit(
-            "No CUDA device is at hand: run `python -m benchmarks precision` for what a CPU can tell."
+            "No CUDA device is at hand: run `python -m benchmarks precision` for what a CPU can"
+            " tell."
         )
     found = on_card()
     card = re.sub(r"[^a-z0-9]+", "-", found["machine"]["card"].lower())

@@ -1,7 +1,8 @@
-"""The simulator on large plans: 64 ranks x 512 micro-batches of 1f1b, and growth with the number of actions."""
+"""The simulator on large plans: 64 ranks x 512 micro-batches of 1f1b, and growth with the number of
+actions."""
 
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 
 from .measure import alternating, row
 
@@ -9,7 +10,7 @@ from .measure import alternating, row
 def rows():
     make = Schedule.named("1f1b")
     cost = {"F": 1, "B": 2}
-    sizes = {f"64 x {m}": (lambda m=m: simulate(make(64, m), cost)) for m in (128, 256, 512, 1024)}
+    sizes = {f"64 x {m}": lambda m=m: simulate(make(64, m), cost) for m in (128, 256, 512, 1024)}
     times = alternating(5, **sizes)
     return [
         row(

@@ -1,20 +1,22 @@
-"""How long a move of any control of any panel takes in the kernel: settings, prediction, table, sentences, figures.
+"""How long a move of any control of any panel takes in the kernel: settings, prediction, table,
+sentences, figures.
 
-Each number is moved to the values beside its default, each menu through its words. A move whose dry run is known already (it
-changes no shape, or goes back to shapes that were there) is told apart from one that needs a new one. The way to the
-browser and the painting come on top: benchmarks/browser.py.
+Each number is moved to the values beside its default, each menu through its words. A move whose dry
+run is known already (it changes no shape, or goes back to shapes that were there) is told apart
+from one that needs a new one. The way to the browser and the painting come on top:
+benchmarks/browser.py.
 """
 
 import time
 from contextlib import suppress
 
-from bigtrain_lab import figures, report
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment, one_device, pipeline, staleness
 from bigtrain_lab.models import chains
 from bigtrain_lab.panel.controls import nearby
 from bigtrain_lab.panel.picture import PLAYED
-from bigtrain_lab.player import Player
+from bigtrain_lab.view import figures, report
+from bigtrain_lab.view.player import Player
 
 from .measure import row
 
@@ -48,7 +50,8 @@ def misses() -> int:
 
 
 def moves(first: Experiment, refused: dict[str, str]):
-    """Each setting's next values. Those that the lab refuses are skipped and noted, with its sentence."""
+    """Each setting's next values. Those that the lab refuses are skipped and noted, with its
+    sentence."""
     for name, knob in first.knobs().items():
         if (
             name in first.idle_settings(first.model_dump())
@@ -109,8 +112,9 @@ def first_time():
     times = []
     for layers in (24, 23, 22):
         begin = time.process_time()
-        lab(layers=layers, width=1024, heads=16, rows=8, sequence=512).dry
+        dry = lab(layers=layers, width=1024, heads=16, rows=8, sequence=512).dry
         times.append(time.process_time() - begin)
+        del dry
     return [
         row(
             "dry run of two steps of 24 layers of width 1,024, CPU time",

@@ -1,7 +1,9 @@
-"""400 run directories of strangers, 200 crafted and 200 damaged: each is shown, compared and exported in a process of its own.
+"""400 run directories of strangers, 200 crafted and 200 damaged: each is shown, compared and
+exported in a process of its own.
 
-Opening one is a clean output or one sentence; its time and memory are those of all four commands together, by the process that was
-forked for it: seconds of its processor and the growth of its largest resident set.
+Opening one is a clean output or one sentence; its time and memory are those of all four commands
+together, by the process that was forked for it: seconds of its processor and the growth of its
+largest resident set.
 """
 
 import json
@@ -13,7 +15,7 @@ import time
 from pathlib import Path
 
 from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.page import page  # noqa: F401  (loaded here, so that no child counts it)
+from bigtrain_lab.view.page import page  # noqa: F401  (loaded here, so that no child counts it)
 from tests.unit.strangers import crafted, damaged, opened
 
 from .measure import row

@@ -1,7 +1,9 @@
-"""A training step of our sliced transformer block beside the same block under torch's DTensor (parallelize_module), in turns.
+"""A training step of our sliced transformer block beside the same block under torch's DTensor
+(parallelize_module), in turns.
 
-A step is forward, backward and SGD, from the same values; both run as in a script of one's own. DTensor cuts the rows of
-queries, keys and values in one piece, so they are put in the ranks' order for it. Times are of the slowest rank; medians.
+A step is forward, backward and SGD, from the same values; both run as in a script of one's own.
+DTensor cuts the rows of queries, keys and values in one piece, so they are put in the ranks' order
+for it. Times are of the slowest rank; medians.
 """
 
 from functools import partial
@@ -13,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from bigtrain_lab.models import GPTConfig, GPTStage, gpt_slices
 from bigtrain_lab.runtime import warm
-from bigtrain_lab.runtime.group import Group
+from bigtrain_lab.runtime.talk.group import Group
 from bigtrain_lab.techniques.sequence_parallel import own_part
 from bigtrain_lab.techniques.sliced_model import sliced, sum_duplicates, whole_state_dict
 
@@ -102,7 +104,10 @@ def rows():
     for config, samples in SIZES:
         for ranks in (2, 4):
             took = measured(partial(steps, config=config, samples=samples), ranks)
-            what = f"a block of width {config.width}, {samples} x {config.sequence} tokens, on {ranks} ranks: "
+            what = (
+                f"a block of width {config.width}, {samples} x {config.sequence} tokens, on {ranks}"
+                " ranks: "
+            )
             table += [
                 row(
                     f"{what}our step over DTensor's",

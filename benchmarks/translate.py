@@ -1,23 +1,23 @@
-"""A translator that learns: BLEU on held-out numbers and dates, what training and BLEU take, and that 1, 2 and 3 ranks are one training.
+"""A translator that learns: BLEU on held-out numbers and dates, what training and BLEU take, and
+that 1, 2 and 3 ranks are one training.
 
-The training is translation.py's own small model on 20,000 pairs, on two ranks of this machine; its times are measured. The losses
-are of 50 updates in float64. The speed-up is that of the 93-million-parameter model on RTX 3090, predicted; two updates of
-it also run, on one rank and on three, as predicted.
+The training is translation.py's own small model on 20,000 pairs, on two ranks of this machine; its
+times are measured. The losses are of 50 updates in float64. The speed-up is that of the
+93-million-parameter model on RTX 3090, predicted; two updates of it also run, on one rank and on
+three, as predicted.
 """
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Scalar
 from bigtrain_lab.data.parallel import generated
 from bigtrain_lab.experiments.translate import Translate
+from bigtrain_lab.experiments.translation import Translation
 from bigtrain_lab.techniques.learning_rates import noam
-from bigtrain_lab.translation import SMALL, Translation
 
 from .measure import row
 
@@ -28,19 +28,19 @@ TRAINED = Translation(
     epochs=8,
     patience=3,
 )
-LARGE = dict(
-    layers=6,
-    width=512,
-    heads=8,
-    vocabulary=32_000,
-    pairs=8000,
-    digits=8,
-    held_out=768,
-    held_out_rows=32,
-    steps=4,
-    evaluate_every=0,
-    workers=2,
-)
+LARGE = {
+    "layers": 6,
+    "width": 512,
+    "heads": 8,
+    "vocabulary": 32_000,
+    "pairs": 8000,
+    "digits": 8,
+    "held_out": 768,
+    "held_out_rows": 32,
+    "steps": 4,
+    "evaluate_every": 0,
+    "workers": 2,
+}
 
 
 def rows():
@@ -110,7 +110,14 @@ def sped_up():
         )
     for ranks in (1, 3):
         lab = Translate(
-            **LARGE | dict(replicas=ranks, batch_tokens=256, steps=2, held_out=3, held_out_rows=1)
+            **LARGE
+            | {
+                "replicas": ranks,
+                "batch_tokens": 256,
+                "steps": 2,
+                "held_out": 3,
+                "held_out_rows": 1,
+            }
         )
         with tempfile.TemporaryDirectory() as folder:
             run = lab.run(directory=Path(folder) / "run", stall_s=300)

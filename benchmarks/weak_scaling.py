@@ -7,7 +7,8 @@ profile, and so are the all-reduces that it calls, which nothing hides. 64 repli
 with buckets beside the backward. `assumed()` lists all that enters; nothing is fitted to the bars.
 The ratios are closer than the rates: for one GPU 51 TFLOP/s are predicted, where the paper's code
 reached 39 and its version 1.0 62. The prediction on 512 GPUs stands and falls with the overlap.
-Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 5.1 and table 1; nv-adlr.github.io/MegatronLMV1.
+Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 5.1 and table 1;
+nv-adlr.github.io/MegatronLMV1.
 """
 
 from dataclasses import replace
@@ -19,8 +20,8 @@ from bigtrain_lab.core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Wir
 from bigtrain_lab.experiments.layered import on_meta
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.techniques.bucket_plan import LANE, with_buckets
 from bigtrain_lab.techniques.checkpoint import checkpoint
 
@@ -76,7 +77,10 @@ def assumed() -> list[Constant]:
             "FLOPs that count",
             "all",
             "fitted",
-            "those of the second forward too; the paper does not say, and the ratio hardly depends on it",
+            (
+                "those of the second forward too; the paper does not say, and the ratio hardly"
+                " depends on it"
+            ),
         ),
         (
             "bytes of a gradient",
@@ -89,8 +93,11 @@ def assumed() -> list[Constant]:
             "gradients travel",
             "beside the backward",
             "fitted",
-            f"as torch's do, which {code} offers; its default sends them after it, and the "
-            "paper does not say: without overlap 512 GPUs are predicted more than 5 points too slow",
+            (
+                f"as torch's do, which {code} offers; its default sends them after it, and the"
+                " paper does not say: without overlap 512 GPUs are predicted more than 5 points"
+                " too slow"
+            ),
         ),
         (
             "kernels slower by overlap_slowdown",
@@ -102,7 +109,10 @@ def assumed() -> list[Constant]:
             "activations and their gradients",
             "float16",
             "published",
-            f"{code}: softmax and layer norm too where nothing else is asked; the loss of slices in float32",
+            (
+                f"{code}: softmax and layer norm too where nothing else is asked; the loss of"
+                " slices in float32"
+            ),
         ),
         ("update", "Adam with float32 masters", "published", f"{code}: mixed precision"),
         ("operators", "eager", "fitted", "nothing is fused"),
@@ -169,7 +179,8 @@ def dry(model: GPTConfig, at: int, slices: int, level: str):
 
 
 def priced(slices: int, hardware=DGX2H) -> tuple[float, dict[str, list[float]]]:
-    """(FLOPs of a step on one GPU, kind of action -> seconds of each piece with the all-reduces inside it)."""
+    """(FLOPs of a step on one GPU, kind of action -> seconds of each piece with the all-reduces
+    inside it)."""
     model, flops, seconds = config(slices), 0, {kind: [] for kind in "FBU"}
     cost = Cost({}, unit="s", ticks_per_unit=TICKS_PER_SECOND, **hardware.prices(slices))
     for at, alike in ((0, 1), (1, model.layers), (model.pieces - 1, 1)):

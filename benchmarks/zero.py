@@ -1,9 +1,13 @@
-"""A training step of our ZeRO stages beside torch's own, on the same model, units and buckets, in turns.
+"""A training step of our ZeRO stages beside torch's own, on the same model, units and buckets, in
+turns.
 
-    stage 3      FullyShardedDataParallel beside fully_shard (FSDP2), which frees every unit after its forward too
-    stages 1, 2  ZeroOptimizer beside DistributedDataParallel with ZeroRedundancyOptimizer; torch has no stage 2
+    stage 3      FullyShardedDataParallel beside fully_shard (FSDP2), which frees every unit after
+                 its forward too
+    stages 1, 2  ZeroOptimizer beside DistributedDataParallel with ZeroRedundancyOptimizer; torch
+                 has no stage 2
 
-A step is forward, backward, the sum over ranks, and AdamW. One thread a rank, on gloo. Times are of the slowest rank; medians.
+A step is forward, backward, the sum over ranks, and AdamW. One thread a rank, on gloo. Times are of
+the slowest rank; medians.
 """
 
 from functools import partial

@@ -1,28 +1,40 @@
-"""bigtrain_lab: learn how large models are trained, with real processes, real tensors and real bytes."""
+"""bigtrain_lab: learn how large models are trained, with real processes, real tensors and real
+bytes."""
 
 from importlib import import_module
 
 __version__ = "0.1.0"
 
-# What most people need, imported when first asked for: `import bigtrain_lab` alone stays instant.
-_HOMES = {
-    "core": ("Cost", "Hardware", "Impossible", "Mesh", "Trace"),
-    "schedule": ("Action", "Schedule"),
-    "runtime": ("Group", "Run", "RankFailed", "launch"),
-    "recipe": ("Recipe",),
-    "experiments": ("Experiment",),
-    "player": ("Player",),
-    "panel": ("Panel", "show"),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = list(_HOME)
+
+def offered(package: str, homes: dict[str, tuple[str, ...]]):
+    """`__all__`, `__getattr__` and `__dir__` of a package that imports each name, from the module
+    that is its home, when it is first asked for."""
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def get(name: str):
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home[name]}"), name)
+
+    return list(home), get, lambda: sorted(home)
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+# What a user types. `import bigtrain_lab` alone stays instant.
+__all__, __getattr__, __dir__ = offered(
+    __name__,
+    {
+        "core": ("Cost", "Hardware", "Impossible", "Mesh", "Trace"),
+        "order.schedule": ("Action", "Schedule"),
+        "order.collective": ("Collective", "Move"),
+        "order.plan": ("Plan",),
+        "order.simulate": ("simulate",),
+        "order.recompute.plan": ("Recompute",),
+        "runtime": ("Group", "Rank", "RankFailed", "Run", "launch"),
+        "train.recipe": ("Recipe",),
+        "train.optimizer": ("Optimizer",),
+        "experiments": ("Experiment",),
+        "grading": ("Topic",),
+        "view.player": ("Player",),
+        "panel": ("Panel", "show"),
+    },
+)

@@ -1,12 +1,12 @@
 """Does this machine have what the labs need? One finding a check: ok, warn or fail, with the mend.
 
-A check is a function of the number of ranks that returns a Finding; CHECKS is their order. A check that itself breaks is
-a failed check, never a traceback. The way to another machine has three checks of its own.
+A check is a function of the number of ranks that returns a Finding; CHECKS is their order. A check
+that itself breaks is a failed check, never a traceback. The way to another machine has three checks
+of its own.
 """
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .core import Hardware, available_bytes
 from .core.cost import COLLECTIVES
 from .core.hardware import Constant
-from .words import counted, device_size, duration, size
+from .core.words import counted, device_size, duration, size
 
 TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch
 RANK_BYTES = (
@@ -25,7 +25,6 @@ RANK_BYTES = (
 )  # a rank of a small lab: measured 40 MB beyond what it shares with the server
 SPARE_BYTES = 10**9
 WIDGETS = ("ipywidgets", "anywidget", "jupyterlab", "ipykernel")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 class Finding(NamedTuple):
@@ -52,8 +51,10 @@ def findings(ranks: int) -> Iterator[Finding]:
 
 
 def peer_findings(peer) -> Iterator[Finding]:
-    """The way to a port of another machine (runtime/peers.py): its name, the interface that reaches it, the port."""
-    from .runtime import border, peers
+    """The way to a port of another machine (runtime/peers.py): its name, the interface that reaches
+    it, the port."""
+    from .runtime.process import border
+    from .runtime.torchrun import peers
 
     mend = "let this machine's name service or /etc/hosts know it, or use its address."
     try:
@@ -87,9 +88,12 @@ def peer_findings(peer) -> Iterator[Finding]:
         yield Finding(
             "ok",
             "route",
-            f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}"
-            if name
-            else says,
+            (
+                f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name}"
+                f" NCCL_SOCKET_IFNAME={name}"
+                if name
+                else says
+            ),
         )
     try:
         peers.connect(address, peer.port)
@@ -100,9 +104,12 @@ def peer_findings(peer) -> Iterator[Finding]:
             "fail",
             "port",
             f"{peer} does not answer: {error}",
-            "start torchrun there first, or look up the port: the machine is there, but nothing listens."
-            if refused
-            else "open the port in the firewalls on the way, or look up the address.",
+            (
+                "start torchrun there first, or look up the port: the machine is there, but nothing"
+                " listens."
+                if refused
+                else "open the port in the firewalls on the way, or look up the address."
+            ),
         )
 
 
@@ -205,26 +212,14 @@ def speed(ranks):
     rates = ", ".join(
         f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items()
     )
-    return "ok", (
-        f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
-        f"between two ranks: measured now, kept as the hardware profile {NAME}"
+    return (
+        "ok",
+        (
+            f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread;"
+            f" {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s"
+            f" between two ranks: measured now, kept as the hardware profile {NAME}"
+        ),
     )
-
-
-def nccl(ranks):
-    import torch
-
-    if torch.distributed.is_nccl_available() and torch.version.cuda:
-        return "ok", "NCCL " + ".".join(
-            map(str, torch.cuda.nccl.version())
-        ) + ", for ranks that are asked onto GPUs, one each"
-    if visible_devices():
-        return (
-            "warn",
-            "not in this build of torch: ranks on GPUs would exchange data through gloo, slowly",
-            "make setup TORCH=cuda.",
-        )
-    return "ok", "not in this build of torch, and not needed without a GPU"
 
 
 def devices(ranks):
@@ -238,7 +233,10 @@ def devices(ranks):
     )
     now = "ranks compute on the CPU"
     if visible:
-        now += f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which this release has not been tested with"
+        now += (
+            f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which"
+            " this release has not been tested with"
+        )
     if visible >= ranks:
         return "ok", f"{counted(visible, 'visible GPU')} for {counted(ranks, 'rank')}: {now}"
     hidden = (
@@ -247,7 +245,8 @@ def devices(ranks):
     if visible:
         return (
             "warn",
-            f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
+            f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of"
+            " yours that asks "
             f'for cuda:{visible} fails with "invalid device ordinal", because devices count from 0',
             f"ask for {counted(visible, 'rank')}"
             + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."),
@@ -261,22 +260,6 @@ def devices(ranks):
     return "ok", f"no visible GPU: {now}"
 
 
-def ports(ranks):
-    """A free port of the loopback interface takes a connection."""
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5),
-        ):
-            return "ok", "a free loopback port takes connections"
-    except OSError as error:
-        return (
-            "fail",
-            f"no loopback port can be used: {error.strerror or error}",
-            "let programs listen on 127.0.0.1 (firewall, sandbox).",
-        )
-
-
 def cores(ranks):
     from .runtime import machine
 
@@ -284,7 +267,10 @@ def cores(ranks):
         return "ok", f"{counted(count, 'core')} for {counted(ranks, 'rank')}"
     return (
         "warn",
-        f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right, measured times grow",
+        (
+            f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right,"
+            " measured times grow"
+        ),
         f"ask for {counted(count, 'rank')}, or go by the modelled clock.",
     )
 
@@ -292,7 +278,10 @@ def cores(ranks):
 def memory(ranks):
     available = available_bytes()
     needed_bytes = TORCH_BYTES + ranks * RANK_BYTES
-    says = f"{available / 1e9:.1f} GB free; a small lab on {counted(ranks, 'rank')} takes about {needed_bytes / 1e9:.1f} GB"
+    says = (
+        f"{available / 1e9:.1f} GB free; a small lab on {counted(ranks, 'rank')} takes about"
+        f" {needed_bytes / 1e9:.1f} GB"
+    )
     if available < needed_bytes:
         return "fail", says, "close other programs or notebooks, or ask for fewer ranks."
     if available < needed_bytes + SPARE_BYTES:
@@ -314,34 +303,6 @@ def widgets(ranks):
             "install the project again (make setup), and restart JupyterLab.",
         )
     return "ok", ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def browser(ranks):
-    named = os.environ.get("BROWSER_PATH")
-    path = (
-        named
-        if named and os.access(named, os.X_OK)
-        else next(filter(None, map(shutil.which, BROWSERS)), None)
-    )
-    if path := path or playwrights_own():
-        return "ok", f"{path} can run the browser tests"
-    return (
-        "warn",
-        "no Chromium: the browser tests are skipped; the labs work in any browser",
-        "install chromium, or make browser.",
-    )
-
-
-def playwrights_own() -> str | None:
-    """The Chromium that playwright fetched, if it has."""
-    try:
-        from playwright.sync_api import sync_playwright
-
-        with sync_playwright() as api:
-            path = api.chromium.executable_path
-    except Exception:  # noqa: B902  (not installed, or broken: then there is none)
-        return None
-    return path if os.access(path, os.X_OK) else None
 
 
 def runs(ranks):
@@ -373,19 +334,16 @@ CHECKS = {
         torch,
         gloo,
         speed,
-        nccl,
         devices,
-        ports,
         cores,
         memory,
         widgets,
-        browser,
         runs,
     )
 }
 
 
-# -- what is here --------------------------------------------------------------------------------------------------
+# -- what is here ----------------------------------------------------------------------------------
 
 
 def version_finding(name: str, version: str, wanted: str):

@@ -1,4 +1,5 @@
-"""What all tests share: one thread a process, the browser, and CI's rule that nothing may be skipped."""
+"""What all tests share: one thread a process, the browser, and CI's rule that nothing may be
+skipped."""
 
 import os
 import signal
@@ -34,7 +35,8 @@ def find_browser() -> str:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the tests marked `gpu` where there is no NVIDIA GPU: deselected and counted, not skipped."""
+    """Leave out the tests marked `gpu` where there is no NVIDIA GPU: deselected and counted, not
+    skipped."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         config.hook.pytest_deselected(items=marked)

@@ -1,12 +1,14 @@
-"""Run every lesson and keep its outputs, so that a plain web view shows what a kernel would: `make notebooks`.
+"""Run every lesson and keep its outputs, so that a plain web view shows what a kernel would: `make
+notebooks`.
 
     python tools/build_notebooks.py            all of notebooks/*.ipynb
     python tools/build_notebooks.py 00 11      those whose names begin so
 
-Each lesson runs from top to bottom in a fresh kernel of this interpreter. What differs from one run to the next is taken
-out, so that a rebuild which changes nothing leaves no diff: times, widget ids, the kernel's name and version. A plotly
-figure gets a PNG beside its JSON; a figure that did not change keeps the PNG it had. Nothing is written of a lesson
-that fails, warns, or tells a path of this machine.
+Each lesson runs from top to bottom in a fresh kernel of this interpreter. What differs from one run
+to the next is taken out, so that a rebuild which changes nothing leaves no diff: times, widget ids,
+the kernel's name and version. A plotly figure gets a PNG beside its JSON; a figure that did not
+change keeps the PNG it had. Nothing is written of a lesson that fails, warns, or tells a path of
+this machine.
 """
 
 import base64
@@ -31,7 +33,7 @@ from nbclient.exceptions import CellExecutionError  # noqa: E402
 from tools.setup import find_browser  # noqa: E402
 
 CELL_TIMEOUT_S = 120
-PICTURE = dict(format="png", width=960, scale=1)
+PICTURE = {"format": "png", "width": 960, "scale": 1}
 PLOTLY, WIDGET, PNG = (
     "application/vnd.plotly.v1+json",
     "application/vnd.jupyter.widget-view+json",

@@ -1,26 +1,30 @@
-"""Write docs/links.md and its pictures from the hardware profiles: python tools/link_page.py [FOLDER]"""
+"""Write docs/links.md and its pictures from the hardware profiles: python tools/link_page.py
+[FOLDER]"""
 
 import sys
 from pathlib import Path
 
 from bigtrain_lab.core import Hardware, write_whole
 from bigtrain_lab.core.hardware import PROFILES
-from bigtrain_lab.figures.links import MESSAGE, Way, picture, ways
-from bigtrain_lab.words import duration, size
+from bigtrain_lab.core.words import duration, size
+from bigtrain_lab.view.figures.links import MESSAGE, Way, picture, ways
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SMALL = 1000  # bytes
 PAGE = """# Links inside a node and between nodes
 
-What the modelled clock takes for the links of each hardware profile, each number with its source. Written by
-`python tools/link_page.py` from `bigtrain_lab/core/hardware.py`; a test holds the two equal.
+What the modelled clock takes for the links of each hardware profile, each number with its source.
+Written by `python tools/link_page.py` from `bigtrain_lab/core/hardware.py`; a test holds the two
+equal.
 
-A lone message of n bytes takes alpha + n / bandwidth: alpha is the latency, in seconds. Bandwidths are **each way**; data
-sheets of NVLink give the sum of both directions, so H100's 900 GB/s are 450 GB/s each way. Network ports are named in
-bits: 400 Gb/s are 50 GB/s. A GPU can send and receive at full bandwidth at once, and all its messages of one kind share its one port.
+A lone message of n bytes takes alpha + n / bandwidth: alpha is the latency, in seconds. Bandwidths
+are **each way**; data sheets of NVLink give the sum of both directions, so H100's 900 GB/s are 450
+GB/s each way. Network ports are named in bits: 400 Gb/s are 50 GB/s. A GPU can send and receive at
+full bandwidth at once, and all its messages of one kind share its one port.
 
-An all-reduce of a backend, of n bytes over N ranks, takes 2 (N - 1) alpha + 2 (N - 1) / N n / bandwidth. Its bandwidth falls
-with the number of nodes: the profile holds the published curve, and where there is none the slowest link crossed counts.
+An all-reduce of a backend, of n bytes over N ranks, takes 2 (N - 1) alpha + 2 (N - 1) / N n /
+bandwidth. Its bandwidth falls with the number of nodes: the profile holds the published curve, and
+where there is none the slowest link crossed counts.
 
 ## All of them
 
@@ -32,12 +36,14 @@ $how
 
 The pictures simplify what real machines do:
 
-* NVLink's bandwidth is that of all links of one GPU together. A100, H100 and H200 reach every GPU of the node at that speed,
-  through NVSwitch; the eight V100 of a DGX-1 are joined by a mesh, in which a pair has only a part of it.
-* Each GPU has a network port of its own in the model. Where the GPUs of a node share one card, as is usual with 10 Gb
-  Ethernet, they share its bandwidth too: as soon as several of them send at once, the modelled time is too short.
-* GPU Direct P2P over PCIe is a matter of board and driver: the drivers of GeForce boards such as the RTX 3090 do not
-  offer it, and NCCL then goes through shared memory of the host.
+* NVLink's bandwidth is that of all links of one GPU together. A100, H100 and H200 reach every GPU
+  of the node at that speed, through NVSwitch; the eight V100 of a DGX-1 are joined by a mesh, in
+  which a pair has only a part of it.
+* Each GPU has a network port of its own in the model. Where the GPUs of a node share one card, as
+  is usual with 10 Gb Ethernet, they share its bandwidth too: as soon as several of them send at
+  once, the modelled time is too short.
+* GPU Direct P2P over PCIe is a matter of board and driver: the drivers of GeForce boards such as
+  the RTX 3090 do not offer it, and NCCL then goes through shared memory of the host.
 
 $profiles"""
 
@@ -98,7 +104,8 @@ def section(profile: Hardware) -> str:
         for row in profile.constants()
         if row.name.startswith(("inside", "between", "memory_bytes_per_s", "collective"))
     )
-    return f"## {profile.name}\n\n![{alt(profile)}](links/{profile.name}.svg)\n\n{numbers}\n\n{sources}\n"
+    picture = f"![{alt(profile)}](links/{profile.name}.svg)"
+    return f"## {profile.name}\n\n{picture}\n\n{numbers}\n\n{sources}\n"
 
 
 def alt(profile: Hardware) -> str:

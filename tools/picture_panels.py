@@ -3,8 +3,9 @@
     python tools/picture_panels.py               all of them
     python tools/picture_panels.py zero lab      some, by name
 
-Each is the whole panel after a run. A picture keeps in its own file what it shows: the experiment, its settings, and the numbers
-that were predicted then. A test predicts them again, so that a picture which is older than the code is found.
+Each is the whole panel after a run. A picture keeps in its own file what it shows: the experiment,
+its settings, and the numbers that were predicted then. A test predicts them again, so that a
+picture which is older than the code is found.
 """
 
 import json
@@ -48,9 +49,10 @@ PICTURES = {  # name -> experiment and settings
 
 
 def told(experiment: str, settings: dict) -> dict:
-    """What a picture says of itself: the experiment, its settings, and its predicted numbers as the panel writes them."""
+    """What a picture says of itself: the experiment, its settings, and its predicted numbers as the
+    panel writes them."""
     from bigtrain_lab.experiments import Experiment
-    from bigtrain_lab.report import column
+    from bigtrain_lab.view.report import column
 
     made = Experiment.named(experiment)(**settings)
     return {

@@ -1,12 +1,15 @@
-"""Make or mend this project's own virtual environment, `.venv`. The Makefile calls it before everything else.
+"""Make or mend this project's own virtual environment, `.venv`. The Makefile calls it before
+everything else.
 
-    python3 tools/setup.py [--python PYTHON] [--torch auto|cpu|cuda]     make .venv ready (quick when it is)
-    python3 tools/setup.py browser                                       have a Chromium for the browser tests
+    python3 tools/setup.py [--python PYTHON] [--torch auto|cpu|cuda]     make .venv ready (quick
+                                                                         when it is)
+    python3 tools/setup.py browser                                       have a Chromium for the
+                                                                         browser tests
 
-An environment is ready when its stamp, written last and removed before anything changes, matches pyproject.toml,
-constraints.txt and this folder, and its packages have the pinned versions. One without a stamp is removed and made
-anew: a package whose copying was cut short looks installed to pip. Standard library only, and readable by old
-Pythons, so that they can say that they are too old.
+An environment is ready when its stamp, written last and removed before anything changes, matches
+pyproject.toml, constraints.txt and this folder, and its packages have the pinned versions. One
+without a stamp is removed and made anew: a package whose copying was cut short looks installed to
+pip. Standard library only, and readable by old Pythons, so that they can say that they are too old.
 """
 
 import argparse
@@ -35,8 +38,8 @@ print(json.dumps({"base": sys.base_prefix, "python": sys.version, "versions": ve
 
 
 FAILED = (
-    "pip could not finish (its message is above): mend that and run the same command again; the half-made .venv "
-    "will be made anew."
+    "pip could not finish (its message is above): mend that and run the same command again; the"
+    " half-made .venv will be made anew."
 )
 
 
@@ -58,15 +61,14 @@ def same_release(installed, pin):
 def torch_requirements(choice, gpu, system, pin):
     """The requirements to try in turn for torch, best first.
 
-    Where pip's sources hold both builds, `==2.13.0` alone takes the CPU one (a local version sorts after the plain
-    one), so CUDA has to exclude it. macOS has a single build, without a local version.
+    Where pip's sources hold both builds, `==2.13.0` alone takes the CPU one (a local version sorts
+    after the plain one), so CUDA has to exclude it. macOS has a single build, without a local
+    version.
     """
     plain, cpu = "torch==" + pin, "torch==" + pin + "+cpu"
     if choice not in ("auto", "cpu", "cuda"):
         raise Refused(
-            "TORCH={} is not a build of torch: say TORCH=auto, TORCH=cpu or TORCH=cuda.".format(
-                choice
-            )
+            f"TORCH={choice} is not a build of torch: say TORCH=auto, TORCH=cpu or TORCH=cuda."
         )
     if system == "Darwin":
         return [plain]
@@ -139,7 +141,8 @@ def remove(path):
 
 
 def administrator():
-    """The words in front of a command that needs root: none, sudo without a password, or None where neither works."""
+    """The words in front of a command that needs root: none, sudo without a password, or None where
+    neither works."""
     if os.geteuid() == 0:
         return []
     if (
@@ -174,10 +177,8 @@ def create():
         package = "python{}.{}-venv".format(*sys.version_info[:2])
         if not apt_install(administrator(), package):
             raise Refused(
-                "This Python cannot make virtual environments: run `apt-get install {}` as root (or "
-                "install your system's package for Python's venv module) and try again.".format(
-                    package
-                )
+                f"This Python cannot make virtual environments: run `apt-get install {package}` as"
+                " root (or install your system's package for Python's venv module) and try again."
             )
     remove(STAMP)
     if VENV.exists():
@@ -186,8 +187,8 @@ def create():
         [sys.executable, "-m", "venv", str(VENV)], stdin=subprocess.DEVNULL
     ).returncode:
         raise Refused(
-            "Python could not make {}: its message is above; check the free disk space and that the "
-            "folder is yours, and try again.".format(VENV)
+            f"Python could not make {VENV}: its message is above; check the free disk space and"
+            " that the folder is yours, and try again."
         )
 
 
@@ -217,10 +218,11 @@ def pip_install(*words, constrained=True):
 def install_torch(wanted):
     """Install the first of these requirements that pip's sources have; return it.
 
-    Alone and without constraints, because pip says "conflict" for a constrained requirement that it cannot find.
+    Alone and without constraints, because pip says "conflict" for a constrained requirement that it
+    cannot find.
     """
     for requirement in wanted:
-        print("Installing {} into .venv ...".format(requirement), flush=True)
+        print(f"Installing {requirement} into .venv ...", flush=True)
         reason = pip_install("--no-deps", requirement, constrained=False)
         if not reason:
             return requirement
@@ -228,20 +230,22 @@ def install_torch(wanted):
             raise Refused(FAILED)
         if requirement != wanted[-1]:
             print(
-                "\nNo GPU was found, and none of pip's sources has torch's CPU build. Taking the default build, which "
-                "on Linux\nbrings several gigabytes of CUDA libraries. To get the small one, stop now (Ctrl-C), put the "
-                "index that the\nstart page of pytorch.org names for CPU into PIP_EXTRA_INDEX_URL, and run this again.\n",
+                "\nNo GPU was found, and none of pip's sources has torch's CPU build. Taking the"
+                " default build, which on Linux\nbrings several gigabytes of CUDA libraries. To get"
+                " the small one, stop now (Ctrl-C), put the index that the\nstart page of"
+                " pytorch.org names for CPU into PIP_EXTRA_INDEX_URL, and run this again.\n",
                 flush=True,
             )
     raise Refused(
-        "None of pip's sources has {} for Python {}.{}: put the index that the start page of pytorch.org names "
-        "for your choice into PIP_EXTRA_INDEX_URL, or choose another build with TORCH=auto, or another Python "
-        "with PYTHON=.".format(wanted[-1], *sys.version_info[:2])
+        "None of pip's sources has {} for Python {}.{}: put the index that the start page of"
+        " pytorch.org names for your choice into PIP_EXTRA_INDEX_URL, or choose another build with"
+        " TORCH=auto, or another Python with PYTHON=.".format(wanted[-1], *sys.version_info[:2])
     )
 
 
 def install(choice):
-    """Fill `.venv`, which has no stamp meanwhile. Returns the build of torch that pip was asked for."""
+    """Fill `.venv`, which has no stamp meanwhile. Returns the build of torch that pip was asked
+    for."""
     pin = pins((ROOT / "constraints.txt").read_text())["torch"]
     remove(STAMP)
     requirement = install_torch(torch_requirements(choice, nvidia_gpu(), platform.system(), pin))
@@ -256,7 +260,8 @@ def install(choice):
 
 
 def keep_lab_quiet():
-    """JupyterLab asks no other machine for news or updates, and covers no lesson with the question whether it may."""
+    """JupyterLab asks no other machine for news or updates, and covers no lesson with the question
+    whether it may."""
     settings = VENV / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
@@ -298,8 +303,8 @@ def prepare(python, choice):
     ]
     if wrong:
         raise Refused(
-            "After the installation {} did not have the version that constraints.txt pins: remove .venv and "
-            "run the same command again.".format(", ".join(wrong))
+            "After the installation {} did not have the version that constraints.txt pins: remove"
+            " .venv and run the same command again.".format(", ".join(wrong))
         )
     record = {"inputs": inputs(), "root": str(ROOT), "torch": built, "asked": choice}
     half = STAMP.with_suffix(".part")
@@ -309,7 +314,8 @@ def prepare(python, choice):
 
 
 def find_browser():
-    """The path of a Chromium that tests can drive, or None: BROWSER_PATH, the system's, or playwright's own."""
+    """The path of a Chromium that tests can drive, or None: BROWSER_PATH, the system's, or
+    playwright's own."""
     named = os.environ.get("BROWSER_PATH")
     if named and os.access(named, os.X_OK):
         return named
@@ -327,7 +333,10 @@ def find_browser():
             == 0
         ):
             return path
-    ask = "from playwright.sync_api import sync_playwright as s\nwith s() as p: print(p.chromium.executable_path)"
+    ask = (
+        "from playwright.sync_api import sync_playwright as s\nwith s() as p:"
+        " print(p.chromium.executable_path)"
+    )
     answer = subprocess.run(
         [sys.executable, "-c", ask],
         stdin=subprocess.DEVNULL,
@@ -353,19 +362,20 @@ def prepare_browser():
         )
     if find_browser():
         return
-    sentence = "no Chromium was found or could be fetched: install your system's `chromium` package, or set BROWSER_PATH to one"
+    sentence = (
+        "no Chromium was found or could be fetched: install your system's `chromium` package, or"
+        " set BROWSER_PATH to one"
+    )
     if os.environ.get("CI"):
-        raise Refused("The browser tests may not be skipped in CI, and {}.".format(sentence))
-    print("\n*** THE BROWSER TESTS WILL BE SKIPPED: {}. ***\n".format(sentence), flush=True)
+        raise Refused(f"The browser tests may not be skipped in CI, and {sentence}.")
+    print(f"\n*** THE BROWSER TESTS WILL BE SKIPPED: {sentence}. ***\n", flush=True)
 
 
 def main():
     if sys.version_info < OLDEST:
         raise Refused(
-            "Python {}.{} or newer is needed and {} is {}: name a newer one, as in `make lab "
-            "PYTHON=python3.12`.".format(
-                OLDEST[0], OLDEST[1], sys.executable, platform.python_version()
-            )
+            f"Python {OLDEST[0]}.{OLDEST[1]} or newer is needed and {sys.executable} is"
+            f" {platform.python_version()}: name a newer one, as in `make lab PYTHON=python3.12`."
         )
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -395,7 +405,7 @@ if __name__ == "__main__":
     try:
         main()
     except Refused as refusal:
-        sys.exit("\n{}".format(refusal))
+        sys.exit(f"\n{refusal}")
     except KeyboardInterrupt:
         sys.exit(
             "\nInterrupted: run the same command again, and what is half-made will be made anew."

@@ -1,6 +1,8 @@
-"""Whether a run is what it should be, as sentences about what is wrong: used by the lessons and the tests.
+"""Whether a run is what it should be, as sentences about what is wrong: used by the lessons and the
+tests.
 
-Every check returns a list of findings, empty when all is well, so that a caller may assert, count or explain.
+Every check returns a list of findings, empty when all is well, so that a caller may assert, count
+or explain.
 """
 
 from .clocks import bytes_differ, clocks_differ

@@ -1,7 +1,7 @@
 """What was predicted, was modelled and measured: time event for event, and bytes after each action.
 
-Per (rank, lane) the list of (kind, name, start, end, bytes) must be identical, and per (rank, kind of
-memory) the list of (action, bytes). A trace's scalars are left out: a prediction knows no loss.
+Per (rank, lane) the list of (kind, name, start, end, bytes) must be identical, and per (rank, kind
+of memory) the list of (action, bytes). A trace's scalars are left out: a prediction knows no loss.
 """
 
 from collections import defaultdict
@@ -20,8 +20,8 @@ def clocks_differ(predicted: Trace, modelled: Trace) -> list[str]:
 
 
 def bytes_differ(predicted: Trace, measured: Trace) -> list[str]:
-    """One sentence for each rank and kind of memory whose levels differ, naming the first action after
-    which they do."""
+    """One sentence for each rank and kind of memory whose levels differ, naming the first action
+    after which they do."""
     return [
         f"rank {rank}, {kind}: predicted {a}, measured {b}"
         for (rank, kind), _, a, b in first_differences(by_kind(predicted), by_kind(measured))
@@ -29,7 +29,8 @@ def bytes_differ(predicted: Trace, measured: Trace) -> list[str]:
 
 
 def first_differences(ours: dict[tuple, list], theirs: dict[tuple, list]) -> Iterator[tuple]:
-    """(row, position, our entry, theirs) of the first entry that differs in each row; None where one ends."""
+    """(row, position, our entry, theirs) of the first entry that differs in each row; None where
+    one ends."""
     for row in sorted(ours | theirs):
         for number, (a, b) in enumerate(zip_longest(ours.get(row, []), theirs.get(row, []))):
             if a != b:

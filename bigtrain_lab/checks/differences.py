@@ -1,4 +1,5 @@
-"""Where two runs part: the first event that differs, and how far what their ranks returned is apart, each in a sentence."""
+"""Where two runs part: the first event that differs, and how far what their ranks returned is
+apart, each in a sentence."""
 
 import math
 from collections import defaultdict
@@ -8,8 +9,8 @@ from itertools import zip_longest
 import numpy as np
 
 from ..core import Trace
-from ..figures.words import label
-from ..words import duration, size
+from ..core.words import duration, size
+from ..view.figures.words import label
 from .clocks import by_lane
 from .parity import relative_errors
 
@@ -17,7 +18,8 @@ RANKED = ("Span", "Transfer", "Memory")  # of differences at the same time, what
 
 
 def first_difference(a: Trace, b: Trace) -> str | None:
-    """The earliest event in which two traces of one unit differ, in words; None where they are the same, event for event."""
+    """The earliest event in which two traces of one unit differ, in words; None where they are the
+    same, event for event."""
     scale = math.lcm(a.ticks_per_unit, b.ticks_per_unit)
     ours, theirs = (rows_of(trace, scale // trace.ticks_per_unit) for trace in (a, b))
     differing = []
@@ -41,7 +43,8 @@ def first_difference(a: Trace, b: Trace) -> str | None:
 
 
 def rows_of(trace: Trace, scale: int) -> dict[tuple, list[tuple]]:
-    """(rank, lane, sort of event) -> the events there, as `by_lane` has them, with this many ticks for each of the trace's."""
+    """(rank, lane, sort of event) -> the events there, as `by_lane` has them, with this many ticks
+    for each of the trace's."""
     rows = defaultdict(list)
     for (rank, lane), events in by_lane(trace).items():
         for event in events:
@@ -80,7 +83,8 @@ def thing(event: tuple) -> str:
 
 
 def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A", "B")) -> str:
-    """How far two runs' arrays are apart, in a sentence: |b - a| / max(|a|, 1e-3 |all of a|) of each, as parity measures it."""
+    """How far two runs' arrays are apart, in a sentence: |b - a| / max(|a|, 1e-3 |all of a|) of
+    each, as parity measures it."""
     alone = [
         (letter, only)
         for letter, only in zip(letters, (ours.keys() - theirs.keys(), theirs.keys() - ours.keys()))
@@ -93,7 +97,10 @@ def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A"
         )
     shapes = [name for name in ours if ours[name].shape != theirs[name].shape]
     if shapes:
-        return f"of different models: {shapes[0]} has shape {ours[shapes[0]].shape} against {theirs[shapes[0]].shape}."
+        return (
+            f"of different models: {shapes[0]} has shape {ours[shapes[0]].shape} against"
+            f" {theirs[shapes[0]].shape}."
+        )
     other = [name for name in ours if not same_bits(ours[name], theirs[name])]
     if not other:
         return f"equal bit for bit, in all {len(ours)} tensors."

@@ -2,9 +2,10 @@
 
     |a - b|_2  <=  1e-12 max(|b|_2, 1e-3 |g|_2)        for each tensor, in float64
 
-g is all tensors together: a tensor that is zero up to rounding (the gradient of an attention key's bias) has a
-relative error that is noise. Bit equality across orders of summation would be the wrong test, and 1e-2 too.
-A training that diverged is the same where both are nan, or the same inf, in the same places; the rest is measured as above.
+g is all tensors together: a tensor that is zero up to rounding (the gradient of an attention key's
+bias) has a relative error that is noise. Bit equality across orders of summation would be the wrong
+test, and 1e-2 too. A training that diverged is the same where both are nan, or the same inf, in the
+same places; the rest is measured as above.
 """
 
 import math
@@ -16,7 +17,8 @@ TOLERANCE = 1e-12
 
 
 def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERANCE) -> list[str]:
-    """Sentences on missing names, shapes and values of `found` against `expected`; arrays or tensors by name."""
+    """Sentences on missing names, shapes and values of `found` against `expected`; arrays or
+    tensors by name."""
     return [f"{name} is missing" for name in expected if name not in found] + values_differ(
         found, expected, tolerance
     )
@@ -25,7 +27,8 @@ def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERAN
 def ranks_differ(
     results: Sequence[Mapping], expected: Mapping, tolerance: float = TOLERANCE
 ) -> list[str]:
-    """Sentences on what each rank returned, `results[rank]`: every name on some rank, and every replica of it equal."""
+    """Sentences on what each rank returned, `results[rank]`: every name on some rank, and every
+    replica of it equal."""
     returned = set().union(*results)
     return [f"{name} is missing on every rank" for name in expected if name not in returned] + [
         f"rank {rank}: {told}"
@@ -35,7 +38,8 @@ def ranks_differ(
 
 
 def values_differ(found: Mapping, expected: Mapping, tolerance: float) -> list[str]:
-    """Sentences on the names of `found`: those that are not expected, and shapes and values that are others."""
+    """Sentences on the names of `found`: those that are not expected, and shapes and values that
+    are others."""
     findings = [f"{name} should not be there" for name in found if name not in expected]
     shapes = {
         name: (exact(found[name]).shape, exact(expected[name]).shape)
@@ -55,13 +59,17 @@ def values_differ(found: Mapping, expected: Mapping, tolerance: float) -> list[s
 
 
 def relative_errors(found: Mapping, expected: Mapping) -> dict[str, float]:
-    """|a - b| / max(|b|, 1e-3 |g|) of each tensor of `found`, whose shapes must be those expected; |a - b| where all of g is zero.
-    Norms are of the numbers that are finite; an error is nan or inf where one of the two alone is no finite number."""
+    """|a - b| / max(|b|, 1e-3 |g|) of each tensor of `found`, whose shapes must be those expected;
+    |a - b| where all of g is zero. Norms are of the numbers that are finite; an error is nan or inf
+    where one of the two alone is no finite number.
+    """
     sizes = {name: norm(exact(b)) for name, b in expected.items()}
     whole = math.hypot(*sizes.values())
     return {
-        name: float(np.linalg.norm(apart(exact(a), exact(expected[name]))))
-        / (max(sizes[name], 1e-3 * whole) or 1.0)
+        name: (
+            float(np.linalg.norm(apart(exact(a), exact(expected[name]))))
+            / (max(sizes[name], 1e-3 * whole) or 1.0)
+        )
         for name, a in found.items()
     }
 
@@ -81,7 +89,8 @@ def apart(a, b):
 
 
 def told(a, b, off: float, tolerance: float) -> str:
-    """What is wrong with a, in words: the first place where one of the two alone is no finite number, else how far it is off."""
+    """What is wrong with a, in words: the first place where one of the two alone is no finite
+    number, else how far it is off."""
     places = np.argwhere(~np.isfinite(apart(a, b)))
     if len(places):
         place = tuple(places[0].tolist())

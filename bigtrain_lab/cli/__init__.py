@@ -1,7 +1,9 @@
-"""The command line: list, run, predict, show, compare, export and doctor, a skin over Experiment, Run and Trace.
+"""The command line: list, run, predict, show, compare, export and doctor, a skin over Experiment,
+Run and Trace.
 
-Nothing heavy is imported before a command needs it: `bigtrain --help` is instant.
-Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130 interrupted.
+Nothing heavy is imported before a command needs it: `bigtrain --help` is instant. Exit codes: 0
+done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130
+interrupted.
 """
 
 import sys
@@ -55,13 +57,13 @@ def main(arguments=None) -> int:
 @app.command(help_flags=[], version_flags=[])
 def run(*words: Words) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
-    from ..runtime import border
+    from ..runtime.process import border
 
     if not (place := border.place_given()):
         from . import labs
 
         return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
-    from ..runtime import board  # the experiments load once the other ranks know this one
+    from ..runtime.torchrun import board  # the experiments load once the other ranks know this one
 
     run = board.join(place, border.meeting_point()).run(1)
     if not (speaks := border.speaks()):
@@ -94,15 +96,16 @@ def list_all(
         bool, Parameter(alias="-v", negative="", help="also where each number comes from")
     ] = False,
 ) -> int:
-    """Say which experiments, schedules, collectives, recompute plans, levels of precision and hardware profiles there are."""
-    from ..collective import Collective
+    """Say which experiments, schedules, collectives, recompute plans, levels of precision and
+    hardware profiles there are."""
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
-    from ..recompute import Recompute
-    from ..report import hardware_lines
+    from ..order.collective import Collective
+    from ..order.recompute.plan import Recompute
+    from ..order.schedule import Schedule
     from ..runtime import this_machine
-    from ..schedule import Schedule
     from ..techniques.mixed_precision import LEVELS
+    from ..view.report import hardware_lines
     from .screen import columns, screen
 
     profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
@@ -134,7 +137,10 @@ def list_all(
 
 def purpose(experiment_class: type) -> str:
     """An experiment's question, and the names of its settings."""
-    return f"{experiment_class.question}\nsettings: {', '.join(name.replace('_', '-') for name in experiment_class.model_fields)}"
+    return (
+        f"{experiment_class.question}\nsettings:"
+        f" {', '.join(name.replace('_', '-') for name in experiment_class.model_fields)}"
+    )
 
 
 def first_line(cls: type) -> str:
@@ -154,14 +160,17 @@ def safeguards(level) -> str:
         )
         if there
     ]
-    return f"computes in {str(level.dtype).removeprefix('torch.')}{': ' if has else ''}{', '.join(has)}"
+    return (
+        "computes in"
+        f" {str(level.dtype).removeprefix('torch.')}{': ' if has else ''}{', '.join(has)}"
+    )
 
 
 @app.command
 def show(path: Asked = None) -> int:
     """Reopen a run or a saved trace: settings, state, table, timeline."""
-    from .. import report
-    from ..words import counted
+    from ..core.words import counted
+    from ..view import report
     from .reopen import reopen
     from .screen import results, screen, timeline
 
@@ -170,7 +179,8 @@ def show(path: Asked = None) -> int:
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
         console.print(
-            f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {report.outcome(run)}",
+            f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started"
+            f" {run.settings['started']}: {report.outcome(run)}",
             style="bold",
         )
     if experiment:
@@ -202,7 +212,8 @@ def compare(
         Parameter(help="which times; modelled ones where all have them, else predicted ones"),
     ] = None,
 ) -> int:
-    """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
+    """Put runs or saved traces side by side: settings, quantities, the first event that differs,
+    the weights."""
     from ..checks.differences import first_difference
     from . import reopen
     from .screen import amounts_apart, screen, settings_apart
@@ -223,7 +234,8 @@ def compare(
     for side, trace in zip(sides[1:], traces[1:], strict=True):
         pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
         console.print(
-            f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.",
+            f"{pair}, {trace.clock}:"
+            f" {f'first difference: {difference}' if difference else 'the same, event for event'}.",
             soft_wrap=True,
         )
         if returned := reopen.results_differ(sides[0], side):
@@ -246,13 +258,17 @@ def export(
     clock: Annotated[
         Literal[CLOCKS] | None,
         Parameter(
-            help="which times, or which the page shows first; a run's modelled ones unless you say otherwise"
+            help=(
+                "which times, or which the page shows first; a run's modelled ones unless you say"
+                " otherwise"
+            )
         ),
     ] = None,
 ) -> int:
-    """Write a run or a saved trace as one HTML page that plays it, or in the format that Perfetto and Chrome open."""
+    """Write a run or a saved trace as one HTML page that plays it, or in the format that Perfetto
+    and Chrome open."""
     from ..core import write_whole
-    from ..words import size
+    from ..core.words import size
     from .reopen import reopen
     from .screen import screen
 
@@ -266,7 +282,7 @@ def export(
     for note in notes:
         console.print(note, soft_wrap=True)
     if html is not None:
-        from ..page import page
+        from ..view.page import page
 
         written = write_whole(html, page(traces, experiment, run, clock, notes))
         console.print(
@@ -304,7 +320,7 @@ def doctor(
         screen().print(*census(), sep="\n")
         return 0
     if peer is not None:
-        from ..runtime.peers import Peer
+        from ..runtime.torchrun.peers import Peer
     if ranks < 1:
         raise Impossible(f"ranks is {ranks}: ask for at least 1.")
     console, errors = screen(), screen(stderr=True)

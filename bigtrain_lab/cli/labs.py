@@ -1,4 +1,5 @@
-"""`run` and `predict`: one command an experiment, whose options are made from its knobs when they are asked for."""
+"""`run` and `predict`: one command an experiment, whose options are made from its knobs when they
+are asked for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from .. import report
+from ..view import report
 from .screen import follow, results, said, screen, timeline, title
 
 KNOBS, MORE, OWN = (
@@ -23,7 +24,8 @@ def option(help: str) -> Parameter:
 
 
 def menu(verb: str, act: Callable) -> App:
-    """A command for each experiment, with its knobs and the keyword options of `act(experiment, *, ...)`."""
+    """A command for each experiment, with its knobs and the keyword options of `act(experiment, *,
+    ...)`."""
     from ..experiments import Experiment
 
     commands = App(
@@ -40,7 +42,7 @@ def menu(verb: str, act: Callable) -> App:
 
 def command(cls: type, act: Callable) -> Callable:
     """`act` on an experiment of this class, with a signature that cyclopts makes options from."""
-    from ..runtime import border
+    from ..runtime.process import border
 
     own = {
         name: p for name, p in signature(act).parameters.items() if p.kind is Option.KEYWORD_ONLY
@@ -71,7 +73,8 @@ def command(cls: type, act: Callable) -> Callable:
 
 
 def annotation(field):
-    """A field's option: its help says range and unit. Numbers are checked by the experiment, whose sentence says the range."""
+    """A field's option: its help says range and unit. Numbers are checked by the experiment, whose
+    sentence says the range."""
     knob, kind = field.json_schema_extra["knob"], field.annotation
     limits = (
         f"{number(knob.low)} to {number(knob.high)}"
@@ -126,7 +129,7 @@ def run(
 ) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
     from ..runtime import RankFailed, warm
-    from ..runtime.border import place_given
+    from ..runtime.process.border import place_given
 
     place = place_given()  # under torchrun one rank speaks for all
     quiet = bool(place and place.index)
@@ -157,7 +160,8 @@ def run(
         return 130
     if started.state == "failed":
         errors.print(
-            f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}."
+            f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in"
+            f" {started.directory}."
         )
         return 1
     traces = [predicted, *started.traces().values()]

@@ -10,13 +10,13 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from .. import report
 from ..checks import differences
 from ..core import Impossible, Trace
+from ..core.words import counted
 from ..experiments import Experiment
 from ..experiments.experiment import asked, order_of
 from ..runtime import Run
-from ..words import counted
+from ..view import report
 
 PREFERRED = ("modelled", "predicted", "measured")
 
@@ -34,7 +34,8 @@ class Reopened(NamedTuple):
 
 
 def reopen(path: Path | None) -> Reopened:
-    """Impossible where there is no run and no trace, or one that holds nothing whole, or one of another version."""
+    """Impossible where there is no run and no trace, or one that holds nothing whole, or one of
+    another version."""
     if path is None:
         raise Impossible(f"Name a run directory, or a file that predict --save wrote{newest()}.")
     if not os.path.lexists(path):
@@ -57,7 +58,8 @@ def reopen(path: Path | None) -> Reopened:
         )
         if run and not same:
             notes.append(
-                "This run is of an earlier order, so there is no prediction of it: run it again to compare."
+                "This run is of an earlier order, so there is no prediction of it: run it again to"
+                " compare."
             )
     except Impossible as error:
         experiment = None
@@ -67,7 +69,8 @@ def reopen(path: Path | None) -> Reopened:
 
 
 def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> list[Trace]:
-    """The traces, after the prediction if that is asked for too; Impossible where they do not answer the experiment's questions."""
+    """The traces, after the prediction if that is asked for too; Impossible where they do not
+    answer the experiment's questions."""
     try:
         found = [*([experiment.predict()] if predict else []), *traces]
         for trace in found:
@@ -124,7 +127,8 @@ def sides(paths: Iterable[Path]) -> list[Side]:
     paths = list(paths)
     if not 2 <= len(paths) <= len(ascii_uppercase):
         raise Impossible(
-            f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more, up to {len(ascii_uppercase)}."
+            f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more,"
+            f" up to {len(ascii_uppercase)}."
         )
     found = [
         Side(letter, path, reopen(path))
@@ -133,13 +137,15 @@ def sides(paths: Iterable[Path]) -> list[Side]:
     for other in found[1:]:
         if other.name != found[0].name:
             raise Impossible(
-                f"{found[0].path} is of the experiment {found[0].name} and {other.path} of {other.name}: compare runs of one experiment."
+                f"{found[0].path} is of the experiment {found[0].name} and {other.path} of"
+                f" {other.name}: compare runs of one experiment."
             )
     return found
 
 
 def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
-    """Their traces on this clock, by default the first of PREFERRED that all have; Impossible where they have none in common."""
+    """Their traces on this clock, by default the first of PREFERRED that all have; Impossible where
+    they have none in common."""
     common = [name for name in PREFERRED if all(name in side.opened.traces for side in found)]
     if clock not in (None, *common) or not common:
         lacking = (
@@ -157,8 +163,9 @@ def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
     for side, trace in zip(found, traces, strict=True):
         if trace.unit != traces[0].unit:
             raise Impossible(
-                f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and {side.path} in {units(trace)}: "
-                f"compare runs on profiles of one kind{', or say --clock measured' if 'measured' in common else ''}."
+                f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and"
+                f" {side.path} in {units(trace)}: compare runs on profiles of one"
+                f" kind{', or say --clock measured' if 'measured' in common else ''}."
             )
     return traces
 
@@ -168,7 +175,8 @@ def units(trace: Trace) -> str:
 
 
 def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
-    """(name, its value in each) of every setting that is not the same in all; None where there is no such setting."""
+    """(name, its value in each) of every setting that is not the same in all; None where there is
+    no such setting."""
     names = dict.fromkeys(name for side in found for name in side.settings)
     values = {name: [side.settings.get(name) for side in found] for name in names}
     return [
@@ -179,7 +187,8 @@ def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
 
 
 def orders_differ(found: list[Side]) -> bool:
-    """Whether they followed different orders, as far as they tell; of equal settings that is a class that was changed."""
+    """Whether they followed different orders, as far as they tell; of equal settings that is a
+    class that was changed."""
     return len({order for side in found if (order := order_of(side.opened.settings))}) > 1
 
 
@@ -220,7 +229,8 @@ def lines(found: list[Side], traces: list[Trace]) -> list[Line]:
 
 
 def results_differ(a: Side, b: Side) -> str | None:
-    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among the two, since it returns nothing."""
+    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among
+    the two, since it returns nothing."""
     if not (a.opened.run and b.opened.run):
         return None
     for side in (a, b):

@@ -1,4 +1,5 @@
-"""What the command line shows, by rich: tables, the text timeline, a run's progress bar and its last words."""
+"""What the command line shows, by rich: tables, the text timeline, a run's progress bar and its
+last words."""
 
 import threading
 import time
@@ -10,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .. import report
 from ..core import CLOCKS, Span, Trace
-from ..figures import palette
+from ..view import report
+from ..view.figures import palette
 
 MENTION_S = 120.0  # between two sentences on what takes long
 LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -112,7 +113,8 @@ def timeline(trace: Trace, width: int) -> Group:
 
 
 def said(experiment, traces) -> str:
-    """Why the trace looks so: of the modelled clock where there is one, else of the predicted one."""
+    """Why the trace looks so: of the modelled clock where there is one, else of the predicted
+    one."""
     given = {trace.clock: trace for trace in traces}
     return "\n".join(
         report.whole_first(experiment.explain(given.get("modelled", given["predicted"])))
@@ -147,7 +149,8 @@ def amounts_apart(letters, clock: str, lines) -> Table:
 
 
 def follow(run, predicted: Trace, errors: Console) -> None:
-    """A progress bar of each rank until the run has ended: its spans so far, of those that the prediction has."""
+    """A progress bar of each rank until the run has ended: its spans so far, of those that the
+    prediction has."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

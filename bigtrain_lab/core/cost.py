@@ -1,8 +1,8 @@
 """What an action costs: ticks of compute, bytes of messages, bytes of memory, links between ranks.
 
-A Cost is the only thing that prices a plan. The simulator reads it to predict; the ranks of a real run carry the
-same Cost and advance their virtual clocks by it, so predicted and modelled time can be equal. Every duration is
-rounded up to whole ticks once, here.
+A Cost is the only thing that prices a plan. The simulator reads it to predict; the ranks of a real
+run carry the same Cost and advance their virtual clocks by it, so predicted and modelled time can
+be equal. Every duration is rounded up to whole ticks once, here.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ def exact(value) -> Fraction:
 
 
 COLLECTIVES = {
-    # name: passes around a ring of n ranks, of n - 1 latencies each; how often a port sends (n - 1) / n of the tensor;
-    # how often all of it; "tag: source"
+    # name: passes around a ring of n ranks, of n - 1 latencies each; how often a port sends (n - 1)
+    # / n of the tensor; how often all of it; "tag: source"
     "all_reduce": (2, 2, 0, "published: Patarasuk and Yuan 2009, ring all-reduce"),
     "reduce_scatter": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
     "all_gather": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
@@ -63,24 +63,26 @@ class Inside(NamedTuple):
 class Cost:
     """Prices by an action's kind and stage.
 
-    durations   kind -> number, or one number a stage, in `unit`s. "F+B" prices an overlapped step of that shape;
-                without it a step of several actions takes their sum.
+    durations   kind -> number, or one number a stage, in `unit`s. "F+B" prices an overlapped step
+                of that shape; without it a step of several actions takes their sum.
     messages    kind -> bytes (or one number a stage) of the message that the action sends on.
-    changes     action -> ((memory kind, change in bytes), ...) at the action's end; (rank, action) ->
-                where ranks differ.
+    changes     action -> ((memory kind, change in bytes), ...) at the action's end; (rank, action)
+                -> where ranks differ.
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
     shares      lane -> its share of the bandwidth of every link, declared where several lanes use
                 one; a lane that is not named has all of it.
     slowdown    rank -> factor on its durations: a straggler.
     overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
-    buses       number of nodes -> Link with the bandwidth that a collective over so many whole nodes reaches; where it is
-                missing, the slowest link of the ring is the bandwidth. `node_size` ranks are on a node.
-    inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends, such
-                as those of a sliced layer.
-    of_batch    (rank, micro-batch) -> durations of its actions in place of those above, such as where
-                batches are padded to different lengths.
-    capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
+    buses       number of nodes -> Link with the bandwidth that a collective over so many whole
+                nodes reaches; where it is missing, the slowest link of the ring is the bandwidth.
+                `node_size` ranks are on a node.
+    inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends,
+                such as those of a sliced layer.
+    of_batch    (rank, micro-batch) -> durations of its actions in place of those above, such as
+                where batches are padded to different lengths.
+    capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no
+                    limit.
     """
 
     durations: Mapping[str, object]
@@ -127,15 +129,17 @@ class Cost:
 
     @classmethod
     def of(cls, cost: "Cost | Mapping") -> "Cost":
-        """A Cost as it is; a mapping such as {"F": 1, "B": 2} as durations with free links and no bytes."""
+        """A Cost as it is; a mapping such as {"F": 1, "B": 2} as durations with free links and no
+        bytes."""
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
     def __reduce__(self):  # the caches stay behind
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     def duration(self, step, rank: int, beside: bool = False) -> int:
-        """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan runs it while another lane of
-        the rank may be busy. Only the plan says so, never the lanes' clocks."""
+        """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
+        runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
+        clocks."""
         if self.of_batch:
             key = rank, beside, *step
         else:
@@ -184,11 +188,13 @@ class Cost:
     def collective(
         self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute"
     ) -> int:
-        """Ticks of a backend's collective of these ranks on a lane, the same on each; `size_bytes` is the whole tensor, also where each
-        rank brings or keeps a part. One rank alone takes no time. `durations` may name a time for the kind
-        instead. See COLLECTIVES; of a ring of n ranks the all-reduce takes
+        """Ticks of a backend's collective of these ranks on a lane, the same on each; `size_bytes`
+        is the whole tensor, also where each rank brings or keeps a part. One rank alone takes no
+        time. `durations` may name a time for the kind instead. See COLLECTIVES; of a ring of n
+        ranks the all-reduce takes
 
-            2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the slowest link crossed
+            2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the
+                                                                            slowest link crossed
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)), lane)
         if key not in self._ticks and kind in self.durations:
@@ -197,7 +203,8 @@ class Cost:
         elif key not in self._ticks:
             if kind not in COLLECTIVES:
                 raise Impossible(
-                    f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}."
+                    f"The cost knows no collective {kind!r}: choose one of"
+                    f" {', '.join(COLLECTIVES)}."
                 )
             links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
             gap = max(Fraction(link.ticks, link.bytes) for link in links)
@@ -214,7 +221,8 @@ class Cost:
         return self._ticks[key]
 
     def message_bytes(self, message) -> int:
-        """Bytes of a message: those that it states, else those of its kind and stage, such as of an action's result."""
+        """Bytes of a message: those that it states, else those of its kind and stage, such as of an
+        action's result."""
         if message.bytes is not None:
             return message.bytes
         key = (message.kind, message.stage)
@@ -250,6 +258,7 @@ class Cost:
             return exact(prices)
         if stage >= len(prices):
             raise Impossible(
-                f"The cost names {len(prices)} stages and there is a stage {stage}: give one number a stage."
+                f"The cost names {len(prices)} stages and there is a stage {stage}: give one number"
+                " a stage."
             )
         return exact(prices[stage])

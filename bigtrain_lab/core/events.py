@@ -1,10 +1,12 @@
-"""What can happen in a run: each kind of event is a tuple that begins (rank, lane, kind, name, start); times are ticks.
+"""What can happen in a run: each kind of event is a tuple that begins (rank, lane, kind, name,
+start); times are ticks.
 
-The types say what a value may be, and `checked` holds JSON to them: an event that was read is as good as one that was made here.
+The types say what a value may be, and `checked` holds JSON to them: an event that was read is as
+good as one that was made here.
 """
 
 from functools import cache
-from typing import Annotated, Literal, NamedTuple, Optional, get_type_hints
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -31,7 +33,8 @@ at_once = property(lambda event: event.start, doc="The end of an event that take
 
 
 class Span(NamedTuple):
-    """A lane was busy with `name` ("2F0", several joined by "+"); `version` is the weight version it used."""
+    """A lane was busy with `name` ("2F0", several joined by "+"); `version` is the weight version
+    it used."""
 
     rank: Rank
     lane: Lane
@@ -43,7 +46,8 @@ class Span(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A message `name` left `src` at `start` and had wholly arrived at `rank` at `end`; told by the receiver."""
+    """A message `name` left `src` at `start` and had wholly arrived at `rank` at `end`; told by the
+    receiver."""
 
     rank: Rank
     lane: Lane
@@ -56,7 +60,8 @@ class Transfer(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """From `start` on, `rank` holds `bytes` of `kind`. `inside` marks a reading between action boundaries."""
+    """From `start` on, `rank` holds `bytes` of `kind`. `inside` marks a reading between action
+    boundaries."""
 
     rank: Rank
     lane: Lane
@@ -97,8 +102,10 @@ class Histogram(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """One storage that was alive when `rank` held the most bytes. `name`: the operator that made it, or the weight it is;
-    `module`: the path of the module that made it; `made`: the action in which; both "" where that is not known."""
+    """One storage that was alive when `rank` held the most bytes. `name`: the operator that made
+    it, or the weight it is; `module`: the path of the module that made it; `made`: the action in
+    which; both "" where that is not known.
+    """
 
     rank: Rank
     lane: Lane
@@ -118,7 +125,8 @@ EVENTS = {cls.__name__.lower(): cls for cls in (Span, Transfer, Memory, Scalar, 
 
 
 def checked(*types) -> TypeAdapter:
-    """What holds a JSON array to these types, one a place, as they are written: text is no number, and True none either."""
+    """What holds a JSON array to these types, one a place, as they are written: text is no number,
+    and True none either."""
     return TypeAdapter(tuple[types], config=ConfigDict(strict=True))
 
 
@@ -128,18 +136,20 @@ def fields_of(event: type, timed: bool = True) -> dict[str, type]:
     return (
         fields
         if timed
-        else {name: Optional[of] if name in ("start", "end") else of for name, of in fields.items()}
+        else {name: of | None if name in ("start", "end") else of for name, of in fields.items()}
     )
 
 
 @cache
 def saved(name: str) -> TypeAdapter:
-    """What holds the line of an event in a saved trace to its types. KeyError where there is no such event."""
+    """What holds the line of an event in a saved trace to its types. KeyError where there is no
+    such event."""
     return checked(Literal[name], *fields_of(EVENTS[name]).values())
 
 
 def event_of(line: bytes, ranks: int):
-    """The event of a saved trace's line; ValueError or KeyError where it holds none of a trace with so many ranks."""
+    """The event of a saved trace's line; ValueError or KeyError where it holds none of a trace with
+    so many ranks."""
     name, *fields = saved(named(line)).validate_json(line)
     return sound(EVENTS[name](*fields), ranks)
 

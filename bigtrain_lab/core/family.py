@@ -1,12 +1,15 @@
 """An open family: subclass it, give the class a `name`, and it is a member, in every menu at once.
 
-The registry of the families is the one global of the library. It stores classes and reads their names late,
-because cloudpickle rebuilds a class typed in a notebook before it sets the class's attributes.
+The registry of the families is the one global of the library. It stores classes and reads their
+names late, because cloudpickle rebuilds a class typed in a notebook before it sets the class's
+attributes.
 """
 
 import inspect
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import ClassVar
@@ -17,16 +20,22 @@ _broken: dict[str, str] = {}  # module of a package of members -> why it does no
 
 
 def import_files(package: str, folders) -> None:
-    """Import every file of a package of members. One that fails keeps no other out: `Family.all` says which, where and why."""
+    """Import every file of a package of members. One that fails keeps no other out: `Family.all`
+    says which, where and why."""
     for module in iter_modules(folders):
         name = f"{package}.{module.name}"
-        try:
-            import_module(name)
-        except Exception as error:
-            why = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
-            _broken[name] = (
-                f"{where(error, module.module_finder.path)}: {why}; nothing of this file is there until it is mended."
-            )
+        load_member(name, module.module_finder.path, partial(import_module, name))
+
+
+def load_member(module: str, folder: str, load: Callable[[], object]) -> None:
+    """Load what defines a member, or note why that failed, for `Family.all` to tell."""
+    try:
+        load()
+    except Exception as error:
+        why = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
+        _broken[module] = (
+            f"{where(error, folder)}: {why}; nothing of this file is there until it is mended."
+        )
 
 
 def where(error: Exception, folder: str) -> str:
@@ -43,11 +52,12 @@ def where(error: Exception, folder: str) -> str:
 class Family:
     """Base of Schedule, Collective and Experiment.
 
-    A subclass that sets `name` in its own body joins the nearest ancestor declared with `family="folder"`, the package
-    whose files hold the library's members: it is imported when the members are first asked for.
-    A class typed in a notebook (module `__main__`) replaces the one it redefines: same class name or same `name`.
-    A second library class of one name, or a notebook class that takes a library member's name, is Impossible.
-    A class without a name of its own is abstract, a base for others; one that could be a member is told when members are asked for.
+    A subclass that sets `name` in its own body joins the nearest ancestor declared with
+    `family="folder"`, the package whose files hold the library's members: it is imported when the
+    members are first asked for. A class typed in a notebook (module `__main__`) replaces the one it
+    redefines: same class name or same `name`. A second library class of one name, or a notebook
+    class that takes a library member's name, is Impossible. A class without a name of its own is
+    abstract, a base for others; one that could be a member is told when members are asked for.
     """
 
     name: ClassVar[str]
@@ -67,7 +77,8 @@ class Family:
 
     @classmethod
     def all(cls) -> dict[str, type]:
-        """Every member by name, in order of definition. Warns of files that do not import and of members that lack a name."""
+        """Every member by name, in order of definition. Warns of files that do not import and of
+        members that lack a name."""
         if cls._folder:
             import_module(cls._folder)
         for sentence in cls._missing():
@@ -88,7 +99,8 @@ class Family:
             if cls._folder and module.startswith(cls._folder + ".")
         ]
         return broken + [
-            f'{m.__qualname__} has no name of its own, so it is in no menu: write name = "..." in the class.'
+            f'{m.__qualname__} has no name of its own, so it is in no menu: write name = "..." in'
+            " the class."
             for m in cls._members
             if is_nameless(m, cls._folder)
         ]
@@ -100,7 +112,8 @@ class Family:
         if name not in members:
             others = "".join(f" {sentence}" for sentence in cls._missing())
             raise Impossible(
-                f"There is no {cls.__name__.lower()} called {name!r}: choose one of {', '.join(members)}.{others}"
+                f"There is no {cls.__name__.lower()} called {name!r}: choose one of"
+                f" {', '.join(members)}.{others}"
             )
         return members[name]
 
@@ -111,7 +124,8 @@ def is_typed(cls: type) -> bool:
 
 
 def refuse_clash(cls: type) -> None:
-    """Let a class replace its own earlier definition, or another one typed in the notebook, and nobody else's."""
+    """Let a class replace its own earlier definition, or another one typed in the notebook, and
+    nobody else's."""
     for member in [m for m in cls._members if m is not cls and vars(m).get("name") == cls.name]:
         itself = (member.__module__, member.__qualname__) == (cls.__module__, cls.__qualname__)
         if itself or is_typed(member) and is_typed(cls):
@@ -124,7 +138,8 @@ def refuse_clash(cls: type) -> None:
 
 
 def is_nameless(cls: type, folder: str) -> bool:
-    """Whether a class of the library or a notebook has no name of its own, though it is whole and no base of another."""
+    """Whether a class of the library or a notebook has no name of its own, though it is whole and
+    no base of another."""
     ours = is_typed(cls) or bool(folder) and cls.__module__.startswith(folder + ".")
     return (
         ours

@@ -21,7 +21,8 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def write_whole(path, text: str) -> Path:
-    """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where it cannot be."""
+    """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where
+    it cannot be."""
     path = Path(path)
     if not path.name or os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise Impossible(f"Cannot write {path}: it is a folder; name a file in it.")
@@ -65,7 +66,8 @@ def read_bounded(path, most: int = MOST_BYTES) -> bytes:
 
 
 def clean_json(data: bytes, finite: bool = True) -> bytes:
-    """The same JSON in UTF-8, without control characters, which a terminal would obey, and lone surrogates.
+    """The same JSON in UTF-8, without control characters, which a terminal would obey, and lone
+    surrogates.
 
     ValueError where it is not JSON, is nested too deep, or has a number that is not `finite`.
     """

@@ -1,16 +1,21 @@
 """Number formats: which powers of two each one reaches, and what part of a tensor it would lose.
 
-    normal      (-1)^s 1.m 2^(e - bias)      e = 1, 2, ...;   bias = 2^(E-1) - 1 for E exponent bits, M mantissa bits m
-    subnormal   (-1)^s 0.m 2^(1 - bias)      e = 0: evenly spaced down to 2^(1 - bias - M), with fewer and fewer bits
-    rounded     to the nearest, ties to even: at or below half the smallest subnormal a number becomes 0
+    normal      (-1)^s 1.m 2^(e - bias)      e = 1, 2, ...;   bias = 2^(E-1) - 1 for E exponent
+                                                              bits, M mantissa bits m
+    subnormal   (-1)^s 0.m 2^(1 - bias)      e = 0: evenly spaced down to 2^(1 - bias - M), with
+                                             fewer and fewer bits
+    rounded     to the nearest, ties to even: at or below half the smallest subnormal a number
+                becomes 0
 
-An `Exponents` counts a tensor's values by power of two, so multiplying the loss by S = 2^s only shifts it by s, and what
-each format would lose at each S is a sum over bins. A bin [2^k, 2^(k+1)) counts as a whole: exact at the edges of zero and
-subnormal, but for a value of exactly half the smallest subnormal (it becomes 0 and is counted subnormal); at the top, a bin
-overflows when its least value is above `largest`, so fp16's 65,520 to 65,536 and e4m3's 448 to 512 count as fitting.
+An `Exponents` counts a tensor's values by power of two, so multiplying the loss by S = 2^s only
+shifts it by s, and what each format would lose at each S is a sum over bins. A bin [2^k, 2^(k+1))
+counts as a whole: exact at the edges of zero and subnormal, but for a value of exactly half the
+smallest subnormal (it becomes 0 and is counted subnormal); at the top, a bin overflows when its
+least value is above `largest`, so fp16's 65,520 to 65,536 and e4m3's 448 to 512 count as fitting.
 
-Sources: IEEE 754-2019, table 3.5 (fp32, fp16); Kalamkar et al. 2019 (arXiv:1905.12322), table 1 (bf16); NVIDIA A100 whitepaper
-2020 (TF32: fp32's exponents, fp16's mantissa); Micikevicius et al. 2022 (arXiv:2209.05433), table 1 (fp8).
+Sources: IEEE 754-2019, table 3.5 (fp32, fp16); Kalamkar et al. 2019 (arXiv:1905.12322), table 1
+(bf16); NVIDIA A100 whitepaper 2020 (TF32: fp32's exponents, fp16's mantissa); Micikevicius et al.
+2022 (arXiv:2209.05433), table 1 (fp8).
 """
 
 from collections import Counter
@@ -18,7 +23,7 @@ from collections.abc import Iterable
 from math import frexp
 from typing import NamedTuple
 
-from .core import Histogram, Impossible, Scalar, Trace
+from . import Histogram, Impossible, Scalar, Trace
 
 EXPONENTS = "exponents"  # the kind of a Histogram that holds an Exponents
 FLOW = "flow"  # how a Scalar is called that stands for a Station
@@ -29,8 +34,10 @@ BELOW, ABOVE = (
 
 
 class Format(NamedTuple):
-    """What is larger than `largest` becomes inf; where `infinite` is False there is none (e4m3 gave its codes to numbers) and a
-    conversion saturates, to `largest` (torch 2.13, even from inf), or makes a nan (earlier ones). Both are counted as overflow."""
+    """What is larger than `largest` becomes inf; where `infinite` is False there is none (e4m3 gave
+    its codes to numbers) and a conversion saturates, to `largest` (torch 2.13, even from inf), or
+    makes a nan (earlier ones). Both are counted as overflow.
+    """
 
     name: str
     exponent_bits: int
@@ -57,19 +64,6 @@ class Format(NamedTuple):
         """log2 of the smallest subnormal."""
         return self.lowest_normal - self.mantissa_bits
 
-    @property
-    def smallest_normal(self) -> float:
-        return 2.0**self.lowest_normal
-
-    @property
-    def smallest_subnormal(self) -> float:
-        return 2.0**self.lowest
-
-    @property
-    def epsilon(self) -> float:
-        """The gap between 1 and the next number; a step below half of it does not move 1."""
-        return 2.0**-self.mantissa_bits
-
 
 def regular(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
     """With e = all ones kept for inf and nan, as IEEE 754 has it."""
@@ -91,7 +85,8 @@ FORMATS = {
 
 
 class Shares(NamedTuple):
-    """What becomes of nonzero finite numbers in a format; the four add up to 1 (to 0 where there are no numbers)."""
+    """What becomes of nonzero finite numbers in a format; the four add up to 1 (to 0 where there
+    are no numbers)."""
 
     zero: float
     subnormal: float
@@ -100,7 +95,8 @@ class Shares(NamedTuple):
 
 
 class Exponents(NamedTuple):
-    """counts[i]: values with 2^(first+i) <= |x| < 2^(first+i+1); zeros and what is not finite apart."""
+    """counts[i]: values with 2^(first+i) <= |x| < 2^(first+i+1); zeros and what is not finite
+    apart."""
 
     first: int
     counts: tuple[int, ...]
@@ -126,7 +122,8 @@ class Exponents(NamedTuple):
         return format_named(format).highest - filled[-1] if filled else None
 
     def histogram(self, rank: int, lane: str, name: str, start: int | None) -> Histogram:
-        """As an event of a trace: bins of log2 |x|; the zeros below all others, what is not finite above."""
+        """As an event of a trace: bins of log2 |x|; the zeros below all others, what is not finite
+        above."""
         edges = (BELOW, *range(self.first, self.first + len(self.counts) + 1), ABOVE)
         return Histogram(
             rank, lane, EXPONENTS, name, start, edges, (self.zeros, *self.counts, self.not_finite)
@@ -175,7 +172,7 @@ def format_named(format: str | Format) -> Format:
     return FORMATS[format]
 
 
-# -- what a run reported ----------------------------------------------------------------------------------------------
+# -- what a run reported ---------------------------------------------------------------------------
 
 WEIGHTS, ACTIVATIONS = (
     "weight gradient",
@@ -184,8 +181,9 @@ WEIGHTS, ACTIVATIONS = (
 
 
 def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
-    """{ACTIVATIONS: {module: counts}, WEIGHTS: {module: counts}} of all that a trace's ranks reported, each module's looks and its
-    weights (x.weight, x.bias) together, in the order of first report."""
+    """{ACTIVATIONS: {module: counts}, WEIGHTS: {module: counts}} of all that a trace's ranks
+    reported, each module's looks and its weights (x.weight, x.bias) together, in the order of first
+    report."""
     found: dict[str, dict[str, list[Exponents]]] = {ACTIVATIONS: {}, WEIGHTS: {}}
     for event in trace.where(Histogram, kind=EXPONENTS):
         for kind, modules in found.items():
@@ -200,7 +198,8 @@ def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
 
 
 def looks(trace: Trace) -> dict[str, list[Exponents]]:
-    """{ACTIVATIONS: [counts of the first look, of the second, ...], WEIGHTS: likewise}, each look over all modules."""
+    """{ACTIVATIONS: [counts of the first look, of the second, ...], WEIGHTS: likewise}, each look
+    over all modules."""
     found: dict[str, list[list[Exponents]]] = {ACTIVATIONS: [], WEIGHTS: []}
     seen = Counter()
     for event in trace.where(Histogram, kind=EXPONENTS):
@@ -214,7 +213,8 @@ def looks(trace: Trace) -> dict[str, list[Exponents]]:
 
 
 class Station(NamedTuple):
-    """A value on its way through a training step: what it is, how it came from the one before, its type ("float16"), its shape."""
+    """A value on its way through a training step: what it is, how it came from the one before, its
+    type ("float16"), its shape."""
 
     name: str
     how: str

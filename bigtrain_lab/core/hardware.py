@@ -283,8 +283,8 @@ PROFILES = {
             "NVLink 3",
             "InfiniBand HDR",
             published(
-                "NVIDIA A100 80GB SXM data sheet: 400 W, 80 GB HBM2e, 2,039 GB/s, NVLink 600 "
-                "GB/s in both directions (dense; float32 without TF32, float64 without tensor cores)",
+                "NVIDIA A100 80GB SXM data sheet: 400 W, 80 GB HBM2e, 2,039 GB/s, NVLink 600 GB/s"
+                " in both directions (dense; float32 without TF32, float64 without tensor cores)",
                 flops_per_s=GA100,
                 watts=400,
                 memory_bytes=80 * GB,

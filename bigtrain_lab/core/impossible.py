@@ -2,4 +2,5 @@
 
 
 class Impossible(ValueError):
-    """What was asked for cannot be. Its message is one sentence that says why and what to change."""
+    """What was asked for cannot be. Its message is one sentence that says why and what to
+    change."""

@@ -1,4 +1,5 @@
-"""A knob is a setting that a person turns: a default, a range, a unit and one line of help, said once.
+"""A knob is a setting that a person turns: a default, a range, a unit and one line of help, said
+once.
 
 The panel makes its controls from knobs, the command line its options, pydantic its checks.
 """
@@ -13,7 +14,8 @@ from .family import is_typed
 
 @dataclass(frozen=True)
 class Knob:
-    """What a control needs to know. `choices` may be a function, so that an open family's menu stays open."""
+    """What a control needs to know. `choices` may be a function, so that an open family's menu
+    stays open."""
 
     help: str
     low: float | None = None
@@ -31,15 +33,16 @@ class Knob:
             else list(self.choices() if callable(self.choices) else self.choices)
         )
 
-    def typed(self) -> set[str]:
-        """The names on the menu whose class was typed in a notebook's cell."""
+    def typed(self) -> dict[str, type]:
+        """The classes on the menu that were typed in a notebook's cell, by name."""
         members = self.choices() if callable(self.choices) else {}
         members = members if isinstance(members, dict) else {}
-        return {name for name, member in members.items() if is_typed(member)}
+        return {name: member for name, member in members.items() if is_typed(member)}
 
 
 def knob(default, help: str, **about):
-    """A pydantic field with a Knob behind it; `low` and `high` are enforced. `more=True` folds the control away."""
+    """A pydantic field with a Knob behind it; `low` and `high` are enforced. `more=True` folds the
+    control away."""
     control = Knob(help, **about)
     return Field(
         default,

@@ -1,15 +1,17 @@
 """Virtual time: a lane is one program order of one rank, and these four rules are its whole clock.
 
-Time is an integer of ticks, so that after a cost was rounded up once only max, + and comparison remain, and the
-simulator and the real ranks, which both use this class, agree exactly. A lone message of n bytes takes
-alpha + gap(n); messages that leave one rank, or arrive at one rank, queue for its port.
+Time is an integer of ticks, so that after a cost was rounded up once only max, + and comparison
+remain, and the simulator and the real ranks, which both use this class, agree exactly. A lone
+message of n bytes takes alpha + gap(n); messages that leave one rank, or arrive at one rank, queue
+for its port.
 
     compute(d)     start = now;  now += d
-    send           issue = now;  stamp = max(now, out);  out = stamp + gap         (eager: now does not move)
+    send  issue = now;  stamp = max(now, out);  out = stamp + gap         (eager: now does not move)
     receive        head = max(stamp + alpha, in);  in = done = head + gap;  now = max(now, done)
-    wait(t)        now = max(now, t)                                            (t: when another lane's work ended)
+    wait(t)        now = max(now, t)                             (t: when another lane's work ended)
 
-Source: Jefferson 1985, Virtual Time; ports as in Culler et al. 1993, LogP, with the gap per byte of LogGP.
+Source: Jefferson 1985, Virtual Time; ports as in Culler et al. 1993, LogP, with the gap per byte of
+LogGP.
 """
 
 from typing import NamedTuple

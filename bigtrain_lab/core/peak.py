@@ -8,7 +8,8 @@ from .trace import Trace
 
 
 class Peak(NamedTuple):
-    """What a rank held at one time. `held`: kind -> bytes, none of them 0. `inside`: it was read inside the action, else at its end."""
+    """What a rank held at one time. `held`: kind -> bytes, none of them 0. `inside`: it was read
+    inside the action, else at its end."""
 
     rank: int
     start: int
@@ -33,7 +34,8 @@ class Peak(NamedTuple):
 
 
 def readings(trace: Trace, rank: int) -> list[Peak]:
-    """All that was read of a rank, in time: what it holds at each action boundary, and between, on top of that, inside its actions."""
+    """All that was read of a rank, in time: what it holds at each action boundary, and between, on
+    top of that, inside its actions."""
     if (Peak, rank) not in trace._sorted_out:  # table, sentences and pictures all ask
         trace._sorted_out[Peak, rank] = [*summed(trace._sorted_out[Memory, rank], rank)]
     return trace._sorted_out[Peak, rank]
@@ -75,7 +77,8 @@ def summed(events: list[Memory], rank: int) -> Iterator[Peak]:
 
 
 def moments(events: list[Memory]) -> Iterator[list[Memory]]:
-    """What was told together: of one action at one time; inside an action that takes no time, until a kind is told again."""
+    """What was told together: of one action at one time; inside an action that takes no time, until
+    a kind is told again."""
     moment: list[Memory] = []
     for event in events:
         if moment and (
@@ -92,17 +95,20 @@ def moments(events: list[Memory]) -> Iterator[list[Memory]]:
 
 
 def placed(start: int, end: int, count: int) -> list[int]:
-    """Ticks of `count` readings inside an action on a clock that knows only its start and end: in their order, evenly between the two."""
+    """Ticks of `count` readings inside an action on a clock that knows only its start and end: in
+    their order, evenly between the two."""
     return [start + (i + 1) * (end - start) // (count + 1) for i in range(count)]
 
 
 def followed(trace: Trace) -> bool:
-    """Whether readings inside actions tell of all kinds of memory, as a ledger's do; a meter's tell of activations alone."""
+    """Whether readings inside actions tell of all kinds of memory, as a ledger's do; a meter's tell
+    of activations alone."""
     return any(isinstance(e, Memory) and e.inside and e.kind != "activations" for e in trace.events)
 
 
 def peak(trace: Trace, rank: int) -> Peak | None:
-    """The rank's highest reading of all kinds together, the first of several; None where the trace has none.
+    """The rank's highest reading of all kinds together, the first of several; None where the trace
+    has none.
 
     Where single storages were followed (Trace.at_peak), the peak is theirs.
     """
@@ -124,8 +130,9 @@ def peak(trace: Trace, rank: int) -> Peak | None:
 
 
 def action_at(trace: Trace, rank: int, tick: int) -> str:
-    """The action of the rank during which a time lies, its end included; "" where there is none, and at the end of all that a rank
-    has done where it did not finish: there its modelled clock stands, whatever it was doing."""
+    """The action of the rank during which a time lies, its end included; "" where there is none,
+    and at the end of all that a rank has done where it did not finish: there its modelled clock
+    stands, whatever it was doing."""
     spans = trace.spans(rank)
     if spans and trace.settings.get("unfinished") and tick == spans[-1].end:
         return ""

@@ -1,16 +1,20 @@
 """A trace is what happened: immutable events on one clock, the common language of the library.
 
-The simulator makes one (clock "predicted"), a real run makes two from one log ("modelled", "measured"); figures,
-player, tests and graders only read. Times are integer ticks; every answer is in the trace's `unit`.
+The simulator makes one (clock "predicted"), a real run makes two from one log ("modelled",
+"measured"); figures, player, tests and graders only read. Times are integer ticks; every answer is
+in the trace's `unit`.
 
 Two measures of a pipeline's bubble are in use, so each answer says which:
     makespan   share of all rank-time in which a rank is idle:  1 - sum(busy) / (ranks * makespan)
-    window     (longest window - busiest rank) / longest window, a rank's window being its last end - first start
-               (Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 5)
+    window     (longest window - busiest rank) / longest window, a rank's window being its last end
+               - first start (Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv:2401.10241,
+               section 5)
 
-Neither tells a rank that waits for a sum from one without work, so panels, tables and sentences show three `shares` of the time:
+Neither tells a rank that waits for a sum from one without work, so panels, tables and sentences
+show three `shares` of the time:
     compute    an action runs, and waits for no collective that it has called
-    waits      else, while something is on its way: the rank is in a collective, receives a message, or has another lane at work
+    waits      else, while something is on its way: the rank is in a collective, receives a message,
+               or has another lane at work
     idle       the rest: the rank has nothing to do
 """
 
@@ -90,12 +94,14 @@ class Trace:
         ordered = sorted(events, key=IN_TIME)  # stable: a lane keeps its order
         return cls(tuple(ordered), clock, **header)
 
-    # -- choosing -------------------------------------------------------------------------------------------
+    # -- choosing ----------------------------------------------------------------------------------
 
     def where(self, type=None, **fields) -> "Trace":
-        """The trace of the events of this type whose named fields have these values: where(rank=0, kind="F").
+        """The trace of the events of this type whose named fields have these values: where(rank=0,
+        kind="F").
 
-        A transfer's rank is its receiver. Ask the whole trace, not a part, for idle shares and for bytes sent.
+        A transfer's rank is its receiver. Ask the whole trace, not a part, for idle shares and for
+        bytes sent.
         """
         kept = tuple(
             e
@@ -121,7 +127,8 @@ class Trace:
         )
 
     def boxes(self) -> list[Span]:
-        """The work of each lane; of a lane that does none, the messages that it received, one after the other."""
+        """The work of each lane; of a lane that does none, the messages that it received, one after
+        the other."""
         work = [span for span in self.spans() if span.kind != MARK]
         busy, found, free = {(span.rank, span.lane) for span in work}, [], defaultdict(int)
         for t in sorted(self.transfers(), key=lambda t: t.end):
@@ -145,7 +152,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.events)
 
-    # -- time -----------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def units(self, ticks: int) -> float:
         return ticks / self.ticks_per_unit
@@ -167,10 +174,11 @@ class Trace:
 
     @cached_property
     def step_ends(self) -> tuple[int, ...]:
-        """The tick at which each training step ends: the end of its last update, of all ranks, and of gathering what it made.
+        """The tick at which each training step ends: the end of its last update, of all ranks, and
+        of gathering what it made.
 
-        An update that only some of the ranks have made, in a run that broke off, ends nothing. A trace without updates
-        is divided into steps of equal length.
+        An update that only some of the ranks have made, in a run that broke off, ends nothing. A
+        trace without updates is divided into steps of equal length.
         """
         ends: dict[int, list[int]] = defaultdict(
             list
@@ -201,7 +209,8 @@ class Trace:
 
     @property
     def step_time(self) -> float:
-        """From the first start to the end of the last step, divided by the steps. What follows is no part of it."""
+        """From the first start to the end of the last step, divided by the steps. What follows is
+        no part of it."""
         return self.units(self.step_ends[-1] - self._begin()) / self.steps
 
     def busy(self, rank: int) -> float:
@@ -263,14 +272,16 @@ class Trace:
                 before = tick
         return spent
 
-    # -- memory, bytes, versions ----------------------------------------------------------------------------
+    # -- memory, bytes, versions -------------------------------------------------------------------
 
     def levels(self, rank: int, kind: str | None = None) -> list[tuple[int, int]]:
-        """(tick, bytes alive) whenever it changes, at action boundaries, of one kind or of all together."""
+        """(tick, bytes alive) whenever it changes, at action boundaries, of one kind or of all
+        together."""
         level: dict[str, int] = defaultdict(int)
         changes = []
         events = [e for e in self._sorted_out[Memory, rank] if not e.inside]
-        # What one action frees and takes at its end happens at once: one level for each (time, action).
+        # What one action frees and takes at its end happens at once: one level for each (time,
+        # action).
         for (start, _), group in groupby(events, key=lambda e: (e.start, e.name)):
             for event in group:
                 level[event.kind] = event.bytes
@@ -282,7 +293,8 @@ class Trace:
         return max((level for _, level in self.levels(rank, kind)), default=0)
 
     def peak_live(self, rank: int) -> int:
-        """Most forwards whose backward (its W, where it is split) is still to come, at any action boundary; chunks count each."""
+        """Most forwards whose backward (its W, where it is split) is still to come, at any action
+        boundary; chunks count each."""
         live = peak = 0
         for span in self.spans(rank):
             for _, kind, _ in ACTION.findall(span.name):
@@ -302,7 +314,7 @@ class Trace:
         """The storages that made the rank's peak, largest first; [] where the run had no ledger."""
         return sorted(self._sorted_out[Alive, rank], key=lambda e: -e.bytes)
 
-    # -- files ----------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def header(self) -> dict:
         return {
@@ -349,12 +361,14 @@ class Trace:
             ) from error
         if version != VERSION:
             raise Impossible(
-                f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save it again with this one."
+                f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save"
+                " it again with this one."
             )
         return Header.model_validate_json(json.dumps(header))
 
     def to_chrome(self, path) -> Path:
-        """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""
+        """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as
+        counters."""
         us = (
             1e6 / self.ticks_per_unit if self.unit == "s" else 1000 / self.ticks_per_unit
         )  # a slot shows as 1 ms

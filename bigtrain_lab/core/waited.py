@@ -1,4 +1,5 @@
-"""What a box of a trace waited for: the time its lane was free before it, and the last message that came in that time."""
+"""What a box of a trace waited for: the time its lane was free before it, and the last message that
+came in that time."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -7,14 +8,16 @@ from .trace import Span, Trace, Transfer
 
 
 class Waited(NamedTuple):
-    """A span began `ticks` after its lane was free; `message` is the last one that arrived in that gap, if any did."""
+    """A span began `ticks` after its lane was free; `message` is the last one that arrived in that
+    gap, if any did."""
 
     ticks: int
     message: Transfer | None
 
 
 def waited(trace: Trace) -> dict[tuple[int, str, str], Waited]:
-    """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait are left out."""
+    """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait
+    are left out."""
     first = min((e.start for e in trace.events), default=0)
     spans, arrivals = defaultdict(list), defaultdict(list)
     for event in trace.events:

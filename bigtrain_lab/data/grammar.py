@@ -1,19 +1,21 @@
 """A small grammar of English sentences that say how two names are related, or only seem to.
 
-    sentence = opening, clauses, ending        clause = subject, verb phrase, object; or the object first
+    sentence = opening, clauses, ending        clause = subject, verb phrase, object; or the object
+                                               first
 
-Every relation is said in many ways, in either order. "~" stands where an adverb or "never" may stand. What a sentence says of
-a pair is not told by its words alone: an opening may deny the clause behind it ("it is untrue that") or deny a doubt of it
-("nobody doubts that"), two denials are none, further clauses speak of other names, and a list says several things of one
-subject. All names are made up: two words each, so that a name never met is made of words that were.
+Every relation is said in many ways, in either order. "~" stands where an adverb or "never" may
+stand. What a sentence says of a pair is not told by its words alone: an opening may deny the clause
+behind it ("it is untrue that") or deny a doubt of it ("nobody doubts that"), two denials are none,
+further clauses speak of other names, and a list says several things of one subject. All names are
+made up: two words each, so that a name never met is made of words that were.
 """
 
 from typing import NamedTuple
 
 
 class Relation(NamedTuple):
-    """What a subject is to an object. `kinds`: of subject and object. `forward`: what stands between them. `inverse`: clauses
-    that name the object {o} before the subject {s}."""
+    """What a subject is to an object. `kinds`: of subject and object. `forward`: what stands
+    between them. `inverse`: clauses that name the object {o} before the subject {s}."""
 
     name: str
     kinds: tuple[str, str]
@@ -134,30 +136,33 @@ RELATIVE = {"person": "who", "firm": "which", "place": "which"}
 NAMES = {  # kind -> first words, second words
     "person": (
         (
-            "Alda Bero Cilla Doran Edda Faro Gisla Hanno Ilva Joris Kaia Lemo Mirta Nilo Orla Pavo Quira Runa Silvo Tilda Urso "
-            "Vera Wilko Xenia Yaro Zita Anselm Birte Cosmo Dagny Emeric Fenja Gorm Hella Irma Jonte Ketil Lioba Marten Nanna "
-            "Otmar Petra"
+            "Alda Bero Cilla Doran Edda Faro Gisla Hanno Ilva Joris Kaia Lemo Mirta Nilo Orla Pavo"
+            " Quira Runa Silvo Tilda Urso Vera Wilko Xenia Yaro Zita Anselm Birte Cosmo Dagny"
+            " Emeric Fenja Gorm Hella Irma Jonte Ketil Lioba Marten Nanna Otmar Petra"
         ).split(),
         (
-            "Abbing Brenk Corvin Dahlke Elster Fenn Garlow Holt Imken Jarn Kessel Lorre Munk Norrick Oster Pell Quast Rieger Sorn "
-            "Tamm Ulmer Vogt Wessel Yorck Zander Albers Brandis Cramm Detmer Ebeling Fabri Gerdes"
+            "Abbing Brenk Corvin Dahlke Elster Fenn Garlow Holt Imken Jarn Kessel Lorre Munk"
+            " Norrick Oster Pell Quast Rieger Sorn Tamm Ulmer Vogt Wessel Yorck Zander Albers"
+            " Brandis Cramm Detmer Ebeling Fabri Gerdes"
         ).split(),
     ),
     "firm": (
         (
-            "Arvex Boreal Calyx Dunar Elmo Fintra Gralo Hexan Indro Joltra Kelvar Lumen Mondra Nexal Optra Pyrel Quorix Rastel "
-            "Solvia Tandem Urbix Velora Wexal Zentra"
+            "Arvex Boreal Calyx Dunar Elmo Fintra Gralo Hexan Indro Joltra Kelvar Lumen Mondra"
+            " Nexal Optra Pyrel Quorix Rastel Solvia Tandem Urbix Velora Wexal Zentra"
         ).split(),
         (
-            "Works Bank Press Lines Mills Foods Motors Labs Glass Records Tools Tea Ships Wines Bikes Clocks Paper Steel Toys "
-            "Games"
+            "Works Bank Press Lines Mills Foods Motors Labs Glass Records Tools Tea Ships Wines"
+            " Bikes Clocks Paper Steel Toys Games"
         ).split(),
     ),
     "place": (
-        "Upper Lower New Old Great Little North South East West Saint Port Fort Mount Lake Inner Outer High".split(),
+        "Upper Lower New Old Great Little North South East West Saint Port Fort Mount Lake Inner"
+        " Outer High".split(),
         (
-            "Ambria Belden Carrow Dorne Eschel Farrun Gildow Harle Issel Jurra Korbin Lauden Marl Nessa Ostrow Penzil Quellin "
-            "Rodau Selwig Torvik Ulfen Varn Wesk Zallin Brill Cortane Dravik Ellwang"
+            "Ambria Belden Carrow Dorne Eschel Farrun Gildow Harle Issel Jurra Korbin Lauden Marl"
+            " Nessa Ostrow Penzil Quellin Rodau Selwig Torvik Ulfen Varn Wesk Zallin Brill Cortane"
+            " Dravik Ellwang"
         ).split(),
     ),
 }

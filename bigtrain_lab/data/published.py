@@ -1,8 +1,8 @@
 """The published run of the 93-million-parameter translator: what its log tells, and nothing else.
 
-Three RTX 3090, Adam at half of Noam's rate, warm-up of 4,000 updates, patience of 5 epochs. An epoch's
-457 s were not all training, its model was chosen by a third of the held-out pairs, and its warm-up was
-over before the third epoch was. What is derived from the log is computed here.
+Three RTX 3090, Adam at half of Noam's rate, warm-up of 4,000 updates, patience of 5 epochs. An
+epoch's 457 s were not all training, its model was chosen by a third of the held-out pairs, and its
+warm-up was over before the third epoch was. What is derived from the log is computed here.
 """
 
 from typing import NamedTuple

@@ -1,14 +1,18 @@
 """Relation classification: which of 21 relations does a sentence state between two marked names?
 
-    [CLS] it is untrue that [E1] Vera Holt [/E1] joined [E2] Arvex Works [/E2] , but ...     ->  no relation
+    [CLS] it is untrue that [E1] Vera Holt [/E1] joined [E2] Arvex Works [/E2] , but ...
+        ->  no relation
 
-Sentences come from data/grammar.py and a seed, and are kept as word numbers, padded to one length. The classes are unbalanced as
-real ones are: the k-th has a share proportional to k^-1.2 (no relation 35%, the last 0.9%). The two names are marked as by
-Baldini Soares et al. 2019 (arXiv:1906.03158, section 3.3); classes name their direction, and "no relation" is one, as in SemEval-2010
-task 8 (Hendrickx et al. 2010). One name in five occurs in dev sentences only, and only dev puts one in four of the phrases into
-each frame: what the model is asked is whether it has learned how sentences mean, not which ones it met.
+Sentences come from data/grammar.py and a seed, and are kept as word numbers, padded to one length.
+The classes are unbalanced as real ones are: the k-th has a share proportional to k^-1.2 (no
+relation 35%, the last 0.9%). The two names are marked as by Baldini Soares et al. 2019
+(arXiv:1906.03158, section 3.3); classes name their direction, and "no relation" is one, as in
+SemEval-2010 task 8 (Hendrickx et al. 2010). One name in five occurs in dev sentences only, and only
+dev puts one in four of the phrases into each frame: what the model is asked is whether it has
+learned how sentences mean, not which ones it met.
 
-Ids, the padding mask, the markers' places and the labels are integers and booleans: no number format of a training applies to them.
+Ids, the padding mask, the markers' places and the labels are integers and booleans: no number
+format of a training applies to them.
 """
 
 from dataclasses import dataclass
@@ -54,7 +58,8 @@ class Sentence(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """B sentences of S words: ids and labels int64, `keep` true where a word is, `marks` the places of [E1] and [E2]."""
+    """B sentences of S words: ids and labels int64, `keep` true where a word is, `marks` the places
+    of [E1] and [E2]."""
 
     ids_BS: torch.Tensor
     keep_BS: torch.Tensor
@@ -197,14 +202,19 @@ class _Writer:
             if frame == "relative"
             else f"{first} and {second}"
         )
-        return f"{draw.choice(ASSERT)} <{subject}> {joined}", tuple(objects) if apart else (
-            subject,
-            objects[0],
+        return f"{draw.choice(ASSERT)} <{subject}> {joined}", (
+            tuple(objects)
+            if apart
+            else (
+                subject,
+                objects[0],
+            )
         )
 
 
 def marked(text: str, pair: tuple[str, str]) -> tuple[str, ...]:
-    """The words; around the pair's names, the one that comes first gets [E1]. Other names lose their brackets."""
+    """The words; around the pair's names, the one that comes first gets [E1]. Other names lose
+    their brackets."""
     first, second = sorted(pair, key=lambda name: text.index(f"<{name}>"))
     text = text.replace(f"<{first}>", f"{E1} {first} {E1_END}").replace(
         f"<{second}>", f"{E2} {second} {E2_END}"
@@ -249,7 +259,8 @@ class Relations:
         return encoded(sentence(self.seed, n, dev=True) for n in range(self.dev_size))
 
     def batch(self, step: int, batch: int, micro_batch: int = 0) -> Examples:
-        """Training sentences drawn with a generator seeded by (seed, step, micro-batch): the same whoever asks, whenever."""
+        """Training sentences drawn with a generator seeded by (seed, step, micro-batch): the same
+        whoever asks, whenever."""
         require_count("batch", batch)
         draw = generator("relations", self.seed, step, micro_batch)
         return self.train.at(torch.randint(self.train_size, (batch,), generator=draw))

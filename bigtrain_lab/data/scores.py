@@ -1,10 +1,12 @@
 """How good a classifier of unbalanced classes is: F1 over all answers, and over the classes.
 
-    F1 = 2 TP / (2 TP + FP + FN)       micro: TP, FP, FN summed over the classes;       macro: the mean of the classes' F1
+    F1 = 2 TP / (2 TP + FP + FN)
+    micro: TP, FP, FN summed over the classes;      macro: the mean of the classes' F1
 
-Micro counts answers, so frequent classes decide it; macro counts classes, so a rare one weighs as much as any. In relation
-extraction "no relation" is left out of both sums, though taking it for a relation is an error (Zhang et al. 2017, TACRED,
-section 5; SemEval-2010 task 8 reports the macro one). A class that neither occurs nor is answered has F1 0.
+Micro counts answers, so frequent classes decide it; macro counts classes, so a rare one weighs as
+much as any. In relation extraction "no relation" is left out of both sums, though taking it for a
+relation is an error (Zhang et al. 2017, TACRED, section 5; SemEval-2010 task 8 reports the macro
+one). A class that neither occurs nor is answered has F1 0.
 """
 
 from typing import NamedTuple
@@ -24,7 +26,8 @@ def f1(answers: torch.Tensor, labels: torch.Tensor, classes) -> F1:
     """Of whole-number tensors of one shape, over these classes."""
     if answers.shape != labels.shape:
         raise Impossible(
-            f"{answers.numel()} answers and {labels.numel()} labels cannot be compared: give one answer for each label."
+            f"{answers.numel()} answers and {labels.numel()} labels cannot be compared: give one"
+            " answer for each label."
         )
     if not (classes := list(classes)):
         raise Impossible("F1 over no classes is nothing: name at least one class.")

@@ -1,9 +1,11 @@
-"""Real text as bytes: every sample is a window of S + 1 bytes, read once as inputs and once, one on, as targets.
+"""Real text as bytes: every sample is a window of S + 1 bytes, read once as inputs and once, one
+on, as targets.
 
-    inputs = text[i : i+S],  targets = text[i+1 : i+S+1],  i uniform from a generator seeded by (seed, step, micro-batch)
+    inputs = text[i : i+S],  targets = text[i+1 : i+S+1],  i uniform from a generator seeded by
+                                                           (seed, step, micro-batch)
 
-Which rank asks, when, and what it asked before change nothing. The default text is Python's own help, which
-every CPython carries: nothing is downloaded.
+Which rank asks, when, and what it asked before change nothing. The default text is Python's own
+help, which every CPython carries: nothing is downloaded.
 """
 
 import os
@@ -44,8 +46,8 @@ class ByteText:
         last_start = len(self) - sequence - 1
         if last_start < 0:
             raise Impossible(
-                f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads {sequence + 1}: "
-                f"take a sequence of at most {len(self) - 1} or a longer text."
+                f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads"
+                f" {sequence + 1}: take a sequence of at most {len(self) - 1} or a longer text."
             )
         draw = generator("text", seed, step, micro_batch)
         starts = torch.randint(last_start + 1, (batch, 1), generator=draw)
@@ -54,7 +56,8 @@ class ByteText:
 
 
 def help_text() -> ByteText:
-    """Python's help topics in the order of their names: English prose and code, the same on one Python version."""
+    """Python's help topics in the order of their names: English prose and code, the same on one
+    Python version."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:

@@ -1,4 +1,5 @@
-"""The experiments, one file each. Importing this package imports every file in it: add one, gain an experiment."""
+"""The experiments, one file each. Importing this package imports every file in it: add one, gain an
+experiment."""
 
 from ..core.family import import_files
 from .experiment import Experiment, Quantity

@@ -1,8 +1,9 @@
 """My batch does not fit. Is it the same if I take it in pieces?
 
-A byte-level GPT learns real text from sequences of unequal length, in micro-batches whose gradients are added before each
-update. All are padded to one length, so that micro-batches cost the same, and differ in how many of their tokens count.
-`compare` also takes each window as one large batch, beside the run, and logs how far each rule's gradient is from that.
+A byte-level GPT learns real text from sequences of unequal length, in micro-batches whose gradients
+are added before each update. All are padded to one length, so that micro-batches cost the same, and
+differ in how many of their tokens count. `compare` also takes each window as one large batch,
+beside the run, and logs how far each rule's gradient is from that.
 """
 
 import math
@@ -17,15 +18,15 @@ import torch
 from torch import nn
 
 from ..core import Scalar, Trace, knob
+from ..core.words import size
 from ..data import chosen_text
 from ..models import GPT, GPTConfig
-from ..models.optimizers import OPTIMIZERS
-from ..rates import peak_bytes
-from ..recipe import Lens, Recipe, train
-from ..schedule import Action, B, F, Step, U
+from ..order.rates import peak_bytes
+from ..order.schedule import Action, B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
 from ..techniques.one_process import Sample
-from ..words import size
+from ..train.optimizer import Optimizer
+from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
@@ -64,7 +65,7 @@ class Accumulate(OneDevice):
     hardware: str = knob(
         "unit", "what the modelled clock charges for compute", choices=profiles, more=True
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-2, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -114,7 +115,7 @@ class Accumulate(OneDevice):
         if self.text:
             self.micro_batch(0)
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
     def config(self) -> GPTConfig:
@@ -135,7 +136,8 @@ class Accumulate(OneDevice):
         return list(windows(range(self.micro_batches), self.accumulation))
 
     def lengths(self, spread: float) -> list[int]:
-        """Tokens that count in a sequence of each micro-batch of a window: from the shortest to the longest, by equal factors."""
+        """Tokens that count in a sequence of each micro-batch of a window: from the shortest to the
+        longest, by equal factors."""
         last = max(self.accumulation - 1, 1)
         return [max(1, round(self.sequence * spread ** (i / last - 1))) for i in range(last + 1)][
             -self.accumulation :
@@ -155,13 +157,15 @@ class Accumulate(OneDevice):
             else f"{tokens[0]} .. {tokens[-1]}"
         )
         return (
-            f"{self.steps} update{'s' * (self.steps > 1)} of a model of {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M "
-            f"parameters; in a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
+            f"{self.steps} update{'s' * (self.steps > 1)} of a model of"
+            f" {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M parameters; in"
+            f" a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
         )
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a token of each micro-batch counts, and the error to expect by spread and by update: see techniques/accumulate.py."""
+        """What a token of each micro-batch counts, and the error to expect by spread and by update:
+        see techniques/accumulate.py."""
         return {
             **super().facts,
             "tokens": self.tokens(),
@@ -176,7 +180,7 @@ class Accumulate(OneDevice):
             ],
         }
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     shapes: ClassVar[tuple[str, ...]] = (
         "sequences",
@@ -196,11 +200,14 @@ class Accumulate(OneDevice):
 
     @property
     def pieces(self) -> tuple[int, int]:
-        """Micro-batches of the dry run's windows: a window's second is as all after it, and the second window as all after it."""
+        """Micro-batches of the dry run's windows: a window's second is as all after it, and the
+        second window as all after it."""
         inside = min(self.accumulation, self.micro_batches, 2)
-        return inside, min(
-            inside, self.micro_batches - self.accumulation
-        ) if self.steps == 2 else inside * (self.steps > 1)
+        return inside, (
+            min(inside, self.micro_batches - self.accumulation)
+            if self.steps == 2
+            else inside * (self.steps > 1)
+        )
 
     def shaped(self) -> dict[str, Any]:
         inside, later = self.pieces
@@ -218,7 +225,8 @@ class Accumulate(OneDevice):
         )
 
     def activations(self, times: int = 1) -> int:
-        """Bytes that a forward of so many micro-batches at once saves; the summed loss keeps one number, of how many tokens it is."""
+        """Bytes that a forward of so many micro-batches at once saves; the summed loss keeps one
+        number, of how many tokens it is."""
         one = self.config.dtype.itemsize
         return times * (self.acted(F(0, 0)[0]).after["activations"] - one) + one
 
@@ -277,7 +285,8 @@ class Accumulate(OneDevice):
     def of_whole_windows(
         self, trace: Trace, name: str, expected: float, times: float = 1.0
     ) -> float | None:
-        """The mean of what a run logged under a name, of its whole windows where there are any; what to expect, of a prediction."""
+        """The mean of what a run logged under a name, of its whole windows where there are any;
+        what to expect, of a prediction."""
         values = [e.value for e in trace.where(Scalar, name=name)][
             : self.micro_batches // self.accumulation or None
         ]
@@ -286,7 +295,10 @@ class Accumulate(OneDevice):
 
     @property
     def relief(self) -> str:
-        return "Fewer sequences in a micro-batch, and more micro-batches for the same window, would need less."
+        return (
+            "Fewer sequences in a micro-batch, and more micro-batches for the same window, would"
+            " need less."
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         saved, k, counts = (
@@ -295,24 +307,29 @@ class Accumulate(OneDevice):
             token_counts(mean_of_means, self.tokens()),
         )
         said = [
-            f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k))}."
+            f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one"
+            f" pass would hold {size(self.activations(k))}."
         ]
         if max(counts) > min(counts):
             said.append(
-                f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f} times what it should, "
-                f"one of the longest {min(counts):.2f} times. Where tokens' gradients are noise its gradient is off by about "
-                f"{noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree, as in the first updates, by less."
+                f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f}"
+                f" times what it should, one of the longest {min(counts):.2f} times. Where tokens'"
+                " gradients are noise its gradient is off by about"
+                f" {noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree,"
+                " as in the first updates, by less."
             )
         if over := self.micro_batches % self.accumulation:
             said.append(
-                f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not {self.accumulation}, and divides by their tokens."
+                f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not"
+                f" {self.accumulation}, and divides by their tokens."
             )
         return super().explain(trace) + said
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     def micro_batch(self, number: int) -> Sample:
-        """(inputs, targets), each (sequences, sequence): the same text whatever the window, its tail left out of the targets."""
+        """(inputs, targets), each (sequences, sequence): the same text whatever the window, its
+        tail left out of the targets."""
         ids, targets = chosen_text(self.text).batch(
             self.seed, 0, number, self.sequences, self.sequence
         )
@@ -326,7 +343,7 @@ class Accumulate(OneDevice):
             data=self.micro_batch,
             loss=mean,
             clip=self.clip or None,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            optimizer=self.optimizer_class.at(self.learning_rate),
             steps=self.steps,
             samples=self.micro_batches,
             micro_batches=min(self.accumulation, self.micro_batches),
@@ -334,7 +351,8 @@ class Accumulate(OneDevice):
         )
 
     def shares(self, window: Sequence[Sample]) -> list[float]:
-        """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the rule says."""
+        """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
+        rule says."""
         return shares(self.rule, [counting(sample.targets) for sample in window])
 
     def by_update(self, losses: Sequence[float]) -> list[float]:
@@ -396,7 +414,8 @@ def counting(targets: torch.Tensor) -> int:
 
 
 class BesideLarge(Lens):
-    """Beside the run each window is taken as one large batch too: how far is each rule's gradient from that?"""
+    """Beside the run each window is taken as one large batch too: how far is each rule's gradient
+    from that?"""
 
     def __init__(self, rank):
         self.rank = rank
@@ -410,7 +429,8 @@ class BesideLarge(Lens):
 
 
 def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
-    """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|, and the cosine between them."""
+    """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|,
+    and the cosine between them."""
 
     def gradient(loss):
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])

@@ -1,8 +1,9 @@
 """Why not just send everything to rank 0?
 
-Each rank has a gradient of its own, and all need the sum. The collective says who sends which chunk to whom in each round; the
-ranks do it with real tensors and find out from the numbers themselves whose gradients each chunk has added up. Additions take
-no time on the modelled clock: beside a link they are fast.
+Each rank has a gradient of its own, and all need the sum. The collective says who sends which chunk
+to whom in each round; the ranks do it with real tensors and find out from the numbers themselves
+whose gradients each chunk has added up. Additions take no time on the modelled clock: beside a link
+they are fast.
 """
 
 from dataclasses import replace
@@ -12,17 +13,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..collective import Collective, provenance, sizes
-from ..core import Cost, Impossible, Scalar, Trace, knob
+from ..core import Cost, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..core.trace import MARK
-from ..holdings import HOLDS, MOST, place
-from ..plan import Compute, Plan, Recv, lower_collective
-from ..runtime.execute import execute
-from ..runtime.moves import Chunks
-from ..schedule import Action
-from ..simulate import simulate
-from ..words import counted, duration, size
+from ..core.words import counted, duration, size
+from ..order.collective import Collective, provenance, sizes
+from ..order.holdings import HOLDS, MOST, place
+from ..order.plan import Compute, Plan, Recv, lower_collective
+from ..order.schedule import Action
+from ..order.simulate import simulate
+from ..runtime.talk.execute import execute
+from ..runtime.talk.moves import Chunks
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
 
@@ -43,7 +44,8 @@ class AllReduce(OnHardware):
     )
     ranks: int = knob(
         4,
-        f"devices, each with a gradient of its own; up to {MOST} run on one machine, more are predicted",
+        f"devices, each with a gradient of its own; up to {MOST} run on one machine, more are"
+        " predicted",
         low=1,
         high=72,
     )
@@ -70,7 +72,7 @@ class AllReduce(OnHardware):
         super().model_post_init(facts)
         self.lowered  # noqa: B018  (raises Impossible)
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
     def order(self) -> Collective:
@@ -116,10 +118,9 @@ class AllReduce(OnHardware):
         return Plan(lanes, self.ranks)
 
     def cost(self) -> Cost:
-        held = {
-            rank: (("gradients", self.elements * self.format.itemsize),)
-            for rank in range(self.ranks)
-        }
+        held = dict.fromkeys(
+            range(self.ranks), (("gradients", self.elements * self.format.itemsize),)
+        )
         return self.misfortune.priced(
             Cost(
                 {},
@@ -138,7 +139,8 @@ class AllReduce(OnHardware):
         )
 
     def holdings(self, trace: Trace) -> list[Scalar]:
-        """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run find out from its numbers."""
+        """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run
+        find out from its numbers."""
         if self.ranks > MOST:
             return []
         arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
@@ -164,7 +166,7 @@ class AllReduce(OnHardware):
     def scalar(rank: int, lane: str, number: int, chunk: int, at: int, held: int) -> Scalar:
         return Scalar(rank, lane, "scalar", f"{HOLDS}round {number} chunk {chunk}", at, float(held))
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     @cached_property
     def periods(self) -> torch.Tensor:
@@ -180,14 +182,16 @@ class AllReduce(OnHardware):
         )
 
     def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
-        """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so many one more."""
+        """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so
+        many one more."""
         lengths = sizes(self.elements, self.order.chunks)
         places = sum(lengths[:chunk]) + torch.arange(0, min(lengths[chunk], every * count), every)
         brings = torch.tensor([[self.order.brings(rank, chunk)] for rank in range(self.ranks)])
         return torch.where(brings, self.periods[:, places % PERIOD], 0)
 
     def held(self, chunk: int, tensor: torch.Tensor) -> int:
-        """The set of ranks whose gradients add up to the chunk's first elements, rank r as bit 1 << r; 0 where no set does."""
+        """The set of ranks whose gradients add up to the chunk's first elements, rank r as bit 1 <<
+        r; 0 where no set does."""
         terms = self.terms(chunk, 1, LOOKED_AT).double()
         subsets = torch.arange(1 << self.ranks)[:, None] >> torch.arange(self.ranks) & 1
         off = (subsets.double() @ terms - tensor[:LOOKED_AT].double()).abs().amax(1)
@@ -223,7 +227,7 @@ class AllReduce(OnHardware):
         """The gradient, the chunks that came, and those on the way."""
         return [3 * self.elements * self.format.itemsize] * self.ranks
 
-    # -- what is told ---------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -253,8 +257,8 @@ class AllReduce(OnHardware):
     def describe(self) -> str:
         chunks, rounds = self.order.chunks, len(self.planned())
         return (
-            f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of {size(self.elements * self.format.itemsize / chunks)}, "
-            f"{counted(rounds, 'round')}"
+            f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of"
+            f" {size(self.elements * self.format.itemsize / chunks)}, {counted(rounds, 'round')}"
         )
 
     def explain(self, trace: Trace) -> list[str]:
@@ -263,9 +267,14 @@ class AllReduce(OnHardware):
             return super().explain(trace)
         most, mean = max(passed), sum(passed) / trace.ranks
         told = [
-            f"All ports are equally busy: each passes {size(most)}, in and out together."
-            if most < 1.01 * mean
-            else f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."
+            (
+                f"All ports are equally busy: each passes {size(most)}, in and out together."
+                if most < 1.01 * mean
+                else (
+                    f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"
+                    f" and out together, {most / mean:.3g} times the mean of all ports."
+                )
+            )
         ]
         if trace.clock != "measured":
             links = self.profile.links(self.ranks)
@@ -278,7 +287,8 @@ class AllReduce(OnHardware):
                 / TICKS_PER_SECOND
             )
             told.append(
-                f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')} of its {duration(trace.makespan, 's')}."
+                f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')}"
+                f" of its {duration(trace.makespan, 's')}."
             )
         return told + super().explain(trace)
 

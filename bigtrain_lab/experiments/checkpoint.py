@@ -1,7 +1,8 @@
 """Can I train 4 times deeper by throwing activations away?
 
-A chain of layers is trained by a recompute plan: every advance, recorded pass and backward is an action of its own, so the player
-shows what is kept and what runs again. The plan sees the layers' weights from shapes alone; the run measures them.
+A chain of layers is trained by a recompute plan: every advance, recorded pass and backward is an
+action of its own, so the player shows what is kept and what runs again. The plan sees the layers'
+weights from shapes alone; the run measures them.
 """
 
 from collections import Counter
@@ -17,8 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..core import Impossible, Memory, Trace, knob
+from ..core.words import size
 from ..data import chosen_text
-from ..dry_run import META, Acted, Work, dry_run
 from ..models import GPTConfig, Noise, parameter_shapes
 from ..models.chains import (
     ChainGPT,
@@ -29,9 +30,9 @@ from ..models.chains import (
     repeated,
     uneven_widths,
 )
-from ..models.optimizers import OPTIMIZERS
-from ..recipe import Lens, Recipe, train
-from ..recompute import (
+from ..order.recompute.compared import compared, work_beside
+from ..order.recompute.optimum import frontier, smallest_budget
+from ..order.recompute.plan import (
     Chain,
     Op,
     Recompute,
@@ -43,14 +44,14 @@ from ..recompute import (
     peak_bytes,
     turn,
 )
-from ..recompute_compared import compared, work_beside
-from ..recompute_optimum import frontier, smallest_budget
-from ..runtime import owned
-from ..schedule import Action, Step
-from ..simulate import simulate
+from ..order.schedule import Action, Step
+from ..order.simulate import simulate
+from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint_sequential, selective
 from ..techniques.one_process import Sample
-from ..words import size
+from ..train.dry_run import META, Acted, Work, dry_run
+from ..train.optimizer import Optimizer
+from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
@@ -97,7 +98,7 @@ class Checkpoint(OneDevice):
     hardware: str = knob(
         "unit", "what the modelled clock charges for compute", choices=profiles, more=True
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -117,14 +118,17 @@ class Checkpoint(OneDevice):
             self.config  # noqa: B018  (raises Impossible)
         if self.recompute.inside and self.model == "mlp":
             raise Impossible(
-                "The plan selective recomputes inside attention, and an MLP has none: take the model gpt, or another plan."
+                "The plan selective recomputes inside attention, and an MLP has none: take the"
+                " model gpt, or another plan."
             )
         if self.recompute.needs_budget() and self.budget_bytes < (
             least := smallest_budget(self.chain)
         ):
             raise Impossible(
-                f"A budget of {size(self.budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: take at "
-                f"least {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that share it."
+                f"A budget of {size(self.budget_bytes)} is below the smallest peak that any plan"
+                f" reaches, {size(least)}: take at least"
+                f" {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that"
+                " share it."
             )
         self.ops  # noqa: B018  (raises Impossible)
 
@@ -139,7 +143,7 @@ class Checkpoint(OneDevice):
             | ({"sequence", "heads", "text"} if settings["model"] == "mlp" else set())
         )
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
     @cached_property
     def config(self) -> GPTConfig:
         return GPTConfig(
@@ -157,7 +161,8 @@ class Checkpoint(OneDevice):
 
     @cached_property
     def recompute(self) -> Recompute:
-        """The plan itself: one that was typed in a notebook travels to the ranks with the experiment."""
+        """The plan itself: one that was typed in a notebook travels to the ranks with the
+        experiment."""
         return named(f"every-{self.k}" if self.plan == "every-k" else self.plan)
 
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
@@ -205,24 +210,21 @@ class Checkpoint(OneDevice):
         return self.recompute.ops(self.chain, self.budget_bytes)
 
     @cached_property
-    def weights(self) -> list[list[int]]:
-        """The bytes of each layer's weights, tensor by tensor."""
+    def weights(self) -> list[list[tuple[int, ...]]]:
+        """The shapes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            pieces = [
-                [prod(shape) * self.item for shape in parameter_shapes(one, i, i + 1).values()]
-                for i in range(3)
-            ]
+            pieces = [list(parameter_shapes(one, i, i + 1).values()) for i in range(3)]
             return list(repeated(pieces, self.layers))
         sizes = uneven_widths(self.layers, self.width)
-        return [[self.item * a * b] for a, b in zip(sizes, sizes[1:])]
+        return [[shape] for shape in zip(sizes, sizes[1:])]
 
     @property
     def weight_bytes(self) -> list[int]:
         """Of each layer."""
-        return list(map(sum, self.weights))
+        return [self.item * sum(map(prod, layer)) for layer in self.weights]
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     def numbered(self, action: Action, step: int) -> Action:
         """The action of a step's plan, as an action of the run: passes are numbered on."""
@@ -270,20 +272,22 @@ class Checkpoint(OneDevice):
             return self.slots
         return {
             **self.slots,
-            "U": self.update[1].seconds(
-                self.profile, self.dtype, tensors=sum(map(len, self.weights))
+            "U": (
+                self.update[1].seconds(
+                    self.profile, self.dtype, tensors=sum(map(len, self.weights))
+                )
             ),
         }
 
     @cached_property
     def update(self) -> tuple[int, Work]:
-        """Bytes of the optimizer's state, and the work of the last update: the sums over all weights."""
+        """Bytes of the optimizer's state, and the work of the last update: the sums over all
+        weights."""
+        dtype, steps = getattr(torch, self.dtype), min(self.steps, 2)
         each = [
-            updated(
-                size // self.item, getattr(torch, self.dtype), self.optimizer, min(self.steps, 2)
-            )
+            updated(tuple(shape), dtype, self.optimizer_class, steps)
             for layer in self.weights
-            for size in layer
+            for shape in layer
         ]
         return sum(acted.after.get("optimizer", 0) for acted in each), Work(
             *map(sum, zip(*(acted.work for acted in each)))
@@ -293,8 +297,10 @@ class Checkpoint(OneDevice):
         return [("weights", sum(self.weight_bytes))]
 
     def changes(self) -> dict:
-        """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
-        In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
+        """What the plan holds, by kind; weights' gradients come with each backward and go with the
+        update, which first makes its state. In the backward the gradient of the loss, one number,
+        is there, and no output of the chain, which is the loss itself.
+        """
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
         state = self.update[0]
         first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
@@ -329,7 +335,7 @@ class Checkpoint(OneDevice):
         """The prediction without what a picture needs beside it, for those who compare many."""
         return simulate(self.lowered, self.cost())
 
-    # -- what is told ---------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -353,7 +359,8 @@ class Checkpoint(OneDevice):
         )
 
     def work(self, trace: Trace) -> float | None:
-        """What layers take in all, over what they would without recompute, by the times of the trace itself."""
+        """What layers take in all, over what they would without recompute, by the times of the
+        trace itself."""
         took = Counter()
         for span in trace.spans(0):
             took[span.kind] += span.end - span.start
@@ -365,8 +372,10 @@ class Checkpoint(OneDevice):
         )
 
     def saved_peak(self, trace: Trace) -> int:
-        """The most that is kept for the backward at an action's end. The state in hand is left out, as a budget leaves it out:
-        the ledger counts it among what was recomputed where a recorded pass in the backward has just made it."""
+        """The most that is kept for the backward at an action's end. The state in hand is left out,
+        as a budget leaves it out: the ledger counts it among what was recomputed where a recorded
+        pass in the backward has just made it.
+        """
         in_hand = {
             self.numbered(op.action, step): kinds["activations"] + kinds["recomputed"] - kept
             for step in range(self.steps)
@@ -387,7 +396,8 @@ class Checkpoint(OneDevice):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Every plan beside the recursion's frontier: (peak bytes, work of a step over that of keep-all)."""
+        """Every plan beside the recursion's frontier: (peak bytes, work of a step over that of
+        keep-all)."""
         plans, steps = compared(
             self.weighed(False)[0], self.weighed(True)[0] if self.model == "gpt" else None, self.k
         )
@@ -406,14 +416,18 @@ class Checkpoint(OneDevice):
 
     def describe(self) -> str:
         return (
-            f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M parameters; keeping all takes "
-            f"{size(self.everything)}, the largest layer {size(max(map(self.whole.record, range(self.whole.layers))))}"
+            f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M"
+            f" parameters; keeping all takes {size(self.everything)}, the largest layer"
+            f" {size(max(map(self.whole.record, range(self.whole.layers))))}"
         )
 
     @property
     def relief(self) -> str:
         less = "A smaller budget" if self.recompute.needs_budget() else "The plan optimal"
-        return f"{less} would need less (activations down to {size(smallest_budget(self.whole))}), or fewer rows, or fewer or narrower layers."
+        return (
+            f"{less} would need less (activations down to {size(smallest_budget(self.whole))}), or"
+            " fewer rows, or fewer or narrower layers."
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         peak, again, (layer, times) = (
@@ -429,19 +443,23 @@ class Checkpoint(OneDevice):
             and most <= self.capacity_bytes < 2 * most
         ):
             told.append(
-                "This prediction knows what is held where actions end. A run is limited at the very operator, and may hold more inside an action."
+                "This prediction knows what is held where actions end. A run is limited at the very"
+                " operator, and may hold more inside an action."
             )
         said = [
-            f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the {size(self.everything)} that keeping all takes, and runs "
-            f"{again:,} forwards again: {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
+            f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the"
+            f" {size(self.everything)} that keeping all takes, and runs {again:,} forwards again:"
+            f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
         ]
         if again:
             said.append(
-                f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the pass that its backward uses."
+                f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the"
+                " pass that its backward uses."
             )
         if self.recompute.inside:
             said.append(
-                "No layer advances: inside each block the attention's square is made again, in its backward."
+                "No layer advances: inside each block the attention's square is made again, in its"
+                " backward."
             )
         if self.plan == "optimal" and (
             better := [
@@ -451,11 +469,12 @@ class Checkpoint(OneDevice):
             ]
         ):
             said.append(
-                f"The next better plan needs at most {size(better[0])}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}."
+                f"The next better plan needs at most {size(better[0])}; the smallest budget that"
+                f" any plan fits in is {size(smallest_budget(self.chain))}."
             )
         return super().explain(trace) + told + said
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
@@ -477,7 +496,7 @@ class Checkpoint(OneDevice):
             data=self.sample,
             loss=lambda output, targets: output,
             steps=self.steps,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            optimizer=self.optimizer_class.at(self.learning_rate),
         )
 
     def program(self, rank) -> dict[str, Any]:
@@ -511,12 +530,14 @@ class Checkpoint(OneDevice):
 
 
 @lru_cache(maxsize=256)
-def updated(numbers: int, dtype: torch.dtype, optimizer: str, steps: int) -> Acted:
-    """The last update of a weight of so many numbers, by its dry run; an optimizer updates each number alone."""
+def updated(
+    shape: tuple[int, ...], dtype: torch.dtype, optimizer: type[Optimizer], steps: int
+) -> Acted:
+    """The last update of a weight, by its dry run: an optimizer updates each tensor alone."""
 
     def program(rank):
-        weight = torch.empty(numbers, dtype=dtype, device=META, requires_grad=True)
-        rule = OPTIMIZERS[optimizer](0.1)([weight])
+        weight = torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
+        rule = optimizer.at(0.1)([weight])
         rank.watch(lambda: owned.of([rule]))
         for step in range(steps):
             weight.grad = torch.empty_like(weight)
@@ -527,7 +548,8 @@ def updated(numbers: int, dtype: torch.dtype, optimizer: str, steps: int) -> Act
 
 
 class Operations(Lens):
-    """Each operation of the plan is a span of its own, in place of the forward and the backward that it is part of."""
+    """Each operation of the plan is a span of its own, in place of the forward and the backward
+    that it is part of."""
 
     def __init__(self, rank):
         self.rank = rank

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal
 from ..core import Impossible, Trace, knob
 from ..core.hardware import Hardware
 from ..core.peak import readings
+from ..core.words import duration, size
 from ..data import chosen_text
-from ..models.optimizers import OPTIMIZERS
-from ..rates import axes
-from ..schedule import Schedule
+from ..order.rates import axes
+from ..order.schedule import Schedule
 from ..techniques.checkpoint import checkpoint
-from ..words import duration, size
+from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
@@ -62,7 +62,8 @@ class Combined(Sharded):
     )
     zero_1: bool = knob(
         False,
-        "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO); lamb and lars then need tp = 1",
+        "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO);"
+        " lamb and lars then need tp = 1",
         more=True,
     )
     ranks_per_node: int = knob(
@@ -91,7 +92,7 @@ class Combined(Sharded):
         32, "tokens (bytes of text) in a sample", low=4, high=2048, unit="tokens", more=True
     )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -108,13 +109,14 @@ class Combined(Sharded):
         super().model_post_init(facts)
         if self.micro_batches % self.replicas:
             raise Impossible(
-                f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
-                f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches."
+                f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas}"
+                f" replicas: take {-(-self.micro_batches // self.replicas) * self.replicas}"
+                " micro-batches."
             )
-        if self.sharded and self.slices > 1 and self.optimizer in ("lamb", "lars"):
+        if self.sharded and self.slices > 1 and not self.optimizer_class.element_wise():
             raise Impossible(
-                f"{self.optimizer} sums its norms over replicas and slices at once under zero-1, which this lab does not predict: "
-                "take adam, tp = 1, or no zero-1."
+                f"{self.optimizer} sums its norms over replicas and slices at once under zero-1,"
+                " which this lab does not predict: take adam, tp = 1, or no zero-1."
             )
         self.recipe, self.stages  # noqa: B018  (both raise Impossible)
         if self.text:
@@ -188,8 +190,9 @@ class Combined(Sharded):
 
     def describe(self) -> str:
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline} x {self.slices} ranks; "
-            f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+            f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline}"
+            f" x {self.slices} ranks; a batch of {self.micro_batches} x {self.rows} samples of"
+            f" {self.sequence} bytes"
         )
 
     @property
@@ -223,7 +226,8 @@ class Combined(Sharded):
         for axis in axes(trace):
             if dict(self.mesh.axes)[axis.name] > 1:
                 said.append(
-                    f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a step of "
-                    f"{duration(trace.step_time, trace.unit)}, and a rank sends {size(round(axis.bytes))}."
+                    f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a"
+                    f" step of {duration(trace.step_time, trace.unit)}, and a rank sends"
+                    f" {size(round(axis.bytes))}."
                 )
         return said

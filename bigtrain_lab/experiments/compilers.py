@@ -19,12 +19,12 @@ import torch
 
 from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
-from ..plan import Compute, Plan
-from ..rates import apart, last, samples
-from ..runtime.faults import Fault
-from ..schedule import Action
-from ..simulate import simulate
-from ..words import counted, duration, size
+from ..core.words import counted, duration, size
+from ..order.plan import Compute, Plan
+from ..order.rates import apart, last, samples
+from ..order.schedule import Action
+from ..order.simulate import simulate
+from ..runtime.failure.faults import Fault
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 
@@ -374,7 +374,7 @@ class Compile(OnHardware):
         if fast := samples(trace, COMPILED):
             steps, both = (
                 break_even(trace),
-                (f"eager {spread(samples(trace, EAGER))}, compiled {spread(fast)}"),
+                f"eager {spread(samples(trace, EAGER))}, compiled {spread(fast)}",
             )
             won = (
                 "neither is faster within that spread"
@@ -405,8 +405,8 @@ class Compile(OnHardware):
 
 
 class Watched:
-    """Runs a captured graph kernel by kernel in spans while there is a step, else as it is. The first
-    step counts bytes."""
+    """Runs a captured graph kernel by kernel in spans while there is a step, else as it is. The
+    first step counts bytes."""
 
     def __init__(self, rank):
         self.rank, self.step, self.bytes = rank, None, 0

@@ -13,26 +13,30 @@ from typing import Any, ClassVar, Literal
 
 from ..core import Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core.words import duration, size
 from ..data import chosen_text
-from ..explain import bubbles
-from ..models.optimizers import OPTIMIZERS
-from ..rates import exposed
-from ..rehearsal import WHOLE
-from ..runtime.faults import MISTAKES, Astray, Fault
-from ..schedule import Schedule
+from ..order.explain import bubbles
+from ..order.rates import exposed
+from ..order.schedule import Schedule
+from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.bucket_plan import LANE
 from ..techniques.reducers import Buckets, FusedCycle, PushPull
-from ..words import duration, size
+from ..train.optimizer import Optimizer
+from ..train.rehearsal import WHOLE
 from .experiment import MB, Quantity
 from .layered import Layered
 from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
 
 SYMPTOMS = {
-    "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no "
-    "weight is a number anywhere.",
-    "straggler": "All ranks wait for rank {rank} in every step: its compute lane alone never idles.",
+    "nan": (
+        "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no "
+        "weight is a number anywhere."
+    ),
+    "straggler": (
+        "All ranks wait for rank {rank} in every step: its compute lane alone never idles."
+    ),
 }
 
 
@@ -58,8 +62,9 @@ class DataParallel(Layered):
     )
     strategy: str = knob(
         "buckets",
-        "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of Horovod's; or pieces, front "
-        "layers first, each rank being the server of a part of them, as BytePS pushes and pulls",
+        "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of"
+        " Horovod's; or pieces, front layers first, each rank being the server of a part of them,"
+        " as BytePS pushes and pulls",
         choices=STRATEGIES,
         more=True,
     )
@@ -137,7 +142,7 @@ class DataParallel(Layered):
         32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -189,7 +194,7 @@ class DataParallel(Layered):
                 f"which can make it at 0 to {count - 1}: choose one of them as fault-at."
             )
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @property
     def reducing(self) -> dict[str, Any]:
@@ -222,11 +227,12 @@ class DataParallel(Layered):
 
     def describe(self) -> str:
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
-            f"{self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+            f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks}"
+            f" rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x {self.micro_batches} x"
+            f" {self.rows} samples of {self.sequence} bytes"
         )
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
     def profile(self) -> Hardware:

@@ -1,7 +1,9 @@
-"""How deep a model fits in a fixed memory, by recompute plan: the experiment checkpoint, predicted at depth after depth.
+"""How deep a model fits in a fixed memory, by recompute plan: the experiment checkpoint, predicted
+at depth after depth.
 
-What must fit is all that the prediction counts at action boundaries of the second step, when the optimizer's state is there:
-weights, gradients, that state, and what the plan keeps. `optimal` is given what the rest leaves, and so is as deep as any plan.
+What must fit is all that the prediction counts at action boundaries of the second step, when the
+optimizer's state is there: weights, gradients, that state, and what the plan keeps. `optimal` is
+given what the rest leaves, and so is as deep as any plan.
 """
 
 from typing import NamedTuple
@@ -18,7 +20,8 @@ class Depth(NamedTuple):
 
 
 def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
-    """The deepest model of the experiment's kind that a plan trains within so much memory, as far as its `layers` go.
+    """The deepest model of the experiment's kind that a plan trains within so much memory, as far
+    as its `layers` go.
 
     Impossible where not even the smallest fits.
     """
@@ -32,7 +35,8 @@ def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
             best, found = fitting, (middle, found[1])
     if best is None:
         raise Impossible(
-            f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or make its layers smaller."
+            f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or"
+            " make its layers smaller."
         )
     return Depth(best.layers, best.work(best.simulated()))
 

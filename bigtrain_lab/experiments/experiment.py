@@ -1,6 +1,8 @@
-"""An experiment is one question a student asks: settings, a prediction, a program for real ranks, a reference.
+"""An experiment is one question a student asks: settings, a prediction, a program for real ranks, a
+reference.
 
-Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new experiment is one new file.
+Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new
+experiment is one new file.
 """
 
 import dataclasses
@@ -15,12 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..core import Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
-from ..explain import does_not_fit, not_finite
-from ..holdings import MOST
-from ..recipe import Recipe
+from ..core.words import counted
+from ..order.explain import does_not_fit, not_finite
+from ..order.holdings import MOST
 from ..runtime import Run, launch
-from ..runtime.faults import FAULTS, SLOWER, Fault
-from ..words import counted
+from ..runtime.failure.faults import FAULTS, SLOWER, Fault
+from ..train.optimizer import Optimizer
+from ..train.recipe import Recipe
 
 BESIDE = (
     "experiment",
@@ -32,9 +35,10 @@ HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions las
 
 
 class Quantity(NamedTuple):
-    """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal; `of` answers None
-    where a trace does not tell, as a prediction does not tell a loss. `apart` says what happened in a trace that the prediction,
-    which takes the plain path, knows nothing of; "" where nothing did."""
+    """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be
+    equal; `of` answers None where a trace does not tell, as a prediction does not tell a loss.
+    `apart` says what happened in a trace that the prediction, which takes the plain path, knows
+    nothing of; "" where nothing did."""
 
     name: str
     unit: str
@@ -60,7 +64,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         "fault",
     )  # knobs with a menu that have a sentence of their own for what is not on it
 
-    # What any lab has, shown after the settings of the subclass: the device's memory, and what may go wrong (runtime/faults.py).
+    # What any lab has, shown after the settings of the subclass: the device's memory, and what may
+    # go wrong (runtime/faults.py).
     memory_mb: float = knob(
         0.0,
         "memory of each device; 0: what the hardware profile states",
@@ -90,9 +95,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
-        """A subclass's own fields come first, then those of every experiment that it has not declared anew."""
+        """A subclass's own fields come first, then those of every experiment that it has not
+        declared anew."""
         fields, knobs = cls.__pydantic_fields__, Experiment.knobs()
-        for name in [name for name, knob in cls.knobs().items() if knob is knobs.get(name)]:
+        for name in [name for name, own in cls.knobs().items() if own is knobs.get(name)]:
             fields[name] = fields.pop(name)
 
     def __init__(self, **settings: Any):
@@ -107,18 +113,20 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             self.refuse_fault()
 
     def model_post_init(self, facts):
-        """A word that is not on its knob's menu is refused. A subclass that refuses settings here calls this first."""
+        """A word that is not on its knob's menu is refused. A subclass that refuses settings here
+        calls this first."""
         self.__dict__["kept"] = facts or {}
-        for name, knob in self.knobs().items():
+        for name, own in self.knobs().items():
             if type(self).model_fields[name].annotation is str and name not in self.says_itself:
-                if (menu := knob.menu()) is not None and getattr(self, name) not in menu:
+                if (menu := own.menu()) is not None and getattr(self, name) not in menu:
                     raise Impossible(
                         f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
                     )
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        """The facts of the run that this was restored from, which price what follows from it too; {} where there was none."""
+        """The facts of the run that this was restored from, which price what follows from it too;
+        {} where there was none."""
         return {}
 
     def replace(self, **changes) -> "Experiment":
@@ -127,8 +135,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def restored(cls, told: dict, ranks: int | None = None) -> "Experiment":
-        """From the settings that a run or a trace of so many ranks keeps, of this class where they are of its name. Impossible where
-        there is no such experiment, or not with these settings or ranks."""
+        """From the settings that a run or a trace of so many ranks keeps, of this class where they
+        are of its name. Impossible where there is no such experiment, or not with these settings or
+        ranks."""
         if "experiment" not in told:
             raise Impossible("it is not of an experiment.")
         if not isinstance(facts := told.get("facts", {}), dict):
@@ -141,12 +150,14 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         restored = chosen(**asked(told), facts=facts)
         if ranks not in (None, restored.ranks):
             raise Impossible(
-                f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run it again."
+                f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run"
+                " it again."
             )
         return restored
 
     def vouched(self, trace: Trace) -> Trace:
-        """The trace with facts computed here. A stranger's facts are dropped; only the name of its order is kept, for comparison."""
+        """The trace with facts computed here. A stranger's facts are dropped; only the name of its
+        order is kept, for comparison."""
         order = order_of(trace.settings)
         facts = {**self.facts, **({"order": order} if order else {})}
         others = {name: value for name, value in trace.settings.items() if name != "facts"}
@@ -156,8 +167,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run keeps beside its settings, as JSON: which order it runs, what pictures need beside the events, what was
-        measured before."""
+        """What a run keeps beside its settings, as JSON: which order it runs, what pictures need
+        beside the events, what was measured before."""
         return {"order": self.order_digest} if self.order_digest else {}
 
     def planned(self) -> Any:
@@ -166,7 +177,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @cached_property
     def order_digest(self) -> str:
-        """A name of that order, the same in every process: a class that was typed again keeps its own name."""
+        """A name of that order, the same in every process: a class that was typed again keeps its
+        own name."""
         planned = self.planned()
         return (
             ""
@@ -183,13 +195,26 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         }
 
     def is_of(self, told: dict[str, Any]) -> bool:
-        """Whether a run or a trace that keeps this was made by this order; True where it tells none."""
+        """Whether a run or a trace that keeps this was made by this order; True where it tells
+        none."""
         return order_of(told) in ("", self.order_digest)
 
     @classmethod
     def knobs(cls) -> dict[str, Knob]:
         """Field -> its knob, in order."""
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
+
+    @property
+    def optimizer_class(self) -> type[Optimizer]:
+        """The optimizer that the settings name."""
+        return Optimizer.named(self.optimizer)
+
+    def __getstate__(self):
+        """With the classes typed in a notebook that the settings name: a rank that unpickles it has
+        them as members of their families."""
+        chosen = {getattr(self, name): knob for name, knob in self.knobs().items()}
+        typed = [knob.typed()[value] for value, knob in chosen.items() if value in knob.typed()]
+        return super().__getstate__() | {"typed": typed}
 
     @property
     def mesh(self) -> Mesh | None:
@@ -203,19 +228,22 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def capacity_bytes(self) -> int | None:
-        """What each device holds at most: a run that needs more fails, as on a GPU. None where neither memory_mb nor a profile says."""
+        """What each device holds at most: a run that needs more fails, as on a GPU. None where
+        neither memory_mb nor a profile says."""
         return round(self.memory_mb * MB) or getattr(
             getattr(self, "profile", None), "memory_bytes", None
         )
 
     @property
     def relief(self) -> str:
-        """What would need less memory, in a sentence that names settings; a run that exceeds its devices' memory ends with it."""
+        """What would need less memory, in a sentence that names settings; a run that exceeds its
+        devices' memory ends with it."""
         return ""
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        """The settings that have no effect beside these values of the others: a panel hides them."""
+        """The settings that have no effect beside these values of the others: a panel hides
+        them."""
         fault = settings.get("fault", "none")
         used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(
             fault, {"fault_rank", "fault_at"}
@@ -224,7 +252,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def misfortune(self) -> Fault:
-        """The fault that the settings ask for; `.priced(cost)` is what a straggler makes of a Cost."""
+        """The fault that the settings ask for; `.priced(cost)` is what a straggler makes of a
+        Cost."""
         return Fault(self.fault, self.fault_rank, self.fault_at, self.fault_factor)
 
     def actions(self, rank: int) -> list[str]:
@@ -239,8 +268,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         for rank in struck:
             if self.fault != "straggler" and self.fault_at >= (count := len(self.actions(rank))):
                 raise Impossible(
-                    f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to {count - 1}: "
-                    "choose one of them."
+                    f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to"
+                    f" {count - 1}: choose one of them."
                 )
 
     @abstractmethod
@@ -253,9 +282,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def recipe(self) -> Recipe:
-        """The training, of which `program` and `reference` are made where a subclass writes none."""
+        """The training, of which `program` and `reference` are made where a subclass writes
+        none."""
         raise Impossible(
-            f"{type(self).__name__} says no training: write its recipe, or its program and its reference."
+            f"{type(self).__name__} says no training: write its recipe, or its program and its"
+            " reference."
         )
 
     def program(self, rank) -> dict[str, Any]:
@@ -277,8 +308,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return ""
 
     def explain(self, trace: Trace) -> list[str]:
-        """Sentences that say why the trace looks as it does; here, that a prediction does not fit into its devices, and where
-        the first NaN or infinity came from."""
+        """Sentences that say why the trace looks as it does; here, that a prediction does not fit
+        into its devices, and where the first NaN or infinity came from."""
         return does_not_fit(trace, self.capacity_bytes, self.relief) + not_finite(trace)
 
     @property
@@ -321,7 +352,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return []
 
     def needed_bytes(self) -> list[int]:
-        """What each rank would hold at its peak, as predicted of two steps: Adam's state is there after one."""
+        """What each rank would hold at its peak, as predicted of two steps: Adam's state is there
+        after one."""
         asked = self.replace(fault="none")
         if "steps" in type(self).model_fields:
             asked = asked.replace(steps=min(self.steps, 2))
@@ -333,7 +365,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
 
 def order_of(told: dict[str, Any]) -> str:
-    """The name of the order that a run or a trace was made by, of what it keeps; "" where it tells none."""
+    """The name of the order that a run or a trace was made by, of what it keeps; "" where it tells
+    none."""
     order = facts.get("order") if isinstance(facts := told.get("facts"), dict) else ""
     return order if isinstance(order, str) else ""
 
@@ -344,7 +377,8 @@ def asked(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def sentence(error: ValidationError, cls: type) -> str:
-    """One sentence for the first thing that is wrong: which setting, and the range or menu it must be in."""
+    """One sentence for the first thing that is wrong: which setting, and the range or menu it must
+    be in."""
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])

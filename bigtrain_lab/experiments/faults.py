@@ -1,28 +1,49 @@
 """Something broke on one of my ranks. Which one, and how do I see it?
 
-A small pipeline on which you let one thing go wrong. Predict first: will the run end, whom will it name, after how long, and
-what will the others be doing? Each fault is real, and every other lab has the same switch among its settings.
+A small pipeline on which you let one thing go wrong. Predict first: will the run end, whom will it
+name, after how long, and what will the others be doing? Each fault is real, and every other lab has
+the same switch among its settings.
 """
 
 from typing import ClassVar
 
 from ..core import Trace, knob
-from ..runtime.faults import FAULTS
-from ..schedule import Schedule
+from ..order.schedule import Schedule
+from ..runtime.failure.faults import FAULTS
 from .staleness import Staleness
 
 SYMPTOMS = {
     "none": "All is well: every rank was done, and modelled times are those that were predicted.",
-    "raise": "An exception: the run ends at once, and tells the rank, the exception and its line. The others lose their connection "
-    "a moment later and raise too: of many tracebacks, the earliest counts.",
-    "exit": "A process that left without a word: no traceback anywhere. Its exit code and the last line of its log are all there is.",
-    "kill": "A process that was killed: no traceback, and exit code -9. On a cluster, ask the system's log: memory ran out, most often.",
-    "hang": "No end and no error: one rank stands still in an action and all others wait for it. Only a time limit sees it, and a "
-    "dump of each rank's stack finds the one that waits for nobody.",
-    "deadlock": "No end and no error, and no rank works: each waits for another. Who waits for whom has a cycle, and the cycle is the bug.",
-    "straggler": "No error at all: each step takes longer. The rank that is busy while all others wait more than before is the slow one.",
-    "nan": "No error, and no time lost: the loss is not a number, and in a step or two no weight is one. The first rank that sent such "
-    "a value, of those that received none, is where it began.",
+    "raise": (
+        "An exception: the run ends at once, and tells the rank, the exception and its line. The"
+        " others lose their connection a moment later and raise too: of many tracebacks, the"
+        " earliest counts."
+    ),
+    "exit": (
+        "A process that left without a word: no traceback anywhere. Its exit code and the last line"
+        " of its log are all there is."
+    ),
+    "kill": (
+        "A process that was killed: no traceback, and exit code -9. On a cluster, ask the system's"
+        " log: memory ran out, most often."
+    ),
+    "hang": (
+        "No end and no error: one rank stands still in an action and all others wait for it. Only a"
+        " time limit sees it, and a dump of each rank's stack finds the one that waits for nobody."
+    ),
+    "deadlock": (
+        "No end and no error, and no rank works: each waits for another. Who waits for whom has a"
+        " cycle, and the cycle is the bug."
+    ),
+    "straggler": (
+        "No error at all: each step takes longer. The rank that is busy while all others wait more"
+        " than before is the slow one."
+    ),
+    "nan": (
+        "No error, and no time lost: the loss is not a number, and in a step or two no weight is"
+        " one. The first rank that sent such a value, of those that received none, is where it"
+        " began."
+    ),
 }
 GUESSES = {  # what to expect of a run -> the faults of which it is right
     "?": (),
@@ -69,7 +90,10 @@ class Faults(Staleness):
     def explain(self, trace: Trace) -> list[str]:
         if trace.clock == "predicted":
             return [
-                "Before you run it: does the run end, whom does it name, and what do the other ranks do? Choose a guess.",
+                (
+                    "Before you run it: does the run end, whom does it name, and what do the other"
+                    " ranks do? Choose a guess."
+                ),
                 *super().explain(trace),
             ]
         right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)

@@ -20,13 +20,10 @@ from ..core import Cost, Impossible, Mesh, Scalar, Trace, knob
 from ..data import ByteText, chosen_text, digits
 from ..data.digits import CLASSES, PASS, POINTS
 from ..models import GPT, Classifier, GPTConfig, built
-from ..models.optimizers import OPTIMIZERS
-from ..plan import Plan
-from ..rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
-from ..recipe import Lens, Recipe, train
-from ..rehearsal import WHOLE, Part, Rehearsal, rehearse
-from ..schedule import Schedule
-from ..simulate import simulate
+from ..order.plan import Plan
+from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
+from ..order.schedule import Schedule
+from ..order.simulate import simulate
 from ..techniques.bucket_plan import with_buckets
 from ..techniques.learning_rates import (
     linear_scaling,
@@ -34,7 +31,9 @@ from ..techniques.learning_rates import (
     square_root_scaling,
     warm_up,
 )
-from ..words import duration
+from ..train.optimizer import Optimizer
+from ..train.recipe import Lens, Recipe, train
+from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
@@ -71,7 +70,7 @@ class LargeBatch(OnHardware, Pipelined):
     batch: int = knob(
         4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
     )
-    optimizer: str = knob("lamb", "the rule of the update", choices=tuple(OPTIMIZERS))
+    optimizer: str = knob("lamb", "the rule of the update", choices=Optimizer.all)
     scaling: str = knob(
         "square-root",
         "what the rate is multiplied by where a batch is k times 32: sqrt(k), k or 1",
@@ -83,7 +82,8 @@ class LargeBatch(OnHardware, Pipelined):
     replicas: int = knob(1, "ranks that share each batch", low=1, high=8)
     warm_up: float = knob(
         0.1,
-        "share of the updates in which the rate rises to its full height; it falls to 0 in the others",
+        "share of the updates in which the rate rises to its full height; it falls to 0 in the"
+        " others",
         low=0,
         high=1,
         step=0.05,
@@ -143,12 +143,14 @@ class LargeBatch(OnHardware, Pipelined):
         super().model_post_init(facts)
         if self.batch > self.samples:
             raise Impossible(
-                f"A batch of {self.batch:,} is more than the {self.samples:,} samples of the run: take more samples, or a smaller batch."
+                f"A batch of {self.batch:,} is more than the {self.samples:,} samples of the run:"
+                " take more samples, or a smaller batch."
             )
         if self.batch % (self.replicas * self.micro_batches):
             raise Impossible(
-                f"A batch of {self.batch:,} cannot be cut into {self.replicas} x {self.micro_batches} equal micro-batches: "
-                "take powers of two for batch, replicas and at-once."
+                f"A batch of {self.batch:,} cannot be cut into {self.replicas} x"
+                f" {self.micro_batches} equal micro-batches: take powers of two for batch, replicas"
+                " and at-once."
             )
         self.recipe  # noqa: B018  (raises Impossible)
 
@@ -157,7 +159,7 @@ class LargeBatch(OnHardware, Pipelined):
         other = {"digits": {"sequence"}, "text": {"norm"}}.get(settings["task"], set())
         return super(Pipelined, cls).idle_settings(settings) | other
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @property
     def ranks(self) -> int:
@@ -225,11 +227,11 @@ class LargeBatch(OnHardware, Pipelined):
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
         return (
-            f"{self.samples:,} samples, {self.samples / self.a_pass:.3g} passes over the data, in {self.steps:,} updates{at}; "
-            f"the rate rises to {self.full_rate:.3g}"
+            f"{self.samples:,} samples, {self.samples / self.a_pass:.3g} passes over the data, in"
+            f" {self.steps:,} updates{at}; the rate rises to {self.full_rate:.3g}"
         )
 
-    # -- the training ---------------------------------------------------------------------------------------
+    # -- the training ------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
@@ -237,7 +239,7 @@ class LargeBatch(OnHardware, Pipelined):
             model=lambda stage: self.model(),
             data=self.micro_batch,
             loss=loss_of,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            optimizer=self.optimizer_class.at(self.learning_rate),
             learning_rate=self.rate,
             steps=self.steps,
             micro_batches=self.micro_batches,
@@ -282,7 +284,7 @@ class LargeBatch(OnHardware, Pipelined):
         trained = train(self.recipe, rank, Looks(self, rank))
         return self.recipe.arrays(trained.weights, trained.losses, trained.replica)
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         settings = {name: getattr(self, name) for name in SHAPES}
@@ -303,8 +305,10 @@ class LargeBatch(OnHardware, Pipelined):
             return {"F": 1, "B": 2, "U": 0}
         part = self.stage_run(0, WHOLE)
         return {
-            kind: part.work(kind).seconds(
-                self.profile, self.dtype, part.tensors if kind == "U" else 1
+            kind: (
+                part.work(kind).seconds(
+                    self.profile, self.dtype, part.tensors if kind == "U" else 1
+                )
             )
             for kind in "FBU"
         }
@@ -365,17 +369,19 @@ class LargeBatch(OnHardware, Pipelined):
         said, times = super(Pipelined, self).explain(trace), self.batch / BASE
         if times > 1:
             said.append(
-                f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE}, and by the {self.scaling} rule each "
-                f"has {self.full_rate / self.learning_rate:.3g} times the rate: together they can go "
-                f"{times * self.learning_rate / self.full_rate:.3g} times less far."
+                f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE},"
+                f" and by the {self.scaling} rule each has"
+                f" {self.full_rate / self.learning_rate:.3g} times the rate: together they can go"
+                f" {times * self.learning_rate / self.full_rate:.3g} times less far."
             )
         if (steps := of_layers(trace, STEP)) and not trace.settings.get("unfinished"):
             middle = len(self.looked) // 2
             own = [values[middle] for values in steps.values()]
             least, most = f"{min(own):.2%}", f"{max(own):.2%}"
             said.append(
-                f"In update {self.looked[middle]:,}, at a rate of {self.rate(self.looked[middle]):.3g}, "
-                f"a layer moved by {least if least == most else f'{least} to {most}'} of the length of its weights."
+                f"In update {self.looked[middle]:,}, at a rate of"
+                f" {self.rate(self.looked[middle]):.3g}, a layer moved by"
+                f" {least if least == most else f'{least} to {most}'} of the length of its weights."
             )
             reached, wanted = (
                 self.updates_to_target(trace),
@@ -432,7 +438,8 @@ def loss_of(output: Tensor, targets: Tensor) -> Tensor:
 
 
 class Looks(Lens):
-    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the model is by then."""
+    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
+    model is by then."""
 
     def __init__(self, lab: LargeBatch, rank):
         self.lab, self.rank = lab, rank

@@ -13,21 +13,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import Cost, Mesh, Trace
+from ..core import Cost, Impossible, Mesh, Trace
 from ..data import chosen_text
-from ..dry_run import META, Acted, Slices
 from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
-from ..models.optimizers import OPTIMIZERS
-from ..plan import SLICES, Plan, Together, with_calls
-from ..recipe import Recipe
-from ..rehearsal import HALVES, WHOLE, Part, Rehearsal
+from ..order.plan import SLICES, Plan, Together, with_calls
+from ..order.schedule import Action, Schedule, Written
+from ..order.simulate import simulate
 from ..runtime.devices import built
-from ..schedule import Action, Schedule, Written
-from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.bucket_plan import with_buckets
 from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.sliced_model import cut_of, sliced
+from ..train.dry_run import META, Acted, Slices
+from ..train.recipe import Recipe
+from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal
 from .on_hardware import OnHardware
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
@@ -41,6 +40,15 @@ class Layered(OnHardware, Pipelined):
     `text` and `seed`."""
 
     further: ClassVar[Mapping[str, Any]] = {}  # settings of a Recipe that change what a layer does
+    sharded: ClassVar[int] = 0  # the stage of ZeRO
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        if (self.slices > 1 or self.sharded) and not self.optimizer_class.steps_parts():
+            raise Impossible(
+                f"{self.optimizer} looks across the elements of a tensor, of which a rank has only"
+                " a part here: take one that steps each element by itself, such as adam."
+            )
 
     @property
     def ranks(self) -> int:
@@ -82,7 +90,7 @@ class Layered(OnHardware, Pipelined):
 
     @property
     def recipe(self) -> Recipe:
-        optimizer = OPTIMIZERS[self.optimizer](self.learning_rate)
+        optimizer = self.optimizer_class.at(self.learning_rate)
         return training(
             self.config,
             len(self.pieces),
@@ -104,7 +112,7 @@ class Layered(OnHardware, Pipelined):
         inputs, targets = text.batch(self.seed, 0, micro_batch, self.rows, self.sequence)
         return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
 
-    # -- how replicas average their gradients ---------------------------------------------------------
+    # -- how replicas average their gradients ------------------------------------------------------
 
     @property
     def bucket_bytes(self) -> int:
@@ -117,7 +125,7 @@ class Layered(OnHardware, Pipelined):
         its plan."""
         return {}
 
-    # -- theory ---------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
@@ -184,7 +192,7 @@ class Layered(OnHardware, Pipelined):
             self.config,
             *self.pieces[number],
             self.rows,
-            self.optimizer,
+            self.optimizer_class,
             rehearsal,
             self.replicas,
             slices=self.slices,

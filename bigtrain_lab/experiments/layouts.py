@@ -15,12 +15,12 @@ import torch
 
 from ..core import Cost, Impossible, Mesh, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
-from ..holdings import MOST
-from ..plan import Compute, Plan, Together
-from ..schedule import Action
-from ..simulate import simulate
+from ..core.words import duration, size
+from ..order.holdings import MOST
+from ..order.plan import Compute, Plan, Together
+from ..order.schedule import Action
+from ..order.simulate import simulate
 from ..techniques.mesh_tensor import collectives, einsum, laid_out, part_shape
-from ..words import duration, size
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 

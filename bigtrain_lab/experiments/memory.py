@@ -1,6 +1,8 @@
-"""Where did the memory go? One device trains a GPT; every storage of every step is predicted from shapes, then followed.
+"""Where did the memory go? One device trains a GPT; every storage of every step is predicted from
+shapes, then followed.
 
-The prediction is a dry run of the same program, operator by operator, so it knows the peak inside an action and what it is made of.
+The prediction is a dry run of the same program, operator by operator, so it knows the peak inside
+an action and what it is made of.
 """
 
 from collections.abc import Iterator
@@ -11,15 +13,15 @@ import torch
 
 from ..core import Trace, knob
 from ..core.peak import readings
+from ..core.words import size
 from ..data import chosen_text
-from ..dry_run import Account, account
 from ..models import GPT, GPTConfig, Noise, cross_entropy
-from ..models.optimizers import OPTIMIZERS
-from ..rates import last
-from ..recipe import Recipe
-from ..schedule import Action, Step
+from ..order.rates import last
+from ..order.schedule import Action, Step
 from ..techniques import one_process
-from ..words import size
+from ..train.dry_run import Account, account
+from ..train.optimizer import Optimizer
+from ..train.recipe import Recipe
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
@@ -40,7 +42,7 @@ class MemoryExperiment(OneDevice):
     vocabulary: int = knob(
         4096, "tokens that the model could predict; the text uses 256 of them", low=256, high=32_000
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS))
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all)
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
@@ -91,11 +93,11 @@ class MemoryExperiment(OneDevice):
     def describe(self) -> str:
         weights = self.dry.start["weights"]
         return (
-            f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters, {size(weights)}; a batch of {self.rows} x {self.sequence} "
-            "bytes of text"
+            f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters,"
+            f" {size(weights)}; a batch of {self.rows} x {self.sequence} bytes of text"
         )
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     shapes: ClassVar[tuple[str, ...]] = (
         "layers",
@@ -135,10 +137,11 @@ class MemoryExperiment(OneDevice):
 
     @property
     def relief(self) -> str:
-        smaller = {"momentum": "sgd", "adam": "sgd or momentum"}.get(self.optimizer)
+        chosen = self.optimizer_class.moments()
+        smaller = [name for name, rule in Optimizer.all().items() if rule.moments() < chosen]
         return (
             "Take fewer rows or a shorter sequence"
-            + (f", {smaller} as optimizer" if smaller else "")
+            + (f", {' or '.join(smaller)} as optimizer" if smaller else "")
             + ", or a smaller model or vocabulary."
         )
 
@@ -153,20 +156,23 @@ class MemoryExperiment(OneDevice):
             said = super().explain(trace)
         else:  # a dry run sees into actions
             said = [
-                f"It does not fit: {excess[1]} in the {place(excess[0])} would make {size(excess[2])} "
-                f"of what is held, and the device has {size(self.capacity_bytes)}. {self.relief}"
+                f"It does not fit: {excess[1]} in the {place(excess[0])} would make"
+                f" {size(excess[2])} of what is held, and the device has"
+                f" {size(self.capacity_bytes)}. {self.relief}"
             ]
         largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
         said.append(
-            f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest that live then: {largest}."
+            f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest"
+            f" that live then: {largest}."
         )
         if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
             said.append(
-                f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the first update."
+                f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the"
+                " first update."
             )
         return said
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     def sample(self, step: int) -> one_process.Sample:
         inputs, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
@@ -178,7 +184,7 @@ class MemoryExperiment(OneDevice):
             model=lambda stage: GPT(self.config, self.seed),
             data=self.sample,
             loss=cross_entropy,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            optimizer=self.optimizer_class.at(self.learning_rate),
             steps=self.steps,
         )
 

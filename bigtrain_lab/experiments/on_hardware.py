@@ -1,4 +1,5 @@
-"""What every experiment does whose modelled clock is that of a chosen device: a profile of the library, or this machine."""
+"""What every experiment does whose modelled clock is that of a chosen device: a profile of the
+library, or this machine."""
 
 from dataclasses import asdict, replace
 from functools import cached_property

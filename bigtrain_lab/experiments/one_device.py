@@ -1,6 +1,8 @@
-"""What every experiment on one device does: an order of actions is predicted by the simulator and run by one process.
+"""What every experiment on one device does: an order of actions is predicted by the simulator and
+run by one process.
 
-A subclass says in which order the device works, and runs it. What each action costs and leaves in memory is found by its dry run.
+A subclass says in which order the device works, and runs it. What each action costs and leaves in
+memory is found by its dry run.
 """
 
 from abc import abstractmethod
@@ -13,20 +15,20 @@ from ..core import MEMORY_KINDS, Cost, Trace
 from ..core.hardware import TICKS_PER_SECOND
 from ..core.peak import placed
 from ..core.trace import ACTION
-from ..dry_run import Acted, DryRun, dry_run, with_levels_inside
-from ..plan import Compute, Plan
-from ..rates import last
-from ..runtime.balance import read
-from ..runtime.faults import Fault
-from ..schedule import Action, Step
-from ..simulate import simulate
+from ..order.plan import Compute, Plan
+from ..order.rates import last
+from ..order.schedule import Action, Step
+from ..order.simulate import simulate
+from ..runtime.failure.faults import Fault
+from ..runtime.memory.balance import read
+from ..train.dry_run import Acted, DryRun, dry_run, with_levels_inside
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
 
 class OneDevice(OnHardware):
-    """Needs the fields `hardware` and `steps`. The program opens `rank.span(step)` around each step of `order()`, in order,
-    says by `rank.watch` what it holds, and logs each "loss"."""
+    """Needs the fields `hardware` and `steps`. The program opens `rank.span(step)` around each step
+    of `order()`, in order, says by `rank.watch` what it holds, and logs each "loss"."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     ticks_per_slot: ClassVar[int] = 1000
@@ -51,7 +53,7 @@ class OneDevice(OnHardware):
     def idle_settings(cls, settings: dict) -> set[str]:
         return super().idle_settings(settings) | {"fault_rank"}
 
-    # -- what a subclass says -------------------------------------------------------------------------------
+    # -- what a subclass says ----------------------------------------------------------------------
 
     @abstractmethod
     def order(self) -> Iterable[Step]:
@@ -62,7 +64,7 @@ class OneDevice(OnHardware):
     def slots(self) -> dict:
         """Kind -> time on the textbook profile, in slots."""
 
-    # -- the dry run ----------------------------------------------------------------------------------------
+    # -- the dry run -------------------------------------------------------------------------------
 
     shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
     format: ClassVar[str] = property(lambda self: self.dtype)  # of its products
@@ -73,7 +75,8 @@ class OneDevice(OnHardware):
         return dried(type(self), tuple(self.shaped().items()))
 
     def shaped(self) -> dict[str, Any]:
-        """The settings of the dry run: those that decide shapes, and two steps, the first and one like all others."""
+        """The settings of the dry run: those that decide shapes, and two steps, the first and one
+        like all others."""
         return {name: getattr(self, name) for name in self.shapes} | {"steps": min(self.steps, 2)}
 
     def like(self, action: Action) -> Action:
@@ -87,7 +90,7 @@ class OneDevice(OnHardware):
     def facts(self) -> dict[str, Any]:
         return {**super().facts, "terms": self.terms}
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     def cost(self) -> Cost:
         time = (
@@ -106,7 +109,8 @@ class OneDevice(OnHardware):
         )
 
     def durations(self) -> dict:
-        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
+        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action
+        of the kind."""
         if self.profile.textbook:
             return self.slots
         last = {action.kind: str(self.like(action)) for step in self.order() for action in step}
@@ -144,7 +148,8 @@ class OneDevice(OnHardware):
         return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
 
     def looked_into(self, trace: Trace) -> Trace:
-        """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
+        """The trace with levels inside each action, the highest among them, and all that is alive
+        at the peak."""
         dry, first = self.dry, {}
 
         def inside(span):

@@ -24,17 +24,17 @@ from torch.nn.functional import cross_entropy
 
 from ..core import MEMORY_KINDS, Cost, Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
+from ..core.words import counted, size
 from ..data import digits
 from ..data.digits import CLASSES, POINTS
-from ..dry_run import META, Acted, dry_run
 from ..models import Classifier, built
-from ..plan import Plan
-from ..rates import ACCURACY, TEST_LOSS, Applied, applied, last
-from ..schedule import Action
-from ..simulate import simulate
+from ..order.plan import Plan
+from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
+from ..order.schedule import Action
+from ..order.simulate import simulate
 from ..techniques.delayed_descent import largest_stable_rate
 from ..techniques.parameter_server import ParameterServer, Server, Worker, flat, order, shares
-from ..words import counted, size
+from ..train.dry_run import META, Acted, dry_run
 from .all_reduce import ports
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles

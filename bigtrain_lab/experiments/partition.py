@@ -1,7 +1,8 @@
 """Where do I cut the model so that no stage waits for another?
 
-The pipeline lab's model, with an output layer that weighs as much as some blocks: equal layers leave the last stage too much.
-On the unit profile a slot is the forward of a perfect share, 1/p of the model's multiplications, and a stage costs its own.
+The pipeline lab's model, with an output layer that weighs as much as some blocks: equal layers
+leave the last stage too much. On the unit profile a slot is the forward of a perfect share, 1/p of
+the model's multiplications, and a stage costs its own.
 """
 
 from dataclasses import replace
@@ -11,14 +12,14 @@ from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import PROFILES, Hardware
+from ..core.words import duration
 from ..models import GPTConfig
 from ..models.theory import forward_flops
 from ..models.timing import of_pieces, piece_seconds, timed_as
-from ..partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
+from ..order.partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
+from ..order.schedule import Schedule
+from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
-from ..schedule import Schedule
-from ..simulate import simulate
-from ..words import duration
 from .experiment import Quantity
 from .pipeline import PipelineExperiment
 
@@ -96,7 +97,8 @@ class Partition(PipelineExperiment):
 
     @cached_property
     def measured(self) -> list[tuple[float, float]]:
-        """(forward, backward) of each piece: as the run kept them, where this was restored from one of such a model."""
+        """(forward, backward) of each piece: as the run kept them, where this was restored from one
+        of such a model."""
         try:
             if three := self.kept.get("timed", {}).get(timed_as(self.config, self.rows)):
                 return of_pieces(self.config, three)
@@ -106,7 +108,7 @@ class Partition(PipelineExperiment):
             ) from error
         return piece_seconds(self.config, self.rows)
 
-    # -- the cut --------------------------------------------------------------------------------------------
+    # -- the cut -----------------------------------------------------------------------------------
 
     def stages_by(self, partition: str) -> list[Stage]:
         stages = (
@@ -151,13 +153,14 @@ class Partition(PipelineExperiment):
             **({"timed": {timed_as(self.config, self.rows): timed}} if timed else {}),
         }
 
-    # -- the profile ----------------------------------------------------------------------------------------
+    # -- the profile -------------------------------------------------------------------------------
 
     def durations(self) -> dict:
         return self.priced()
 
     def times(self, first: int, last: int) -> dict:
-        """Measured: the sum of the pieces' times, B halved as its products are. On the unit profile: shares of all products."""
+        """Measured: the sum of the pieces' times, B halved as its products are. On the unit
+        profile: shares of all products."""
         flops = self.flops(first, last)
         if self.profiled == "measured":
             forward, backward = (sum(times) for times in zip(*self.measured[first:last]))
@@ -169,7 +172,8 @@ class Partition(PipelineExperiment):
         return super().times(first, last)
 
     def flops(self, first: int, last: int) -> dict[str, int]:
-        """Kind -> FLOPs of a slice for one micro-batch: the sum of its pieces', whose blocks are all alike."""
+        """Kind -> FLOPs of a slice for one micro-batch: the sum of its pieces', whose blocks are
+        all alike."""
         end = self.config.pieces - 1
         works = [
             self.slice_works(at, at + 1)
@@ -177,7 +181,7 @@ class Partition(PipelineExperiment):
         ]
         return {kind: sum(work[kind].flops for work in works) for kind in works[0]}
 
-    # -- what is told ---------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -202,7 +206,10 @@ class Partition(PipelineExperiment):
         )
 
     def describe(self) -> str:
-        return f"{super().describe()}; stages of {', '.join(str(last - first) for first, last in self.slices)} pieces"
+        return (
+            f"{super().describe()}; stages of"
+            f" {', '.join(str(last - first) for first, last in self.slices)} pieces"
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         times = stage_times(trace)
@@ -210,8 +217,8 @@ class Partition(PipelineExperiment):
             return super().explain(trace)
         stage, unit = times.index(max(times)), trace.unit
         told = [
-            f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a perfect share is {1 / len(times):.0%}. "
-            "In a full pipeline all others wait for it."
+            f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a"
+            f" perfect share is {1 / len(times):.0%}. In a full pipeline all others wait for it."
         ]
         free = (
             balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks)
@@ -224,13 +231,16 @@ class Partition(PipelineExperiment):
                 for cut in (self.stages_by("balanced"), free)
             )
             sizes = ", ".join(
-                f"{one.last - one.first} pieces on {one.replicas} ranks"
-                if one.replicas > 1
-                else f"{one.last - one.first} on one"
+                (
+                    f"{one.last - one.first} pieces on {one.replicas} ranks"
+                    if one.replicas > 1
+                    else f"{one.last - one.first} on one"
+                )
                 for one in free
             )
             told.append(
-                f"With replicated stages ({sizes}) a micro-batch could leave every {duration(faster, unit)}, "
-                f"with the best straight cut every {duration(straight, unit)}. {LATER}"
+                f"With replicated stages ({sizes}) a micro-batch could leave every"
+                f" {duration(faster, unit)}, with the best straight cut every"
+                f" {duration(straight, unit)}. {LATER}"
             )
         return told + super().explain(trace)

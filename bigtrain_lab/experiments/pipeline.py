@@ -1,6 +1,7 @@
 """Which pipeline schedule wastes the least time, and what does it pay in memory?
 
-A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your choice.
+A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your
+choice.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import torch
 
 from ..core import Impossible, knob
 from ..data import chosen_text
-from ..dry_run import META, Work
 from ..models import (
     GPTConfig,
     GPTStage,
@@ -25,14 +25,15 @@ from ..models import (
     split,
     tied_weights,
 )
-from ..models.optimizers import OPTIMIZERS
-from ..partition import Piece, Stage, balanced
-from ..recipe import Recipe
-from ..rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
-from ..schedule import Schedule
+from ..order.partition import Piece, Stage, balanced
+from ..order.schedule import Schedule
 from ..techniques import one_process
 from ..techniques.precision_levels import LEVELS
 from ..techniques.tensor_parallel import vocab_parallel_cross_entropy
+from ..train.dry_run import META, Work
+from ..train.optimizer import Optimizer
+from ..train.recipe import Recipe
+from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
@@ -57,7 +58,8 @@ class PipelineExperiment(OnHardware, Pipelined):
     )
     partition: str = knob(
         "equal",
-        "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
+        "where the model is cut: equal layers, or balanced over what each piece costs on this"
+        " hardware",
         choices=("equal", "balanced"),
         more=True,
     )
@@ -76,7 +78,7 @@ class PipelineExperiment(OnHardware, Pipelined):
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -98,7 +100,7 @@ class PipelineExperiment(OnHardware, Pipelined):
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
     def config(self) -> GPTConfig:
@@ -121,8 +123,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         """The stages, by one of the menu's rules."""
         if self.tied and self.order.stages > 1 and self.order.asynchronous:
             raise Impossible(
-                f"{self.schedule} updates its stages at different times, so the copies of a tied embedding would part: "
-                "take tied=False, or a synchronous schedule such as 1f1b."
+                f"{self.schedule} updates its stages at different times, so the copies of a tied"
+                " embedding would part: take tied=False, or a synchronous schedule such as 1f1b."
             )
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
@@ -131,7 +133,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         return balanced(self.pieces, self.order.stages, self.bytes_per_s)
 
     def refuse_more_chunks_than(self, room: int) -> None:
-        """Impossible, in the words of the settings, where ranks of several chunks would cut the model into more parts than it has."""
+        """Impossible, in the words of the settings, where ranks of several chunks would cut the
+        model into more parts than it has."""
         ranks, chunks = self.ranks, self.order.stages // self.ranks
         if chunks == 1 or ranks * chunks <= room:
             return
@@ -145,8 +148,9 @@ class PipelineExperiment(OnHardware, Pipelined):
             else ("pieces", ", its embedding and head among them")
         )
         raise Impossible(
-            f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
-            f"take {fewer} or {ranks * chunks - (room - self.layers)} layers."
+            f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least"
+            f" {ranks * chunks} {of}; the model has {room}{among}: take {fewer} or"
+            f" {ranks * chunks - (room - self.layers)} layers."
         )
 
     def describe(self) -> str:
@@ -155,19 +159,23 @@ class PipelineExperiment(OnHardware, Pipelined):
             self.config.vocabulary * self.width * bool(self.recipe.tied)
         )  # of a tied one, which two stages hold
         return (
-            f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
-            f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+            f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)}"
+            f" stage{'s' * (len(weights) > 1)}; a batch of {self.micro_batches} x {self.rows}"
+            f" samples of {self.sequence} bytes"
         )
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """The profile that a cut is balanced over: each piece's forward and backward of one micro-batch."""
+        """The profile that a cut is balanced over: each piece's forward and backward of one
+        micro-batch."""
         rows = []
         for at, name in enumerate(self.config.piece_names):
             times = self.times(at, at + 1)
-            weights = slice_run(self.config, at, at + 1, self.rows, self.optimizer).start["weights"]
+            weights = slice_run(self.config, at, at + 1, self.rows, self.optimizer_class).start[
+                "weights"
+            ]
             rows.append(Piece(name, times["F"] + times["B"], self.message_bytes, weights))
         return rows
 
@@ -178,7 +186,9 @@ class PipelineExperiment(OnHardware, Pipelined):
         return min((wire.bytes_per_s for wire in wires if wire), default=None)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
-        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal)
+        return slice_run(
+            self.config, *self.slices[number], self.rows, self.optimizer_class, rehearsal
+        )
 
     @property
     def message_bytes(self) -> int:
@@ -189,7 +199,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         return dict.fromkeys("FBI", self.message_bytes)
 
     def durations(self) -> dict:
-        """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's work), else `times`."""
+        """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's
+        work), else `times`."""
         if self.profile.textbook:
             v = self.order.stages // self.ranks
             return {
@@ -211,11 +222,12 @@ class PipelineExperiment(OnHardware, Pipelined):
         return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
-        """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of its pieces'."""
+        """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of
+        its pieces'."""
         if self.profile.textbook:
             raise Impossible(
-                "On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
-                "take other hardware, or partition equal."
+                "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
+                " to balance: take other hardware, or partition equal."
             )
         return {
             kind: sum(piece[kind] for piece in self.piece_times[first:last])
@@ -242,14 +254,16 @@ class PipelineExperiment(OnHardware, Pipelined):
         """Kind -> what a slice of the model computes and moves for one micro-batch."""
         halves = {"IW": HALVES} if self.halves else {}
         return {
-            kind: slice_run(self.config, first, last, self.rows, self.optimizer, rehearsal).work(
-                kind
+            kind: (
+                slice_run(
+                    self.config, first, last, self.rows, self.optimizer_class, rehearsal
+                ).work(kind)
             )
             for kinds, rehearsal in ({"FB": WHOLE} | halves).items()
             for kind in kinds
         }
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
@@ -258,7 +272,7 @@ class PipelineExperiment(OnHardware, Pipelined):
             self.order.stages,
             self.slices,
             self.samples,
-            OPTIMIZERS[self.optimizer](self.learning_rate),
+            self.optimizer_class.at(self.learning_rate),
             self.seed,
             schedule=self.order,
             steps=self.steps,
@@ -303,13 +317,13 @@ def slice_run(
     first: int,
     last: int,
     rows: int,
-    optimizer: str,
+    optimizer: type[Optimizer],
     rehearsal: Rehearsal = WHOLE,
     replicas: int = 1,
     **further,
 ) -> Part:
-    """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are alike: so many blocks, with or without ends, are run once.
-    `further`: settings of the Recipe."""
+    """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are
+    alike: so many blocks, with or without ends, are run once. `further`: settings of the Recipe."""
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
@@ -331,7 +345,7 @@ def run_slice(
     first: int,
     last: int,
     rows: int,
-    optimizer: str,
+    optimizer: type[Optimizer],
     rehearsal: Rehearsal,
     replicas: int,
     further: tuple,
@@ -359,7 +373,7 @@ def run_slice(
         stages,
         {stage: (first, last)},
         data,
-        OPTIMIZERS[optimizer](0.1),
+        optimizer.at(0.1),
         replicas=replicas,
         **further,
     )

@@ -1,6 +1,8 @@
-"""What every experiment on a pipeline does: predict by the simulator, run by the executor, refer to one process.
+"""What every experiment on a pipeline does: predict by the simulator, run by the executor, refer to
+one process.
 
-A subclass says which model is cut into stages, what a stage holds, computes and sends, and which samples it learns from.
+A subclass says which model is cut into stages, what a stage holds, computes and sends, and which
+samples it learns from.
 """
 
 from abc import abstractmethod
@@ -11,17 +13,18 @@ from typing import ClassVar, NamedTuple
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..core.peak import readings
-from ..explain import bubbles
-from ..plan import Plan, lower
-from ..rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
-from ..schedule import Schedule, name_of
-from ..simulate import simulate
+from ..order.explain import bubbles
+from ..order.plan import Plan, lower
+from ..order.schedule import Schedule, name_of
+from ..order.simulate import simulate
 from ..techniques.tied import with_exchanges
+from ..train.rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from .experiment import Experiment, Quantity
 
 
 class StageBytes(NamedTuple):
-    """What a stage holds: weights, their gradients, optimizer state, and activations that autograd keeps of one micro-batch."""
+    """What a stage holds: weights, their gradients, optimizer state, and activations that autograd
+    keeps of one micro-batch."""
 
     weights: int
     gradients: int
@@ -30,8 +33,8 @@ class StageBytes(NamedTuple):
 
 
 class Pipelined(Experiment):
-    """Needs the fields `schedule`, `ranks`, `micro_batches`, `steps`; fields named like an option of the schedule are
-    handed to it."""
+    """Needs the fields `schedule`, `ranks`, `micro_batches`, `steps`; fields named like an option
+    of the schedule are handed to it."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions")
     ledger: ClassVar[bool] = True
@@ -63,7 +66,7 @@ class Pipelined(Experiment):
         )
         return super().idle_settings(settings) | others
 
-    # -- what a subclass says -------------------------------------------------------------------------------
+    # -- what a subclass says ----------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -88,7 +91,7 @@ class Pipelined(Experiment):
     def durations(self) -> dict:
         """Kind -> time, in slots on the textbook profile and in seconds on any other."""
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
     def halves(self) -> bool:
@@ -151,7 +154,8 @@ class Pipelined(Experiment):
         )
 
     def planned(self) -> list:
-        """Each rank's operations with their weight versions; of a schedule that repeats its batch, those of one."""
+        """Each rank's operations with their weight versions; of a schedule that repeats its batch,
+        those of one."""
         plan = lower(self.order, self.steps if self.order.asynchronous else 1)
         return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
 

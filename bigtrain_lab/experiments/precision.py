@@ -1,10 +1,12 @@
 """Just call .half()? What each level of mixed precision costs, saves and breaks.
 
-A BERT-style encoder learns which of 21 relations a sentence states between two marked names (data/relations.py).
-Each level's memory, time and state are predicted, and a run looks at its own gradients.
+A BERT-style encoder learns which of 21 relations a sentence states between two marked names
+(data/relations.py). Each level's memory, time and state are predicted, and a run looks at its own
+gradients.
 
-The modelled clock charges products at the device's rate for the level's format, and every other operator at memory speed, each
-value in the format that it has; a cast is an operator of its own. A step that the loss scaler skips is charged as any other.
+The modelled clock charges products at the device's rate for the level's format, and every other
+operator at memory speed, each value in the format that it has; a cast is an operator of its own. A
+step that the loss scaler skips is charged as any other.
 """
 
 from collections.abc import Iterator
@@ -20,13 +22,13 @@ from ..data import Relations, f1, vocabulary
 from ..data.grammar import CLASSES
 from ..data.relations import LONGEST
 from ..models import Encoder, EncoderConfig, class_loss, parameters
-from ..models.optimizers import OPTIMIZERS
-from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate
-from ..recipe import Lens, Recipe, train
+from ..order.rates import checkpoint_bytes, last, peak_bytes, reading_rate
+from ..order.schedule import Action, Step
 from ..runtime.rank import Rank
-from ..schedule import Action, Step
 from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level
 from ..techniques.one_process import Sample
+from ..train.optimizer import Optimizer
+from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
@@ -34,11 +36,22 @@ from .one_device import OneDevice
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
 BREAKS = {  # what a level without one of the safeguards suffers from
-    "fp16-no-scaling": "Nothing lifts small gradients above fp16's smallest number, 2^-24: what is below half of it is 0 in the backward.",
-    "fp16-no-masters": "Adam's moments and eps are fp16 like the weights: eps 1e-8 is 0 there, and so is the square of a gradient below "
-    "1.7e-4; 0 / 0 is nan.",
-    "bf16-no-masters": "A bf16 weight has 8 bits: a step smaller than 1/512 to 1/256 of it moves nothing, and 0.999 v rounds back to v.",
-    "fp16-pure": "Weights, moments, softmax and sums are all fp16: eps 1e-8 is 0 there, a small gradient's square is 0, and 0 / 0 is nan.",
+    "fp16-no-scaling": (
+        "Nothing lifts small gradients above fp16's smallest number, 2^-24: what is below half of"
+        " it is 0 in the backward."
+    ),
+    "fp16-no-masters": (
+        "Adam's moments and eps are fp16 like the weights: eps 1e-8 is 0 there, and so is the"
+        " square of a gradient below 1.7e-4; 0 / 0 is nan."
+    ),
+    "bf16-no-masters": (
+        "A bf16 weight has 8 bits: a step smaller than 1/512 to 1/256 of it moves nothing, and"
+        " 0.999 v rounds back to v."
+    ),
+    "fp16-pure": (
+        "Weights, moments, softmax and sums are all fp16: eps 1e-8 is 0 there, a small gradient's"
+        " square is 0, and 0 / 0 is nan."
+    ),
 }
 
 
@@ -56,7 +69,8 @@ class Precision(OneDevice):
     )
     loss_weight: float = knob(
         1.0,
-        "factor on the loss: 1e-5 makes each gradient as small as in a mean over 100,000 times the batch",
+        "factor on the loss: 1e-5 makes each gradient as small as in a mean over 100,000 times the"
+        " batch",
         low=1e-9,
         high=1,
         logarithmic=True,
@@ -64,7 +78,8 @@ class Precision(OneDevice):
     steps: int = knob(20, "training steps of a run", low=1, high=5000)
     loss_scale: float = knob(
         2.0**13,
-        "first loss scale, where the level scales; torch's 65,536 overflows in this model's first step",
+        "first loss scale, where the level scales; torch's 65,536 overflows in this model's first"
+        " step",
         low=1,
         high=2**40,
         logarithmic=True,
@@ -73,7 +88,7 @@ class Precision(OneDevice):
     growth_interval: int = knob(
         2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True
     )
-    optimizer: str = knob("adam", "the rule of the update", choices=tuple(OPTIMIZERS), more=True)
+    optimizer: str = knob("adam", "the rule of the update", choices=Optimizer.all, more=True)
     rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
     layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
     width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
@@ -104,8 +119,9 @@ class Precision(OneDevice):
         speeds = [each for each in self.profile.flops_per_s if each != "float64"]
         if not self.profile.textbook and self.format not in speeds:
             raise Impossible(
-                f"{self.profile.name} states no speed for {self.format}, in which level {self.level} computes: "
-                f"choose a level of {' or '.join(speeds)}, or other hardware."
+                f"{self.profile.name} states no speed for {self.format}, in which level"
+                f" {self.level} computes: choose a level of {' or '.join(speeds)}, or other"
+                " hardware."
             )
         self.config  # noqa: B018  (raises Impossible)
 
@@ -116,7 +132,7 @@ class Precision(OneDevice):
             {"loss_scale", "growth_interval"} if level and not level.scaling else set()
         )
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
     def config(self) -> EncoderConfig:
@@ -147,9 +163,12 @@ class Precision(OneDevice):
         return relations(self.seed, self.train_size, self.dev_size)
 
     def describe(self) -> str:
-        return f"an encoder of {parameters(self.config) / 1e6:.3g} M weights at level {self.level}; {self.rows} sentences a batch"
+        return (
+            f"an encoder of {parameters(self.config) / 1e6:.3g} M weights at level {self.level};"
+            f" {self.rows} sentences a batch"
+        )
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     shapes: ClassVar[tuple[str, ...]] = ("level", "optimizer", "rows", "layers", "width", "heads")
     slots: ClassVar[dict] = {"F": 1, "B": 2, "U": 0, "A": 1}
@@ -229,14 +248,17 @@ class Precision(OneDevice):
             told.append(BREAKS[self.level])
         if skipped := last(trace, "skipped steps"):
             told.append(
-                f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan; the loss scale ended at "
-                f"{last(trace, 'loss scale'):g}. The prediction knows of no skipped step."
+                f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"
+                f" the loss scale ended at {last(trace, 'loss scale'):g}. The prediction knows of"
+                " no skipped step."
             )
         if self.half and self.chosen.masters:
             plain = self.replace(level="fp32").bytes
             told.append(
-                f"State in full takes {self.state_bytes / 1e6:.3g} MB, and {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: "
-                f"what shrinks is what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of {plain['activations'] / 1e6:.3g}."
+                f"State in full takes {self.state_bytes / 1e6:.3g} MB, and"
+                f" {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: what shrinks is"
+                f" what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of"
+                f" {plain['activations'] / 1e6:.3g}."
             )
         return told
 
@@ -245,7 +267,7 @@ class Precision(OneDevice):
         """Weights, masters, gradients and the optimizer's state."""
         return sum(size for kind, size in self.bytes.items() if kind != "activations")
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
@@ -259,7 +281,7 @@ class Precision(OneDevice):
             data=self.sample,
             loss=class_loss,
             steps=self.steps,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            optimizer=self.optimizer_class.at(self.learning_rate),
             precision=self.level,
             scaler=scaler if self.chosen.scaling else None,
             weights=lambda window: [self.loss_weight],
@@ -293,7 +315,8 @@ class Precision(OneDevice):
 
 
 class Looks(Lens):
-    """All gradients every few steps, what the loss scaler does, and the sentences, which are no part of the training."""
+    """All gradients every few steps, what the loss scaler does, and the sentences, which are no
+    part of the training."""
 
     def __init__(self, asked: Precision, rank):
         self.asked, self.rank, self.skipped, self.batch = asked, rank, 0, ()
@@ -321,7 +344,8 @@ class Looks(Lens):
 
 @contextmanager
 def seen_gradients(model, rank):
-    """While open, the gradient of each Linear's and block's output is counted as it comes, in the format it has."""
+    """While open, the gradient of each Linear's and block's output is counted as it comes, in the
+    format it has."""
 
     def watch(name):
         def forward(module, given, output):

@@ -15,15 +15,15 @@ import torch
 from ..core import MEMORY_KINDS, Alive, Cost, Scalar, Span, Trace
 from ..core.peak import placed
 from ..core.trace import ACTION
-from ..dry_run import META, Acted, DryRun, dry_run, with_levels_inside
-from ..plan import Plan
-from ..recipe import Recipe
-from ..runtime.balance import read
-from ..schedule import Action
+from ..order.plan import Plan
+from ..order.schedule import Action
+from ..runtime.memory.balance import read
 from ..techniques.precision_levels import LEVELS
 from ..techniques.shard_plan import with_shards
 from ..techniques.sliced_model import cut_of
 from ..techniques.zero import shards_of
+from ..train.dry_run import META, Acted, DryRun, dry_run, with_levels_inside
+from ..train.recipe import Recipe
 from .layered import Layered
 
 

@@ -1,9 +1,11 @@
 """What do old weights do to the gradient, the memory and the loss?
 
-Stages of small tanh layers learn a fixed random network, each micro-batch an update (2BW: each batch), on ranks that use
-the versions their schedule gives them. A delay of tau updates is stable on a quadratic of curvature lambda only for
+Stages of small tanh layers learn a fixed random network, each micro-batch an update (2BW: each
+batch), on ranks that use the versions their schedule gives them. A delay of tau updates is stable
+on a quadratic of curvature lambda only for
     lr * lambda < 2 sin(pi / (2 (2 tau + 1))):     2, 1, 0.618, 0.445 for tau = 0, 1, 2, 3.
-Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is that of w(t+1) = w(t) - lr lambda w(t-tau).
+Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is that of w(t+1) =
+w(t) - lr lambda w(t-tau).
 """
 
 from fractions import Fraction
@@ -16,11 +18,11 @@ from torch.nn.functional import mse_loss
 from ..core import Impossible, knob
 from ..core.hardware import PROFILES
 from ..models import layered_mlp
-from ..recipe import Recipe
-from ..rehearsal import Part, Rehearsal, rehearse
-from ..schedule import Action, Schedule
+from ..order.schedule import Action, Schedule
 from ..techniques import one_process
 from ..techniques.delayed_descent import largest_stable_rate as largest_stable_rate
+from ..train.recipe import Recipe
+from ..train.rehearsal import Part, Rehearsal, rehearse
 from .pipelined import Pipelined
 
 ITEM = torch.float64.itemsize
@@ -46,7 +48,8 @@ class Staleness(Pipelined):
         super().model_post_init(facts)
         if self.order.stages != self.ranks:
             raise Impossible(
-                f"{self.schedule} holds several stages on a rank, and this experiment has one: take another schedule."
+                f"{self.schedule} holds several stages on a rank, and this experiment has one: take"
+                " another schedule."
             )
 
     @property
@@ -87,7 +90,8 @@ class Staleness(Pipelined):
         return f"delay of each stage, in updates: {', '.join(map(str, delays))}"
 
     def delay(self, stage: int) -> int:
-        """Updates that a stage's weights are behind in the steady state: of its newest version, which its forward uses."""
+        """Updates that a stage's weights are behind in the steady state: of its newest version,
+        which its forward uses."""
         if not self.order.asynchronous:
             return 0
         stream = self.order.lengthened(4 * self.ranks)

@@ -1,9 +1,10 @@
 """One layer is too big. Where do I cut?
 
-A GPT whose every matrix lies on several ranks: attention by heads, the MLP by columns and then by rows, or the other way round,
-both tables by the vocabulary. The sums that a cut needs are called inside a layer's forward and backward, and nothing hides them.
-Each rank reads off its own tensors which part of each matrix it holds.
-Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053), section 3.
+A GPT whose every matrix lies on several ranks: attention by heads, the MLP by columns and then by
+rows, or the other way round, both tables by the vocabulary. The sums that a cut needs are called
+inside a layer's forward and backward, and nothing hides them. Each rank reads off its own tensors
+which part of each matrix it holds. Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053),
+section 3.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,15 +17,15 @@ import torch
 from ..core import Scalar, Trace, knob
 from ..core.cost import port_share
 from ..core.hardware import Hardware
+from ..core.words import duration, size
 from ..data import chosen_text
-from ..holdings import HOLDS, Part
-from ..models.optimizers import OPTIMIZERS
-from ..plan import SLICES
-from ..rates import axes, called
-from ..recipe import Lens, train
-from ..simulate import simulate
+from ..order.holdings import HOLDS, Part
+from ..order.plan import SLICES
+from ..order.rates import axes, called
+from ..order.simulate import simulate
 from ..techniques.sliced_model import Cut, cut_of
-from ..words import duration, size
+from ..train.optimizer import Optimizer
+from ..train.recipe import Lens, train
 from .experiment import Quantity
 from .layered import Layered
 from .on_hardware import profiles
@@ -75,9 +76,7 @@ class TensorSlicing(Layered):
         logarithmic=True,
         more=True,
     )
-    optimizer: str = knob(
-        "momentum", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True
-    )
+    optimizer: str = knob("momentum", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         0.05, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -126,11 +125,11 @@ class TensorSlicing(Layered):
     def describe(self) -> str:
         held = sum(p.numel() for stage in self.stages.values() for p in stage.parameters())
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters, {held / 1e6:.3g} M on each of {self.slices} ranks; "
-            f"a batch of {self.rows} x {self.sequence} tokens"
+            f"a model of {self.weights / 1e6:.3g} M parameters, {held / 1e6:.3g} M on each of"
+            f" {self.slices} ranks; a batch of {self.rows} x {self.sequence} tokens"
         )
 
-    # -- which part of each matrix lies where ---------------------------------------------------------------
+    # -- which part of each matrix lies where ------------------------------------------------------
 
     def predict(self) -> Trace:
         trace = super().predict()
@@ -165,7 +164,7 @@ class TensorSlicing(Layered):
     def whole_matrices(self) -> dict[str, torch.Tensor]:
         return dict(self.matrices({at: self.recipe.model(at) for at in range(self.config.pieces)}))
 
-    # -- what is told -----------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -197,7 +196,8 @@ class TensorSlicing(Layered):
         return losses[-1] if losses else None
 
     def replicated_bytes(self, weights: int) -> float:
-        """What each of as many replicas sends a step to average the gradients of so many weights."""
+        """What each of as many replicas sends a step to average the gradients of so many
+        weights."""
         return float(port_share("all_reduce", self.slices) * weights * self.config.dtype.itemsize)
 
     @property
@@ -216,14 +216,16 @@ class TensorSlicing(Layered):
         layer = sum(p.numel() for p in self.recipe.model(1).parameters())
         tokens, most = self.rows * self.sequence, 3 * self.width
         yield (
-            f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)}; data parallel would "
-            f"send {size(self.replicated_bytes(layer))} for that layer's gradients."
+            f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)};"
+            f" data parallel would send {size(self.replicated_bytes(layer))} for that layer's"
+            " gradients."
         )
         if self.cut == "column-row":
             less = "fewer" if tokens < most else "more" if tokens > most else "as many"
             yield (
-                f"4 b s h values of activations stand against 12 h^2 of gradients, so slicing sends less below b s = 3 h = "
-                f"{most:,} tokens: here are {tokens:,}, {less}{' than that' * (tokens != most)}."
+                "4 b s h values of activations stand against 12 h^2 of gradients, so slicing sends"
+                f" less below b s = 3 h = {most:,} tokens: here are {tokens:,},"
+                f" {less}{' than that' * (tokens != most)}."
             )
         else:
             other = self.replace(cut="column-row", fault="none").predict()
@@ -232,8 +234,9 @@ class TensorSlicing(Layered):
                 for each in (trace, other)
             )
             yield (
-                f"Rows before columns: whole rows of 4 h values are summed before GELU, and the result is gathered. The MLP's forward "
-                f"sends {mlp / theirs:.3g} times the bytes of column-row."
+                "Rows before columns: whole rows of 4 h values are summed before GELU, and the"
+                f" result is gathered. The MLP's forward sends {mlp / theirs:.3g} times the bytes"
+                " of column-row."
             )
         if time := in_sums(trace):
             alone = self.replace(
@@ -241,22 +244,24 @@ class TensorSlicing(Layered):
             )
             alone_s = simulate(alone.lowered, alone.cost(memory=False)).step_time
             yield (
-                f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of "
-                f"{duration(trace.step_time, trace.unit)}. One rank alone would need {duration(alone_s, trace.unit)}."
+                f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of"
+                f" {duration(trace.step_time, trace.unit)}. One rank alone would need"
+                f" {duration(alone_s, trace.unit)}."
             )
         if self.sequence_parallel:
             plain = self.replace(sequence_parallel=False, fault="none").predict()
             kept = [each.peak_bytes(0, "activations") for each in (trace, plain)]
             yield (
-                f"Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and a rank keeps {size(kept[0])} of "
-                f"activations in place of {size(kept[1])}."
+                "Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and"
+                f" a rank keeps {size(kept[0])} of activations in place of {size(kept[1])}."
             )
 
     def of_loss(self, trace: Trace) -> Iterator[str]:
         tokens, item = self.rows * self.sequence, self.config.dtype.itemsize
         yield (
-            f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would move "
-            f"{size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as much."
+            f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would"
+            f" move {size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as"
+            " much."
         )
 
 
@@ -277,7 +282,8 @@ class ReadsOff(Lens):
 
 
 def found(name: str, own: torch.Tensor, whole: torch.Tensor) -> Iterator[Part]:
-    """Where a rank's tensor stands in the whole matrix, run of rows by run; nothing of what stands nowhere in it."""
+    """Where a rank's tensor stands in the whole matrix, run of rows by run; nothing of what stands
+    nowhere in it."""
     wide = own.shape[1]
     starts = whole.unflatten(1, (-1, wide))[
         :, :, :LOOKED_AT

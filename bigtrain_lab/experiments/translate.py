@@ -1,12 +1,12 @@
 """Does it hold on a real task? A translator, with all that its training needs beside the model.
 
-Numbers and dates from English into Chinese numerals: a task whose truth is known. Batches of so many
-tokens are shared by ranks; the rate warms up; now and then the held-out pairs' loss and BLEU say how
-good the model is, which is the best, and when to stop. The timeline shows what each costs: training,
-evaluation, and the data loader, a lane of its own for each worker.
+Numbers and dates from English into Chinese numerals: a task whose truth is known. Batches of so
+many tokens are shared by ranks; the rate warms up; now and then the held-out pairs' loss and BLEU
+say how good the model is, which is the best, and when to stop. The timeline shows what each costs:
+training, evaluation, and the data loader, a lane of its own for each worker.
 
-A micro-batch is padded to its own longest sentence, so each is priced by its shape. A translation is
-priced as if each sentence were as long as the longest right answer of its batch.
+A micro-batch is padded to its own longest sentence, so each is priced by its shape. A translation
+is priced as if each sentence were as long as the longest right answer of its batch.
 """
 
 from collections import Counter
@@ -18,35 +18,35 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from .. import tracking
 from ..core import Cost, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Wire
+from ..core.words import duration
 from ..data.bleu import COUNTS
 from ..data.parallel import Parallel, generated, read_pairs
 from ..data.tokens import BEGIN, END, PAD
-from ..dry_run import META, Work, dry_run
 from ..models import Noise, TranslatorConfig, built
 from ..models.blocks import word_cross_entropy
 from ..models.decoding import beam_search, greedy
 from ..models.translator import Translator
 from ..models.translator_pieces import TranslatorPiece, count, joined
-from ..plan import Compute, Plan, Together
-from ..rates import exposed, last
-from ..recipe import Recipe, train
-from ..rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
-from ..schedule import Action, Schedule
-from ..simulate import simulate
+from ..order.plan import Compute, Plan, Together
+from ..order.rates import exposed, last
+from ..order.schedule import Action, Schedule
+from ..order.simulate import simulate
 from ..techniques.bucket_plan import with_buckets
 from ..techniques.data_loader import Loader, Loading, with_loads
 from ..techniques.learning_rates import noam
 from ..techniques.mixed_precision import LEVELS
 from ..techniques.one_process import Sample
-from ..translation import Evaluation, Translation
-from ..words import duration
+from ..train import tracking
+from ..train.dry_run import META, Work, dry_run
+from ..train.recipe import Recipe, train
+from ..train.rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
 from .experiment import Quantity
 from .layered import Layered, by_layers
 from .on_hardware import profiles
 from .pipelined import Pipelined
+from .translation import Evaluation, Translation
 
 EVALUATED = 4 + COUNTS  # numbers that ranks add up
 
@@ -164,7 +164,8 @@ class Translate(Layered):
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     vocabulary: int = knob(
         0,
-        "rows of each table, where the task has fewer words; 32,000 with 6 layers of 512 and 8 heads is the model of 93 M",
+        "rows of each table, where the task has fewer words; 32,000 with 6 layers of 512 and 8"
+        " heads is the model of 93 M",
         low=0,
         high=65536,
         more=True,
@@ -208,7 +209,7 @@ class Translate(Layered):
             | ({"pairs", "held_out", "digits"} if settings["file"] else set())
         )
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
     def task(self) -> Parallel:
@@ -292,11 +293,13 @@ class Translate(Layered):
     def describe(self) -> str:
         training = self.training
         return (
-            f"a translator of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; {len(self.task.train):,} pairs, "
-            f"{len(training.batches):,} updates an epoch; {len(training.held_out)} held-out batches"
+            f"a translator of {self.weights / 1e6:.3g} M parameters on {self.ranks}"
+            f" rank{'s' * (self.ranks > 1)}; {len(self.task.train):,} pairs,"
+            f" {len(training.batches):,} updates an epoch; {len(training.held_out)} held-out"
+            " batches"
         )
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
@@ -420,7 +423,8 @@ class Translate(Layered):
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates of its largest micro-batch."""
+        """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates
+        of its largest micro-batch."""
         largest = max(map(self.training.shape, self.training.own(0)), key=prod)
         return step_peak(
             self.config,
@@ -443,7 +447,10 @@ class Translate(Layered):
 
     @property
     def relief(self) -> str:
-        return "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or more ranks (replicas) would need less."
+        return (
+            "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
+            " more ranks (replicas) would need less."
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -510,7 +517,8 @@ def spent(trace: Trace, kinds: str) -> float:
 
 
 def starved(trace: Trace) -> float:
-    """Time a step for which the rank that waits longest loads, or waits for what loads: before a batch's first forward."""
+    """Time a step for which the rank that waits longest loads, or waits for what loads: before a
+    batch's first forward."""
     waits = Counter()
     for rank in range(trace.ranks):
         free = 0
@@ -524,7 +532,8 @@ def starved(trace: Trace) -> float:
 
 
 def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
-    """The plan with what each rank evaluates after some of its updates, and the two messages in which ranks agree."""
+    """The plan with what each rank evaluates after some of its updates, and the two messages in
+    which ranks agree."""
     ranks, lanes = tuple(range(plan.ranks)), dict(plan.lanes)
     for rank in ranks:
         ops, last = [], None
@@ -549,7 +558,7 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
     return Plan(lanes, plan.ranks, plan.steps)
 
 
-# -- the program ------------------------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -616,7 +625,8 @@ class InPieces(Translation):
 
 
 class OfPieces(Evaluation):
-    """Evaluates the translator that the pieces are; no ledger follows it. Each rank says how far it is."""
+    """Evaluates the translator that the pieces are; no ledger follows it. Each rank says how far it
+    is."""
 
     def whole(self, training):
         self.model = getattr(self, "model", None) or joined(training.stages, self.asked.config)
@@ -630,7 +640,8 @@ class OfPieces(Evaluation):
         if done * 10 // total > number * 10 // total:
             filled = done * 20 // total
             print(
-                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {total} updates  loss {losses[-1]:.3f}",
+                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {total} updates  loss"
+                f" {losses[-1]:.3f}",
                 flush=True,
             )
         return super().ended(number, self.whole(training), losses)
@@ -645,8 +656,10 @@ class OfPieces(Evaluation):
             done, train_loss, loss, score = row
             epochs = done / len(self.asked.batches)
             print(
-                f"epoch {epochs:.2f}: train loss {train_loss:.3f}, held-out loss {loss:.3f}, BLEU {score:.2f}, learning rate "
-                f"{self.asked.learning_rate(int(done)):.3g}{', the best' * best}{'; the run ends' * stop}",
+                f"epoch {epochs:.2f}: train loss {train_loss:.3f}, held-out loss {loss:.3f}, BLEU"
+                f" {score:.2f}, learning rate "
+                f"{self.asked.learning_rate(int(done)):.3g}"
+                f"{', the best' * best}{'; the run ends' * stop}",
                 flush=True,
             )
         return stop, best
@@ -663,7 +676,7 @@ def shape_of(pairs) -> tuple[int, int, int]:
     )
 
 
-# -- dry runs ---------------------------------------------------------------------------------------------------------
+# -- dry runs --------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)

@@ -23,23 +23,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .core import Impossible
-from .data.batches import Batches, in_order, padded, tokens_of
-from .data.bleu import COUNTS, bleu, counted
-from .data.parallel import Parallel
-from .data.tokens import BEGIN, END, PAD
-from .models.blocks import word_cross_entropy
-from .models.config import require_count
-from .models.decoding import beam_search, greedy
-from .models.dropout import Noise
-from .models.translator import Translator, TranslatorConfig
-from .recipe import Lens, Recipe, train
-from .runtime import Run, launch
-from .schedule import Action
-from .techniques import saved
-from .techniques.distributed_sampler import DistributedSampler
-from .techniques.guards import saved as guard
-from .techniques.one_process import Sample
+from ..core import Impossible
+from ..data.batches import Batches, in_order, padded, tokens_of
+from ..data.bleu import COUNTS, bleu, counted
+from ..data.parallel import Parallel
+from ..data.tokens import BEGIN, END, PAD
+from ..models.blocks import word_cross_entropy
+from ..models.config import require_count
+from ..models.decoding import beam_search, greedy
+from ..models.dropout import Noise
+from ..models.translator import Translator, TranslatorConfig
+from ..order.schedule import Action
+from ..runtime import Run, launch
+from ..techniques import saved
+from ..techniques.distributed_sampler import DistributedSampler
+from ..techniques.guards import saved as guard
+from ..techniques.one_process import Sample
+from ..train.recipe import Lens, Recipe, train
 
 # Learns numbers and dates of 8 digits in some 500 updates.
 SMALL = TranslatorConfig(layers=2, width=64, heads=4, inner=128, longest=64, embedding_scale=8.0)
@@ -238,7 +238,7 @@ class Evaluation(Lens):
 
     def evaluated(self, done: int, training) -> list[float]:
         """A row without its last column: sums over all ranks, and what they say."""
-        batches, model, device = self.asked.held_out, training.stages[0], self.rank.device
+        model, device = training.stages[0], self.rank.device
         sums = self.zeros(2 + COUNTS)
         with torch.no_grad(), training.precision:
             for number in self.asked.share(self.group.rank):

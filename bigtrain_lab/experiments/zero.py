@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 from ..core import Trace, knob
 from ..core.hardware import Hardware
 from ..core.peak import peak, readings
+from ..core.words import duration, size
 from ..data import chosen_text
-from ..models.optimizers import OPTIMIZERS
 from ..models.theory import zero_bytes, zero_sent_bytes
-from ..rates import exposed
+from ..order.rates import exposed
 from ..techniques.checkpoint import checkpoint
-from ..words import duration, size
+from ..train.optimizer import Optimizer
 from .experiment import MB, Quantity
 from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
@@ -44,12 +44,13 @@ class Zero(Sharded):
 
     stage: int = knob(
         1,
-        "what the ranks share instead of copying: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights",
+        "what the ranks share instead of copying: 0 nothing, 1 the optimizer's state, 2 also"
+        " gradients, 3 also weights",
         low=0,
         high=3,
     )
     replicas: int = knob(4, "ranks, each with its share of a batch", low=1, high=8)
-    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS))
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all)
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"))
     micro_batches: int = knob(
         1, "micro-batches of a rank whose gradients add up before the update", low=1, high=16
@@ -204,9 +205,9 @@ class Zero(Sharded):
     # -- what it shows -----------------------------------------------------------------------------
 
     @property
-    def bytes_a_weight(self) -> tuple[int, int, int]:
+    def bytes_a_weight(self) -> tuple[int, int, float]:
         """Of a weight, of its gradient and of what its optimizer keeps, as the paper counts."""
-        moments = {"sgd": 0, "momentum": 1, "lars": 1}.get(self.optimizer, 2)
+        moments = self.optimizer_class.moments()
         z = self.config.dtype.itemsize
         return (z, z, moments * z) if self.precision == "none" else (2, 2, 4 * (1 + moments))
 
@@ -284,8 +285,8 @@ class Zero(Sharded):
             )
         if self.sharded:
             said.append(
-                f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while it makes "
-                "its model and its optimizer: no peak counts that."
+                f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while"
+                " it makes its model and its optimizer: no peak counts that."
             )
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"

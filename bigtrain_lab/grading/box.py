@@ -5,7 +5,8 @@
     memory    MEMORY_BYTES more than it begins with, on Linux
     rows      one line of JSON a scene, so that a process that dies has told what came before
 
-No right answer is in the process of a student's: fence.py says what keeps it out, and what does not.
+No right answer is in the process of a student's: fence.py says what keeps it out, and what does
+not.
 """
 
 import faulthandler
@@ -40,8 +41,9 @@ import numpy as np
 import torch
 
 from ..core import Impossible
-from ..runtime import frames, server, temporary
-from ..runtime.pulse import Pulse
+from ..runtime.failure import frames
+from ..runtime.process import server, temporary
+from ..runtime.process.pulse import Pulse
 from .fence import OURS, Refused, loaded
 
 CPU_S, WALL_S = 20, 60
@@ -142,7 +144,8 @@ class Box:
         return self._told[name]
 
     def _hear(self) -> None:
-        """Take in the lines that have been written since; ValueError where an answer wrote among them."""
+        """Take in the lines that have been written since; ValueError where an answer wrote among
+        them."""
         with suppress(FileNotFoundError), open(self._room / "rows", encoding="utf-8") as file:
             file.seek(self._read)
             for line in iter(file.readline, ""):
@@ -192,8 +195,8 @@ class Box:
 
 
 class Carrier(cloudpickle.Pickler):
-    """Takes along too what has no value of its own: a student's cached functions, to be cached anew; modules that cannot
-    be imported by their names."""
+    """Takes along too what has no value of its own: a student's cached functions, to be cached
+    anew; modules that cannot be imported by their names."""
 
     def reducer_override(self, thing):
         if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
@@ -214,7 +217,8 @@ class Carrier(cloudpickle.Pickler):
 
 
 def is_own(thing) -> bool:
-    """Whether a thing is neither of this library nor of an installed one, so it must travel by value."""
+    """Whether a thing is neither of this library nor of an installed one, so it must travel by
+    value."""
     home = getattr(thing, "__module__", None) or type(thing).__module__
     return home == "__main__" or is_answer(
         getattr(sys.modules.get(home), "__file__", None) or "<frozen"
@@ -291,7 +295,7 @@ def main(index: int, task: tuple) -> None:
             topic,
             seed,
             until,
-            lambda: (
+            lambda name=name: (
                 made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse)
             ),
             notes,
@@ -300,14 +304,15 @@ def main(index: int, task: tuple) -> None:
 
 
 def play(topic: type, seed: int, until, load, notes: "Notes") -> None:
-    """Load an answer and note what it shows in each scene; after one that it cannot end, no more, nor when it is enough."""
+    """Load an answer and note what it shows in each scene; after one that it cannot end, no more,
+    nor when it is enough."""
     before, answers = Left(), []
     goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
     before.watch(topic)
     for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        goes_on = notes.row(scene.name, lambda: before.then(scene.run), scene.near)
+        goes_on = notes.row(scene.name, functools.partial(before.then, scene.run), scene.near)
         if not goes_on or until is not None and until(notes.rows):
             break
     notes.end()
@@ -339,7 +344,8 @@ class Notes:
             return False
 
     def refuse(self, why: str) -> None:
-        """Note that the answer reached for what it may not have, and end the process: it cannot go on."""
+        """Note that the answer reached for what it may not have, and end the process: it cannot go
+        on."""
         self.write(self.scene, None, 0.0, REFUSED, why)
         self.end()
         os._exit(0)
@@ -353,7 +359,8 @@ class Notes:
 
 
 class Left:
-    """What an answer must leave as it was: whether gradients are on, torch's functions, those that the exercise allows."""
+    """What an answer must leave as it was: whether gradients are on, torch's functions, those that
+    the exercise allows."""
 
     PLACES = (
         torch,
@@ -371,7 +378,8 @@ class Left:
         self.functions = [(place, dict(vars(place))) for place in self.PLACES]
 
     def watch(self, topic: type) -> None:
-        """The modules that the exercise allows too, and their classes, as they are behind the fence."""
+        """The modules that the exercise allows too, and their classes, as they are behind the
+        fence."""
         modules = [sys.modules[name] for name in topic.allows if name in sys.modules]
         classes = [
             thing
@@ -392,7 +400,8 @@ class Left:
             torch.set_default_dtype(torch.float32)
         if not gradients_on:
             raise Refused(
-                "Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends."
+                "Gradients are still switched off after your answer: use `with torch.no_grad():`,"
+                " which ends."
             )
         if dtype != torch.float32:
             raise Refused("Your answer changed torch's default dtype: leave it as it was.")
@@ -442,7 +451,10 @@ def raised(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in what:
         return f"Your answer needs more than {MEMORY_BYTES / 1e9:.1f} GB{at}."
     if not own and isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) ", what):
-        return f"Your answer could not be called as the exercise does ({what.partition(': ')[2]}): take what it names."
+        return (
+            f"Your answer could not be called as the exercise does ({what.partition(': ')[2]}):"
+            " take what it names."
+        )
     if not own:
         return f"What your answer gave cannot be used ({what})."
     return f"Your answer raised {what}{at}."

@@ -1,13 +1,17 @@
-"""What a student's answer cannot reach in its process: answers that are there already, and other processes.
+"""What a student's answer cannot reach in its process: answers that are there already, and other
+processes.
 
-    in memory    the library's modules are gone but for those that the exercise allows and those without answers;
-                 classes that are an answer are emptied, functions replaced, the galleries' texts deleted
-    in files     no source of this library, nor of what the exercise forbids, can be opened, by whatever name
+    in memory    the library's modules are gone but for those that the exercise allows and those
+                 without answers; classes that are an answer are emptied, functions replaced, the
+                 galleries' texts deleted
+    in files     no source of this library, nor of what the exercise forbids, can be opened, by
+                 whatever name
     by looking   frames of its callers, objects that the collector knows
     elsewhere    processes, and C functions by name
 
-Python tells an audit hook (PEP 578) of each such event; no code can remove one. An answer that reaches over
-the fence ends there, with a sentence. What the fence does not stop: machine code that an answer brings along.
+Python tells an audit hook (PEP 578) of each such event; no code can remove one. An answer that
+reaches over the fence ends there, with a sentence. What the fence does not stop: machine code that
+an answer brings along.
 """
 
 import _posixsubprocess
@@ -26,19 +30,17 @@ OURS = str(Path(__file__).parents[1])
 PACKAGE = __package__.split(".")[0]
 ANSWERS = (
     "techniques",
-    "schedules",
-    "collectives",
-    "recomputes",
+    "order.schedules",
+    "order.collectives",
+    "order.recompute",
     "experiments",
 )  # packages that have some
 WITHOUT_ANSWERS = (
     "core",
-    "formats",
-    "plan",
+    "order.plan",
+    "order.schedule",
+    "order.simulate",
     "runtime",
-    "schedule",
-    "simulate",
-    "words",
 )  # modules that may stay
 METHODS = (FunctionType, classmethod, staticmethod, property)
 FRAMES = ("tb_frame", "gi_frame", "cr_frame")
@@ -73,7 +75,7 @@ def loaded(carried: bytes, topic: type, refuse: Callable[[str], None]):
         for each in walk_packages(getattr(import_module(name), "__path__", ()), f"{name}."):
             import_module(each.name)
     hidden: dict[tuple, str] = {}
-    for path in Path(OURS).rglob("*.py"):
+    for path in texts():
         hide(
             path,
             ".".join((PACKAGE, *path.relative_to(OURS).with_suffix("").parts)).removesuffix(
@@ -100,11 +102,12 @@ def loaded(carried: bytes, topic: type, refuse: Callable[[str], None]):
     return answer
 
 
-# -- in memory --------------------------------------------------------------------------------------------
+# -- in memory -------------------------------------------------------------------------------------
 
 
 def take(above, last: str, name: str, refuse, emptied: dict) -> None:
-    """Empty a class, which many hold; forbid a method; put an empty class in the place of a function."""
+    """Empty a class, which many hold; forbid a method; put an empty class in the place of a
+    function."""
     thing = getattr(above, last)
     if isinstance(thing, type):
         return empty(thing, name, refuse, emptied)
@@ -135,7 +138,8 @@ def empty(cls: type, name: str, refuse, emptied: dict) -> None:
 
 
 def forget(topic: type, refuse, emptied: dict) -> None:
-    """Drop the library's modules that the exercise does not allow, empty their classes, delete the galleries."""
+    """Drop the library's modules that the exercise does not allow, empty their classes, delete the
+    galleries."""
     for name in [n for n in sys.modules if n.startswith(PACKAGE + ".") and not allows(topic, n)]:
         above, _, last = name.rpartition(".")
         module = sys.modules.pop(name)
@@ -143,7 +147,7 @@ def forget(topic: type, refuse, emptied: dict) -> None:
             delattr(sys.modules[above], last)
         if name.startswith(f"{PACKAGE}.grading"):
             strip(module)
-        elif name.split(".")[1] in ANSWERS:
+        elif lies_in(name, ANSWERS):
             for thing in [
                 t for t in vars(module).values() if isinstance(t, type) and t.__module__ == name
             ]:
@@ -159,11 +163,15 @@ def strip(module) -> None:
             thing.right, thing.wrong, thing.hints = {}, {}, ()
 
 
+def lies_in(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether a module is one of these parts of the package, or lies in one."""
+    return any(f"{name}.".startswith(f"{PACKAGE}.{part}.") for part in parts)
+
+
 def allows(topic: type, name: str) -> bool:
-    part = name.removeprefix(PACKAGE + ".").partition(".")[0]
     return (
-        name == PACKAGE
-        or part in WITHOUT_ANSWERS
+        name in (PACKAGE, f"{PACKAGE}.order")
+        or lies_in(name, WITHOUT_ANSWERS)
         or any(
             (name + ".").startswith(each + ".") or each.startswith(name + ".")
             for each in topic.allows
@@ -175,12 +183,17 @@ def taken(name: str) -> str:
     return f"Your answer takes {name}, which is not at hand here: write it yourself."
 
 
-# -- what the hook hears -------------------------------------------------------------------------------------
+# -- what the hook hears ---------------------------------------------------------------------------
+
+
+def texts() -> list[Path]:
+    """The files of the library that hold answers, or may."""
+    return [*Path(OURS).rglob("*.py"), *Path(OURS).rglob("wrong.md")]
 
 
 def hide(path: Path, whose: str, hidden: dict) -> None:
-    """Note a source and its compiled form, by what names a file whatever it is called. Torch itself asks
-    for the lines of its callers: they have none."""
+    """Note a source and its compiled form, by what names a file whatever it is called. Torch itself
+    asks for the lines of its callers: they have none."""
     linecache.cache[str(path)] = 0, None, [], str(path)
     for each in (path, Path(cache_from_source(str(path)))):
         if each.exists():
@@ -190,7 +203,7 @@ def hide(path: Path, whose: str, hidden: dict) -> None:
 
 def hook(topic: type, hidden: dict, refuse) -> Callable[[str, tuple], None]:
     """What Python calls at every event. Nothing else refers to it, so no answer can find it."""
-    inside, sources = False, {path.name for path in Path(OURS).rglob("*.py")}
+    inside, sources = False, {path.name for path in texts()}
 
     def against(event: str, details: tuple) -> str:
         if event in LOOKS or event == "object.__getattr__" and details[1] in FRAMES:
@@ -221,9 +234,11 @@ def hook(topic: type, hidden: dict, refuse) -> Callable[[str, tuple], None]:
             path = os.fsdecode(details[0])
             whose = hidden.get(
                 inode(path),
-                ""
-                if os.path.isabs(path) or os.path.exists(path)
-                else os.path.basename(path) in sources and path,
+                (
+                    ""
+                    if os.path.isabs(path) or os.path.exists(path)
+                    else os.path.basename(path) in sources and path
+                ),
             )
             return taken(whose) if whose else ""
         return ""
@@ -269,7 +284,8 @@ def is_asked_by_answer(*through: str) -> bool:
 
 
 def is_imported(code, names: dict) -> bool:
-    """True for code of a module that this process imported, wherever it lies: an answer came by value."""
+    """True for code of a module that this process imported, wherever it lies: an answer came by
+    value."""
     module = sys.modules.get(names.get("__name__"))
     return code.co_filename == getattr(module, "__file__", None) or code.co_filename.startswith(
         OURS

@@ -1,4 +1,5 @@
-"""Grade by likeness: an answer is judged by how it behaves in scenes, beside answers that are known.
+"""Grade by likeness: an answer is judged by how it behaves in scenes, beside answers that are
+known.
 
 A topic has right answers written in different ways, wrong ones each with its sentence, and a probe:
 scenes that show what an answer does. The scenes' sizes and numbers are drawn anew at each check.
@@ -8,8 +9,9 @@ scenes that show what an answer does. The scenes' sizes and numbers are drawn an
                           of several, the one that it is like in most scenes
     an unknown mistake    the first scene in which it is wrong, with both values
 
-The answer runs in a process of its own (box.py) behind a fence (fence.py), the known ones in another.
-Cost: one run of the probe for the answer and for each right one; for the wrong ones, of its first scenes.
+The answer runs in a process of its own (box.py) behind a fence (fence.py), the known ones in
+another. Cost: one run of the probe for the answer and for each right one; for the wrong ones, of
+its first scenes.
 """
 
 import math
@@ -78,8 +80,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         """
         if not callable(answer):
             return [
-                f"There is no answer yet, but {'nothing' if answer is None else f'a {type(answer).__name__}'}: "
-                "give the function or class that you wrote."
+                "There is no answer yet, but"
+                f" {'nothing' if answer is None else f'a {type(answer).__name__}'}: give the"
+                " function or class that you wrote."
             ]
         seed = secrets.randbelow(10**6) if seed is None else seed
         with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.right) as known:
@@ -120,10 +123,12 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
 
     @classmethod
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
-        """What a right answer showed; RuntimeError where it raised, since then this exercise is broken."""
+        """What a right answer showed; RuntimeError where it raised, since then this exercise is
+        broken."""
         if rows[-1].raised:
             raise RuntimeError(
-                f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}: {rows[-1].told}"
+                f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}:"
+                f" {rows[-1].told}"
             )
         return rows
 
@@ -161,7 +166,8 @@ class Verdict(tuple):
 
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
-    """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is true."""
+    """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is
+    true."""
     return Verdict(Topic.named(topic).findings(answer, seed))
 
 
@@ -182,7 +188,8 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 
 
 def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
-    """The first scene in which it does what no right answer does, or that it lacks; None where there is none."""
+    """The first scene in which it does what no right answer does, or that it lacks; None where
+    there is none."""
     at = first_unlike(found, rights)
     return at if at is not None or any(len(found) == len(right) for right in rights) else len(found)
 
@@ -221,7 +228,8 @@ def same(a: Row, b: Row) -> bool:
 
 
 def kind_of(told: str) -> str:
-    """An error's sentence without the answer's line, nor the names that it used for what was missing."""
+    """An error's sentence without the answer's line, nor the names that it used for what was
+    missing."""
     return re.sub(r", at your line.*|(?<=IndexError).*|(?<=object has no attribute).*", "", told)
 
 

@@ -1,4 +1,5 @@
-"""A gallery holds when every right answer is like others, and every wrong one fails with its own sentence."""
+"""A gallery holds when every right answer is like others, and every wrong one fails with its own
+sentence."""
 
 from collections.abc import Iterator
 
@@ -16,14 +17,23 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     longest = max(map(len, rights))
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:
-            yield f"{topic.name}, seed {seed}: the right answer {name!r} failed: {rows[name][-1].told}"
+            yield (
+                f"{topic.name}, seed {seed}: the right answer {name!r} failed:"
+                f" {rows[name][-1].told}"
+            )
         elif found := topic.diagnosis(
             rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed
         ):
-            yield f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others: {' '.join(found)}"
+            yield (
+                f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others:"
+                f" {' '.join(found)}"
+            )
     for name, wrong in topic.wrong.items():
         found = topic.diagnosis(wrongs[name], rights, wrongs, seed)
         if not found:
             yield f"{topic.name}, seed {seed}: the wrong answer {name!r} passes."
         elif found[0] != wrong.sentence:
-            yield f"{topic.name}, seed {seed}: the wrong answer {name!r} is told {found[0]!r}, not {wrong.sentence!r}."
+            yield (
+                f"{topic.name}, seed {seed}: the wrong answer {name!r} is told {found[0]!r}, not"
+                f" {wrong.sentence!r}."
+            )

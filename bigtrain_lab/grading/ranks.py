@@ -1,7 +1,8 @@
 """Ranks that take turns in one process, so that an exercise on messages shows who waits for whom.
 
     turns     one rank runs until it waits; a seed chooses who is next, so a run repeats itself
-    lanes     run only while no rank can: what nobody waited for is not there
+    lanes     run only while no rank can: what nobody waited for is not there; but first of all
+              while a rank is in `pause`
     round     of a message: one more than the latest that its sender had received
     sharing   nothing: each rank has a copy of the answer, as a process would
 
@@ -17,10 +18,12 @@ from functools import lru_cache
 from threading import Semaphore, Thread
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from .box import travelling
 from .fence import Refused
+
+MARK = "mark"  # in place of a lane's name
 
 
 class Over(BaseException):
@@ -33,21 +36,18 @@ class Ranks:
     sent, received   bytes of each rank       rounds    the longest chain of messages
     changed          whether a tensor changed between its isend and its recv
     left, far        messages that nobody received, and those between ranks that are no neighbours
-    altered          is added to the first number that rank 0 sends
     seen             what each rank did, in its order: (what, where, bytes)
-    lanes_first      lanes run as soon as they can instead, while a rank is in `pause`
     """
 
-    lanes_first = False
-
-    def __init__(self, size: int, seed: float, altered: float = 0):
-        self.size, self.altered, self._draw = size, altered, random.Random(seed)
+    def __init__(self, size: int, seed: float):
+        self.size, self._draw = size, random.Random(seed)
         self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
         self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
         self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
+        self.axes: dict[tuple, Axis] = {}  # (name, ranks) -> what was seen among these
 
     @property
     def left(self) -> int:
@@ -69,7 +69,8 @@ class Ranks:
                 if group not in self._waits or self._waits[group][2]()
             ]
             if ready:
-                first = [group for group in ready if bool(group.name) == self.lanes_first]
+                pauses = any(call == "pause" for call, *_ in self._waits.values())
+                first = [group for group in ready if bool(group.name) == pauses]
                 self._turn(self._draw.choice(first or ready))
             else:
                 self._error = Refused(self._stuck())
@@ -80,19 +81,14 @@ class Ranks:
             raise self._error
         return returned
 
-    def around(self, group: "Group"):
-        """The context in which all that a rank does runs, or its lane."""
-        return nullcontext()
-
-    def met(self, group: "Group") -> None:
-        """Called when a rank, or its lane, has been through a collective."""
-
     def _start(self, group: "Group", body: Callable, *given) -> None:
+        around = _get_current_dispatch_mode() or nullcontext()  # a lane's is that of its rank
+
         def play():
             group.go.acquire()
             try:
                 if not self._over:
-                    with self.around(group):
+                    with around:
                         body(*given)
             except BaseException as error:  # noqa: B902  (an answer may raise anything)
                 if self._error is None and not self._over:
@@ -118,11 +114,6 @@ class Ranks:
             raise Over
         del self._waits[group]
 
-    def pause(self, group: "Group") -> None:
-        """Let others run once, as while this rank computes."""
-        looks = iter((False,))
-        self.until(group, "pause", group.rank, lambda: next(looks, True))
-
     def _stuck(self) -> str:
         waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
         for group, (call, peer, _) in sorted(self._waits.items(), key=lambda each: each[0].rank):
@@ -147,6 +138,18 @@ class Ranks:
         )
 
 
+class Axis(Ranks):
+    """Some of the ranks, which take their turns among all."""
+
+    def __init__(self, whole: Ranks, name: str, members: tuple[int, ...]):
+        super().__init__(len(members), 0)
+        self.whole, self.name, self.members, self.turns = whole, name, members, {}
+
+    def until(self, group, call, peer, ready):
+        call = f"{call} of {self.name}"
+        self.whole.until(self.turns[group.rank], call, self.members[peer], ready)
+
+
 @lru_cache(maxsize=1)
 def bytes_of(answer) -> bytes:
     """The answer as it travels to each rank, made once for all the scenes that play it."""
@@ -168,8 +171,6 @@ class Group:
     def isend(self, tensor, dst: int, name="", site="", tag=0) -> None:
         ranks, dst = self._ranks, self._peer(dst, "sends to")
         wire = copied(self._tensor(tensor, "sends"))
-        if ranks.altered and self.rank == 0 and wire.numel() and not ranks.sent[0]:
-            wire.view(-1)[0] += ranks.altered
         ranks.sent[self.rank] += wire.nbytes
         ranks.far += (dst - self.rank) % self.size not in (1, self.size - 1)
         ranks.rounds = max(ranks.rounds, ranks._round[self.rank] + 1)
@@ -198,7 +199,6 @@ class Group:
             raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         every = self._together(f"all_reduce ({op})", self._tensor(tensor, "reduces"))
         tensor.detach().copy_(reduced(every, op))
-        self._ranks.met(self)
         return tensor
 
     def reduce_scatter(self, tensor, op: str = "sum", name="", out=None) -> torch.Tensor:
@@ -211,7 +211,6 @@ class Group:
         every = self._together(f"reduce_scatter ({op})", flat)
         own = reduced(every, op).split([part.numel() for part in parts])[self.rank]
         own = own.view(parts[self.rank].shape).clone()
-        self._ranks.met(self)
         return own if out is None else self._tensor(out, "reduces into").copy_(own)
 
     def all_gather(self, tensor, out=None, name=""):
@@ -231,14 +230,12 @@ class Group:
         every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
         for rank, part in enumerate(parts):
             part.copy_(every[rank].view(part.shape))
-        self._ranks.met(self)
         return whole
 
     def broadcast(self, tensor, src: int = 0, name="") -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
         every = self._together(f"broadcast of rank {src}", self._tensor(tensor, "sends"))
         tensor.detach().copy_(every[src])
-        self._ranks.met(self)
         return tensor
 
     def lane(self, name: str = "comm") -> "Lane":
@@ -246,6 +243,22 @@ class Group:
         if name not in self._lanes:
             self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
         return self._lanes[name]
+
+    def among(self, name: str, members: tuple[int, ...]) -> "Group":
+        """The group of these ranks, of which this is one."""
+        axes, at = self._ranks.axes, members.index(self.rank)
+        axis = axes.setdefault((name, members), Axis(self._ranks, name, members))
+        axis.turns[at] = self
+        return Group(axis, at)
+
+    def pause(self) -> None:
+        """Let others run once, as while this rank computes."""
+        looks = iter((False,))
+        self._ranks.until(self, "pause", self.rank, lambda: next(looks, True))
+
+    def mark(self, what: str) -> None:
+        """Note what the bench is at, among what was sent."""
+        self._ranks.seen[self.rank].append((what, MARK, self._ranks.sent[self.rank]))
 
     def _together(
         self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None

@@ -3,13 +3,14 @@
     attention(x) = softmax(q k^T / sqrt(K) + unseen) v          q, k, v = x W_qkv + b
     block:   x += attention(norm(x));   x += mlp(norm(x));      mlp(x) = gelu(x W_up + b) W_down + b
 
-The forward multiplies 24 B S D^2 + 4 B S^2 D flops a block and saves B H S^2 probabilities for the backward, the
-term that grows with the square of the sequence. What a position may not see gets -inf: those after it
-(GPT), or a batch's padding (encoder). That mask is made anew in each forward and added, so it is no state and is not
-saved. GELU is the tanh approximation, GPT-2's.
-Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Radford et al. 2019 (GPT-2), section 2.3.
+The forward multiplies 24 B S D^2 + 4 B S^2 D flops a block and saves B H S^2 probabilities for the
+backward, the term that grows with the square of the sequence. What a position may not see gets
+-inf: those after it (GPT), or a batch's padding (encoder). That mask is made anew in each forward
+and added, so it is no state and is not saved. GELU is the tanh approximation, GPT-2's. Vaswani et
+al. 2017 (arXiv:1706.03762), section 3.2; Radford et al. 2019 (GPT-2), section 2.3.
 
-Shapes: B batch, S and T sequence (queries, keys), D width, H heads, K width of a head, V vocabulary.
+Shapes: B batch, S and T sequence (queries, keys), D width, H heads, K width of a head, V
+vocabulary.
 """
 
 import math
@@ -56,7 +57,8 @@ class Embedding(nn.Module):
         length, longest = ids_BS.shape[1], self.position.num_embeddings
         if length > longest:
             raise Impossible(
-                f"{length} tokens are longer than the model's sequence={longest}: take at most {longest}."
+                f"{length} tokens are longer than the model's sequence={longest}: take at most"
+                f" {longest}."
             )
         return self.dropout(self.token(ids_BS) + self.position(length), noise)
 
@@ -77,7 +79,8 @@ class Attention(nn.Module):
         self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
 
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
-        """Each position sees those before it and itself; with `keep_BT` (True where a token is) all that are kept."""
+        """Each position sees those before it and itself; with `keep_BT` (True where a token is) all
+        that are kept."""
         mixed_BSHK = self.core(*self.projected(x_BSD), noise, keep_BT).transpose(1, 2)
         return self.dropout_out(self.out(mixed_BSHK.flatten(2)), noise)
 
@@ -92,7 +95,8 @@ class Attention(nn.Module):
         return q_BHSK, *kv.repeat_interleave(self.heads // self.kv_heads, 2)
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
-        """What grows with the square of the sequence, apart: much to keep for the backward, little to compute again."""
+        """What grows with the square of the sequence, apart: much to keep for the backward, little
+        to compute again."""
         (B, _, S, K), device = q_BHSK.shape, q_BHSK.device
         scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K)
         if keep_BT is None:
@@ -105,7 +109,8 @@ class Attention(nn.Module):
 
 
 def by_head(x, parts: int, heads: int):
-    """(B, S, parts H K) as (parts, B, H, S, K): one contiguous copy, of which the matmuls then save views and copy nothing."""
+    """(B, S, parts H K) as (parts, B, H, S, K): one contiguous copy, of which the matmuls then save
+    views and copy nothing."""
     return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
 
@@ -155,14 +160,17 @@ class Head(nn.Module):
 
 
 def cross_entropy(logits_BSV, targets_BS):
-    """Mean over all tokens of -log softmax(logits)[target], a scalar. Saves the B S V log-probabilities."""
+    """Mean over all tokens of -log softmax(logits)[target], a scalar. Saves the B S V
+    log-probabilities."""
     log_probabilities_BSV = logits_BSV.log_softmax(-1)
     return -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).mean()
 
 
 def word_cross_entropy(logits_BSV, targets_BS, padding: int, smoothing: float = 0.0):
-    """Mean over the targets that are no padding, a scalar; 0 where there is none. Smoothed, a target is 1 - smoothing the word
-    itself and smoothing spread over the V - 1 words: padding gets none (Szegedy et al. 2015, arXiv:1512.00567, section 7)."""
+    """Mean over the targets that are no padding, a scalar; 0 where there is none. Smoothed, a
+    target is 1 - smoothing the word itself and smoothing spread over the V - 1 words: padding gets
+    none (Szegedy et al. 2015, arXiv:1512.00567, section 7).
+    """
     log_probabilities_BSV = logits_BSV.log_softmax(-1)
     losses_BS = -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
     if smoothing:

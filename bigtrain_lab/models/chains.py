@@ -1,10 +1,13 @@
-"""Two models as chains of layers for recompute plans: a GPT, whose blocks are alike, and an MLP, no two layers of which are.
+"""Two models as chains of layers for recompute plans: a GPT, whose blocks are alike, and an MLP, no
+two layers of which are.
 
     GPT    ids -> embedding -> block x L -> head and loss
-    MLP    x_0 -> tanh(W x) x (L-1) -> W x and loss            widths in a round of SHAPE times the width
+    MLP    x_0 -> tanh(W x) x (L-1) -> W x and loss            widths in a round of SHAPE times the
+                                                               width
 
-A layer here is a function of the state before it, as techniques/checkpoint runs it; the last one ends in the loss, a single
-number. What the layers weigh and cost is found by a dry run of each kind of layer.
+A layer here is a function of the state before it, as techniques/checkpoint runs it; the last one
+ends in the loss, a single number. What the layers weigh and cost is found by a dry run of each kind
+of layer.
 """
 
 import math
@@ -16,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bigtrain_lab.dry_run import META, Work, dry_run
-from bigtrain_lab.recompute import Chain
+from bigtrain_lab.order.recompute.plan import Chain
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.devices import built
-from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.checkpoint import weigh
+from bigtrain_lab.train.dry_run import META, Work, dry_run
 
 from .blocks import Linear, cross_entropy
 from .config import GPTConfig
@@ -34,7 +37,8 @@ SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 def chain_of(
     model: nn.Module, noise: Noise, targets, inside: Callable | None = None
 ) -> list[Callable]:
-    """Either model as a chain of layers that ends in the loss. `inside`: what to make of each block, such as checkpoint's `selective`."""
+    """Either model as a chain of layers that ends in the loss. `inside`: what to make of each
+    block, such as checkpoint's `selective`."""
     return (
         mlp_layers(model, noise, targets)
         if isinstance(model, UnevenMLP)
@@ -49,7 +53,7 @@ def loss_of(model: nn.Module, x, noise: Noise, targets) -> Tensor:
     return x
 
 
-# -- a GPT ------------------------------------------------------------------------------------------------------
+# -- a GPT -----------------------------------------------------------------------------------------
 
 
 class ChainGPT(GPT):
@@ -75,7 +79,8 @@ def gpt_layers(
 def gpt_weights(
     config: GPTConfig, rows: int, inside: Callable | None = None
 ) -> tuple[Chain, list[Work], list[Work]]:
-    """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids count as nothing: they are the caller's."""
+    """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids
+    count as nothing: they are the caller's."""
     if config.layers > 1:
         chain, *works = gpt_weights(replace(config, layers=1), rows, inside)
         return Chain(*(repeated(column, config.layers) for column in chain)), *(
@@ -88,15 +93,16 @@ def gpt_weights(
 
 
 def repeated(column: Sequence, blocks: int) -> tuple:
-    """Of a chain with one block, as with so many: (embedding, block, head) as (embedding, block, block, ..., head); a state more is alike."""
+    """Of a chain with one block, as with so many: (embedding, block, head) as (embedding, block,
+    block, ..., head); a state more is alike."""
     return (*column[:1], *column[1:2] * blocks, *column[2:])
 
 
 def weights_of(
     layers_of: Callable, x: Tensor, targets: Tensor | None = None
 ) -> tuple[Chain, list[Work], list[Work]]:
-    """What the layers weigh that are made for a noise, when x and the targets, which are the caller's, are not counted; and what each
-    pass costs."""
+    """What the layers weigh that are made for a noise, when x and the targets, which are the
+    caller's, are not counted; and what each pass costs."""
     targets = x if targets is None else targets
 
     def program(rank):
@@ -125,11 +131,12 @@ def weights_of(
     )
 
 
-# -- an MLP of unequal layers -----------------------------------------------------------------------------------
+# -- an MLP of unequal layers ----------------------------------------------------------------------
 
 
 class UnevenMLP(nn.Module):
-    """x <- dropout(tanh(W_i x)), the last without either, then the loss; W_i ~ N(0, 1/inputs) from (seed, name)."""
+    """x <- dropout(tanh(W_i x)), the last without either, then the loss; W_i ~ N(0, 1/inputs) from
+    (seed, name)."""
 
     forward = loss_of
 

@@ -1,6 +1,7 @@
 """A model's sizes, and where a pipeline may cut it.
 
-The model is a list: an embedding, `layers` blocks, a head. A stage is a slice [first, last) of that list.
+The model is a list: an embedding, `layers` blocks, a head. A stage is a slice [first, last) of that
+list.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from bigtrain_lab.core import Impossible
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the weights; with fewer `kv_heads`
-    than heads, groups of heads share keys and values."""
+    """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the
+    weights; with fewer `kv_heads` than heads, groups of heads share keys and values."""
 
     layers: int = 4
     width: int = 128
@@ -32,8 +33,8 @@ class GPTConfig:
             require_count("kv_heads", self.kv_heads)
             if self.heads % self.kv_heads:
                 raise Impossible(
-                    f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values equally: "
-                    f"take {_nearest_divisors(self.heads, self.kv_heads)}."
+                    f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values"
+                    f" equally: take {_nearest_divisors(self.heads, self.kv_heads)}."
                 )
         require_heads(self.width, self.heads)
         require_share(self.dropout)
@@ -50,9 +51,11 @@ class GPTConfig:
 
 
 def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
-    """The slice [first, last) of each stage: blocks shared equally, embedding with the first, head with the last.
+    """The slice [first, last) of each stage: blocks shared equally, embedding with the first, head
+    with the last.
 
-    Left-over blocks go to the stages just before the last: the last has the head to compute, and the first
+    Left-over blocks go to the stages just before the last: the last has the head to compute, and
+    the first
     holds the activations of most micro-batches under 1F1B.  6 blocks, 4 stages: 1 2 2 1.
     """
     require_count("stages", stages)
@@ -71,8 +74,8 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
 def require_cuttable(config: GPTConfig, stages: int):
     if stages > config.pieces:
         raise Impossible(
-            f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its embedding and head "
-            f"among them: take {config.pieces} stages or {stages - 2} layers."
+            f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its"
+            f" embedding and head among them: take {config.pieces} stages or {stages - 2} layers."
         )
 
 

@@ -1,9 +1,11 @@
-"""Dropout zeroes each value with probability p, and draws the same zeros again wherever it is repeated.
+"""Dropout zeroes each value with probability p, and draws the same zeros again wherever it is
+repeated.
 
-    y = x * keep / (1 - p),  keep ~ Bernoulli(1 - p) from a generator seeded by (seed, step, path, micro-batch)
+    y = x * keep / (1 - p),  keep ~ Bernoulli(1 - p) from a generator seeded by (seed, step, path,
+                             micro-batch)
 
-The mask depends on what is dropped, never on a generator's history: pipeline, recomputation and one process
-agree bit for bit on one kind of device. Saved for the backward: `keep`, one byte a value.
+The mask depends on what is dropped, never on a generator's history: pipeline, recomputation and one
+process agree bit for bit on one kind of device. Saved for the backward: `keep`, one byte a value.
 Srivastava et al. 2014, section 4 (there with the factor at test time; here inverted).
 """
 

@@ -1,11 +1,13 @@
 """A BERT-style encoder that tells how two marked names of a sentence are related.
 
-    x = token + position;   x = block(x), every word sees every word;   logits = W [norm(x at [E1]); norm(x at [E2])] + b
+    x = token + position;   x = block(x), every word sees every word;   logits = W [norm(x at [E1]);
+                                                                        norm(x at [E2])] + b
 
-The pair is read from the states at its two start markers, the best of the six ways of Baldini Soares et al. 2019
-(arXiv:1906.03158, section 3.3, "entity start"). Beside Devlin et al. 2018 (arXiv:1810.04805) the blocks are those of
-models/blocks.py, so the norms come before attention and MLP and not after, and there are no segment embeddings.
-12 L D^2 + 13 L D + (V + S + 2) D + (2 D + 1) C weights.
+The pair is read from the states at its two start markers, the best of the six ways of Baldini
+Soares et al. 2019 (arXiv:1906.03158, section 3.3, "entity start"). Beside Devlin et al. 2018
+(arXiv:1810.04805) the blocks are those of models/blocks.py, so the norms come before attention and
+MLP and not after, and there are no segment embeddings. 12 L D^2 + 13 L D + (V + S + 2) D + (2 D +
+1) C weights.
 
 Shapes: B batch, S sequence, D width, C classes.
 """
@@ -51,7 +53,8 @@ class RelationHead(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pieces "0" (embedding), "1" .. "L" (blocks) and "L+1" (head), named as a GPT's: `layers.1.attention.qkv.weight`."""
+    """Pieces "0" (embedding), "1" .. "L" (blocks) and "L+1" (head), named as a GPT's:
+    `layers.1.attention.qkv.weight`."""
 
     def __init__(self, config: EncoderConfig, seed: int = 0):
         super().__init__()
@@ -65,8 +68,8 @@ class Encoder(nn.Module):
         initialise(self, config.layers, seed)
 
     def forward(self, ids_BS, keep_BS, marks_B2, noise: Noise | None = None) -> torch.Tensor:
-        """Logits (B, C). ids and marks int64; `keep_BS` is True where a word is and False on padding. Marks are places
-        in the sentence, [E1] first."""
+        """Logits (B, C). ids and marks int64; `keep_BS` is True where a word is and False on
+        padding. Marks are places in the sentence, [E1] first."""
         embedding, *blocks, head = self.layers.values()
         x_BSD = embedding(ids_BS, noise)
         for block in blocks:
@@ -75,10 +78,12 @@ class Encoder(nn.Module):
 
 
 def encoder_slices(config: EncoderConfig) -> dict[str, str]:
-    """How techniques/sliced_model.py cuts an encoder. Its head, which reads two tokens, stays whole."""
+    """How techniques/sliced_model.py cuts an encoder. Its head, which reads two tokens, stays
+    whole."""
     return {"layers.0.token": "vocabulary", **block_slices(config)}
 
 
 def class_loss(logits_BC, labels_B):
-    """Mean over the batch of -log softmax(logits)[label], a scalar. Saves the B C log-probabilities."""
+    """Mean over the batch of -log softmax(logits)[label], a scalar. Saves the B C
+    log-probabilities."""
     return -logits_BC.log_softmax(-1).gather(-1, labels_B.unsqueeze(-1)).mean()

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from ..core import Cost
 from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
-from ..dry_run import META, Work, dry_run
+from ..order.schedule import Action, Schedule
+from ..order.simulate import simulate
 from ..runtime.devices import built
-from ..schedule import Action, Schedule
-from ..simulate import simulate
 from ..techniques.bucket_plan import with_buckets
+from ..train.dry_run import META, Work, dry_run
 from .blocks import cross_entropy
-from .optimizers import OPTIMIZERS
 from .translator import Translator, TranslatorConfig
 
 
@@ -53,8 +52,10 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
             "seconds on one rank",
             alone.seconds,
             "published",
-            "20 minutes on one RTX 3090; what a "
-            "pair takes is not predicted, since lengths are not told",
+            (
+                "20 minutes on one RTX 3090; what a "
+                "pair takes is not predicted, since lengths are not told"
+            ),
         ),
         (
             "updates on one rank",
@@ -66,8 +67,10 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
             "share of training",
             alone.training,
             "published",
-            "231 of 457 s in the log of an epoch on "
-            "three ranks; loss and BLEU of held-out pairs are shared too, and send nothing",
+            (
+                "231 of 457 s in the log of an epoch on "
+                "three ranks; loss and BLEU of held-out pairs are shared too, and send nothing"
+            ),
         ),
         (
             "pairs of a batch",
@@ -173,7 +176,7 @@ def layer_works(
             with rank.span(Action("B", at, 0)):
                 torch.autograd.backward(made, dy)
             counts[at] = len([*module.parameters()])
-            optimizer = OPTIMIZERS["adam"](0.1)(module.parameters())
+            optimizer = torch.optim.Adam(module.parameters())
             with rank.span(Action("U", at, 0)):
                 optimizer.step()
 

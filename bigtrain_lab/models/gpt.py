@@ -1,12 +1,15 @@
-"""A byte-level GPT that can be built whole or one stage at a time, with the same numbers either way.
+"""A byte-level GPT that can be built whole or one stage at a time, with the same numbers either
+way.
 
-    GPT = Embedding, Block x layers, Head;   GPTStage(first, last) = its slice, under the whole model's names
+    GPT = Embedding, Block x layers, Head;   GPTStage(first, last) = its slice, under the whole
+                                             model's names
 
-The whole has 12 L D^2 + 13 L D + (2 V + S + 2) D weights (V once if tied). Each initial value comes from a generator
-seeded by (seed, name): N(0, 0.02), the two projections that write into the residual stream N(0, 0.02 / sqrt(2 L)),
-biases 0, norms 1. So a stage holds, bit for bit, what the whole model holds there. Cut into stages, a tied model has two
-copies of its table, which `tied_weights` names for the pipeline to add their gradients up.
-Radford et al. 2019 (GPT-2), section 2.3.
+The whole has 12 L D^2 + 13 L D + (2 V + S + 2) D weights (V once if tied). Each initial value comes
+from a generator seeded by (seed, name): N(0, 0.02), the two projections that write into the
+residual stream N(0, 0.02 / sqrt(2 L)), biases 0, norms 1. So a stage holds, bit for bit, what the
+whole model holds there. Cut into stages, a tied model has two copies of its table, which
+`tied_weights` names for the pipeline to add their gradients up. Radford et al. 2019 (GPT-2),
+section 2.3.
 """
 
 import math
@@ -22,7 +25,8 @@ from .seed import normal
 
 
 class GPTStage(nn.Module):
-    """Pieces first .. last-1 of the model. Parameter names are those of the whole: `layers.3.attention.qkv.weight`."""
+    """Pieces first .. last-1 of the model. Parameter names are those of the whole:
+    `layers.3.attention.qkv.weight`."""
 
     def __init__(self, config: GPTConfig, first: int, last: int, seed: int = 0):
         super().__init__()
@@ -62,7 +66,8 @@ class GPT(GPTStage):
 
 
 def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
-    """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name there}."""
+    """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name
+    there}."""
     if not config.tied or stages == 1:
         return {}
     return {
@@ -74,7 +79,8 @@ def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
 
 
 def gpt_slices(config: GPTConfig) -> dict[str, str]:
-    """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices, both tables."""
+    """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices,
+    both tables."""
     return {
         "layers.0.token": "vocabulary",
         "layers.0.position": "sequence",
@@ -85,8 +91,8 @@ def gpt_slices(config: GPTConfig) -> dict[str, str]:
 
 @torch.no_grad()
 def initialise(module: nn.Module, layers: int, seed: int, tied: bool = False):
-    """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model. A tied
-    output's copy has the embedding's values."""
+    """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start
+    from one model. A tied output's copy has the embedding's values."""
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             return

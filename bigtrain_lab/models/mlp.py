@@ -1,4 +1,5 @@
-"""The smallest model that a pipeline can cut: square matrices with tanh between, none after the last.
+"""The smallest model that a pipeline can cut: square matrices with tanh between, none after the
+last.
 
     x <- tanh(W_i x),  i = 0 .. layers-2;   y = W x;   W_i ~ N(0, 1/width) from (seed, name)
 
@@ -19,7 +20,8 @@ from .seed import normal
 
 
 class MLPStage(nn.Module):
-    """Layers first .. last-1 of the whole. Parameter names are those of the whole: `layers.3.weight`."""
+    """Layers first .. last-1 of the whole. Parameter names are those of the whole:
+    `layers.3.weight`."""
 
     def __init__(
         self, layers: int, width: int, first: int, last: int, seed: int = 0, dtype=torch.float32
@@ -45,7 +47,8 @@ class MLPStage(nn.Module):
 def layered_mlp(
     layers: int, width: int, stages: int = 1, seed: int = 0, dtype=torch.float32
 ) -> list[MLPStage]:
-    """The whole cut into equal stages, left-over layers with the earlier ones. One stage is the whole."""
+    """The whole cut into equal stages, left-over layers with the earlier ones. One stage is the
+    whole."""
     require_count("layers", layers)
     require_count("stages", stages)
     if stages > layers:

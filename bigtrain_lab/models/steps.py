@@ -18,20 +18,20 @@ import torch
 from torch import nn
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import META, Account, Held, account
-from bigtrain_lab.plan import SLICES
-from bigtrain_lab.runtime import owned
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.order.plan import SLICES
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.techniques.sliced_model import sliced
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
+from bigtrain_lab.train.dry_run import META, Account, Held, account
 
 from ..runtime.devices import built
+from ..train.optimizer import Optimizer
 from .blocks import cross_entropy
 from .config import GPTConfig, require_count, require_floating
 from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage, gpt_slices
-from .optimizers import OPTIMIZERS
 from .translator import Translator, TranslatorConfig
 
 
@@ -120,7 +120,7 @@ def peak_bytes(
 ) -> int:
     """Most bytes alive together in the first `steps` training steps. `model`: a GPTConfig, which
     says its own dtype, or the widths of an MLP, as (16, 64, 10); `batch` samples. Impossible for an
-    optimizer that is not one of OPTIMIZERS."""
+    optimizer that is in no menu."""
     if isinstance(model, GPTConfig):
         return gpt_steps(model, batch, optimizer, steps).peak_bytes
     return mlp_steps(model, batch, optimizer, dtype, steps).peak_bytes
@@ -136,12 +136,11 @@ def training(
 ) -> Account:
     """The account of training make() by loss_of(model, *given, step)."""
     require_count("steps", steps)
-    if optimizer not in OPTIMIZERS:
-        raise Impossible(f"optimizer is {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}.")
+    rule = Optimizer.named(optimizer)
 
     def program(rank):
         model = built(make, rank.device)
-        update = OPTIMIZERS[optimizer](0.1)(model.parameters())
+        update = rule.make(model.parameters(), 0.1)
         rank.watch(lambda: owned.of((model, update)) | {"inputs": given})
         for step in range(steps):
             with rank.span(Action("F", 0, step)):

@@ -1,7 +1,9 @@
-"""What a piece of the model really takes on this machine: its forward and its backward, timed alone and kept.
+"""What a piece of the model really takes on this machine: its forward and its backward, timed alone
+and kept.
 
-All blocks are alike, so three pieces are timed: embedding, block, and head with its loss. Each time is the least of several
-on one thread, which is what a rank on a CPU has; in a run ranks share cores, caches and memory, so there it takes longer.
+All blocks are alike, so three pieces are timed: embedding, block, and head with its loss. Each time
+is the least of several on one thread, which is what a rank on a CPU has; in a run ranks share
+cores, caches and memory, so there it takes longer.
 """
 
 import json
@@ -12,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ..core import Impossible, write_whole
-from ..runtime.border import cache_directory, place_given
+from ..runtime.process.border import cache_directory, place_given
 from .blocks import cross_entropy
 from .config import GPTConfig
 from .dropout import Noise
@@ -23,17 +25,22 @@ MOST_S = 1e6  # of a piece, in a note of times that somebody may have changed
 
 
 def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
-    """(forward, backward) of each piece for one micro-batch: what was kept, else timed now, in about a second.
+    """(forward, backward) of each piece for one micro-batch: what was kept, else timed now, in
+    about a second.
 
-    Impossible under torchrun where none were kept: each rank would time its own and cut the model elsewhere.
+    Impossible under torchrun where none were kept: each rank would time its own and cut the model
+    elsewhere.
     """
-    about = f"{timed_as(config, batch)}, torch {torch.__version__}, {platform.node()}"  # home folders are shared by machines
+    about = (  # home folders are shared by machines
+        f"{timed_as(config, batch)}, torch {torch.__version__}, {platform.node()}"
+    )
     kept = read_kept()
     if about not in kept:
         if place_given():
             raise Impossible(
-                "The pieces of this model have not been timed on this machine, and ranks of torchrun would each find other "
-                "times: predict the same settings once without torchrun, or take the counted profile."
+                "The pieces of this model have not been timed on this machine, and ranks of"
+                " torchrun would each find other times: predict the same settings once without"
+                " torchrun, or take the counted profile."
             )
         kept[about] = timed(config, batch)
         try:
@@ -45,10 +52,12 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
 
 
 def timed_as(config: GPTConfig, batch: int) -> str:
-    """What the times of a model's pieces depend on, but for the machine; not the number of blocks."""
+    """What the times of a model's pieces depend on, but for the machine; not the number of
+    blocks."""
     return (
-        f"width {config.width}, heads {config.heads} on {config.kv_heads or config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
-        f"dropout {config.dropout}, {config.dtype}, batch {batch}"
+        f"width {config.width}, heads {config.heads} on {config.kv_heads or config.heads}, sequence"
+        f" {config.sequence}, vocabulary {config.vocabulary}, dropout {config.dropout},"
+        f" {config.dtype}, batch {batch}"
     )
 
 
@@ -73,7 +82,8 @@ def read_kept() -> dict:
 
 
 def timed(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
-    """Embedding, block, head. The number of threads and torch's generator are what they were, afterwards."""
+    """Embedding, block, head. The number of threads and torch's generator are what they were,
+    afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

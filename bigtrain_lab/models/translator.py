@@ -1,15 +1,20 @@
 """The translator that this course takes as its example: an encoder-decoder transformer.
 
-    encoder layer   4 D^2 + 2 D I + I + 5 D        decoder layer   8 D^2 + 2 D I + I + 7 D        I: inner width of the MLP
-    whole           L (both) + 3 V D + 4 D         = 93,255,680 for L = 6, D = 512, I = 2048, V = 32,000
+    encoder layer   4 D^2 + 2 D I + I + 5 D        I: inner width of the MLP
+    decoder layer   8 D^2 + 2 D I + I + 7 D
+    whole           L (both) + 3 V D + 4 D         = 93,255,680 for L = 6, D = 512, I = 2048, V =
+                                                   32,000
 
-The norm comes before each branch and once more at each end; ReLU, sinusoidal positions (no weights), no bias in attention or
-output, and three matrices of V x D: source table, target table, output. With `padding` no word attends to a source's padding; a
-target's comes after all its words, which the causal mask hides. A decoder that keeps each layer's keys and values (`Kept`)
-computes one word at a time: O(T) attention a word in place of a whole forward, 2 L B T D numbers kept, and 2 L B S D of the source.
-Vaswani et al. 2017 (arXiv:1706.03762), section 3; the norm's place as in Xiong et al. 2020 (arXiv:2002.04745).
+The norm comes before each branch and once more at each end; ReLU, sinusoidal positions (no
+weights), no bias in attention or output, and three matrices of V x D: source table, target table,
+output. With `padding` no word attends to a source's padding; a target's comes after all its words,
+which the causal mask hides. A decoder that keeps each layer's keys and values (`Kept`) computes one
+word at a time: O(T) attention a word in place of a whole forward, 2 L B T D numbers kept, and 2 L B
+S D of the source. Vaswani et al. 2017 (arXiv:1706.03762), section 3; the norm's place as in Xiong
+et al. 2020 (arXiv:2002.04745).
 
-Shapes: B batch, S source, T target or query, U keys, D width, H heads, K width of a head, V vocabulary.
+Shapes: B batch, S source, T target or query, U keys, D width, H heads, K width of a head, V
+vocabulary.
 """
 
 import math
@@ -28,9 +33,10 @@ from .gpt import initialise
 
 @dataclass(frozen=True)
 class TranslatorConfig:
-    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language, `longest` sentence; `padding`: the
-    id that fills a short source and is not read; None: every id is read; `embedding_scale` multiplies a word's row of a table
-    before its position is added: sqrt(width) in the paper's section 3.4."""
+    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language,
+    `longest` sentence; `padding`: the id that fills a short source and is not read; None: every id
+    is read; `embedding_scale` multiplies a word's row of a table before its position is added:
+    sqrt(width) in the paper's section 3.4."""
 
     layers: int = 6
     width: int = 512
@@ -53,7 +59,8 @@ class TranslatorConfig:
 
 @dataclass
 class Kept:
-    """What a decoder keeps of one source batch: the memory's keys and values, and those of the words so far; of each layer."""
+    """What a decoder keeps of one source batch: the memory's keys and values, and those of the
+    words so far; of each layer."""
 
     memory: list[tuple] = field(default_factory=list)
     words: list[tuple] = field(default_factory=list)
@@ -126,7 +133,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of the encoder; with `crosses` of the decoder, which sees no later word and reads the memory."""
+    """Of the encoder; with `crosses` of the decoder, which sees no later word and reads the
+    memory."""
 
     def __init__(self, config: TranslatorConfig, crosses: bool, path: str):
         super().__init__()
@@ -192,7 +200,8 @@ class Translator(nn.Module):
         initialise(self, 2 * config.layers, seed)
 
     def forward(self, source_BS, target_BT, noise: Noise | None = None) -> torch.Tensor:
-        """Logits (B, T, V) of the word after each of the target's; ids are int64. Nothing is dropped without `noise`."""
+        """Logits (B, T, V) of the word after each of the target's; ids are int64. Nothing is
+        dropped without `noise`."""
         memory_BSD = self.encode(source_BS, noise)
         return self.logits(self.decode(target_BT, memory_BSD, self.keep(source_BS), noise))
 
@@ -204,7 +213,8 @@ class Translator(nn.Module):
         end, longest = start + ids_BT.shape[1], len(self.positions)
         if end > longest:
             raise Impossible(
-                f"{end} words are longer than the translator's longest={longest}: leave such sentences out, or take a larger longest."
+                f"{end} words are longer than the translator's longest={longest}: leave such"
+                " sentences out, or take a larger longest."
             )
         dropout = self.dropouts[0 if table is self.source else 1]
         return dropout(self.scaled(table(ids_BT)) + self.positions[start:end], noise)
@@ -234,7 +244,8 @@ class Translator(nn.Module):
         )
 
     def next(self, ids_B, kept: Kept, keep_BS=None) -> torch.Tensor:
-        """Logits (B, V) of the word after `ids_B`, the newest of each target, whose other words are `kept`; it is kept too."""
+        """Logits (B, V) of the word after `ids_B`, the newest of each target, whose other words are
+        `kept`; it is kept too."""
         x_B1D = self.embedded(self.target, ids_B[:, None], kept.length)
         for at, layer in enumerate(self.decoder):
             x_B1D, kept.words[at] = layer.next(x_B1D, kept.words[at], kept.memory[at], keep_BS)

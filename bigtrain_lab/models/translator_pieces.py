@@ -1,12 +1,12 @@
-"""The translator as a chain, so that the gradients of its last layers travel while those of the first
-are computed, as a GPT's do.
+"""The translator as a chain, so that the gradients of its last layers travel while those of the
+first are computed, as a GPT's do.
 
     source table | encoder layers | norm, target table | decoder layers | norm, output
     x_BSD          x_BSD            [memory_BSD, y_BTD] along the words       logits_BTV
 
-Every piece is called with the sentences too: (x, source_BS, so_far_BT, noise). What a decoder's layer
-passes on holds the memory beside its own words: a copy of (S + T) D numbers a layer, which the whole
-model does not make. Names and initial values are those of the whole.
+Every piece is called with the sentences too: (x, source_BS, so_far_BT, noise). What a decoder's
+layer passes on holds the memory beside its own words: a copy of (S + T) D numbers a layer, which
+the whole model does not make. Names and initial values are those of the whole.
 
 Shapes: B batch, S source, T target, D width, V vocabulary.
 """

@@ -1,4 +1,5 @@
-"""A collective is data: rounds of moves of chunks between ranks. Its messages, times and picture follow from them.
+"""A collective is data: rounds of moves of chunks between ranks. Its messages, times and picture
+follow from them.
 
     Move(src=1, dst=2, chunk=0, reduce=True)      rank 2 adds rank 1's chunk 0 to its own
     Move(src=1, dst=2, chunk=0)                   rank 2 replaces its chunk 0 by rank 1's
@@ -14,11 +15,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
-from .core import Family, Impossible
+from ..core import Family, Impossible
 
 
 class Move(NamedTuple):
-    """One chunk from one rank to another, which adds it to its own (`reduce`) or replaces its own."""
+    """One chunk from one rank to another, which adds it to its own (`reduce`) or replaces its
+    own."""
 
     src: int
     dst: int
@@ -30,7 +32,7 @@ Rounds = list[list[Move]]
 
 
 @dataclass(frozen=True)
-class Collective(Family, ABC, family="bigtrain_lab.collectives"):
+class Collective(Family, ABC, family="bigtrain_lab.order.collectives"):
     """Subclass, set `name`, write `rounds()`; one with settings is a frozen dataclass of its own.
     It is an all-reduce unless `brings` or `wants` say otherwise."""
 
@@ -111,8 +113,8 @@ def provenance(collective: Collective) -> Iterator[Held]:
                 )
             if reduce and (twice := ranks_in(held[dst][chunk] & coming)):
                 raise Impossible(
-                    f"After round {number} rank {dst}'s chunk {chunk} holds rank {twice[0]}'s gradient "
-                    "twice: replace the chunk instead of adding, or send another."
+                    f"After round {number} rank {dst}'s chunk {chunk} holds rank {twice[0]}'s"
+                    " gradient twice: replace the chunk instead of adding, or send another."
                 )
             held[dst][chunk] = held[dst][chunk] | coming if reduce else coming
         yield held
@@ -123,8 +125,8 @@ def provenance(collective: Collective) -> Iterator[Held]:
         for chunk, whole in enumerate(wholes):
             if collective.wants(rank, chunk) and (missing := ranks_in(whole & ~held[rank][chunk])):
                 raise Impossible(
-                    f"After the last round rank {rank}'s chunk {chunk} lacks rank {missing[0]}'s gradient: "
-                    "add a move that brings it there."
+                    f"After the last round rank {rank}'s chunk {chunk} lacks rank {missing[0]}'s"
+                    " gradient: add a move that brings it there."
                 )
 
 
@@ -159,7 +161,8 @@ def checked_rounds(collective: Collective) -> Rounds:
                 )
             if (src, dst, chunk) in seen:
                 raise Impossible(
-                    f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice: send it once."
+                    f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice: send it"
+                    " once."
                 )
             seen.add((src, dst, chunk))
     return rounds

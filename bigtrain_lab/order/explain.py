@@ -1,19 +1,21 @@
-"""Why a rank waits, one sentence for each bubble, read off the trace and the schedule's needs; who would not have memory enough."""
+"""Why a rank waits, one sentence for each bubble, read off the trace and the schedule's needs; who
+would not have memory enough."""
 
-from .core import Scalar, Span, Trace
-from .core.peak import Peak, peak, readings
-from .core.trace import ACTION
+from ..core import Scalar, Span, Trace
+from ..core.peak import Peak, peak, readings
+from ..core.trace import ACTION
+from ..core.words import by_kind, duration, exactly, size
 from .schedule import KINDS, Action, Schedule
-from .words import by_kind, duration, exactly, size
 
 UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
-NOT_FINITE = (
-    "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
+NOT_FINITE = (  # the kind of a scalar that says what was a rank's first value that is not finite
+    "not finite"
 )
 
 
 def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
-    """For each rank: its wait at the start, its longest wait in the middle, its wait at the end, where there are any.
+    """For each rank: its wait at the start, its longest wait in the middle, its wait at the end,
+    where there are any.
 
     Of a synchronous schedule the first batch is told, since the others repeat it.
     """
@@ -32,8 +34,8 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
         if (wait := own[0].start - begin) > 0:
             crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
             sentences.append(
-                f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before {short(own[0].name)} "
-                f"has crossed {listed(crossed)}."
+                f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before"
+                f" {short(own[0].name)} has crossed {listed(crossed)}."
             )
         sentences += middle(rank, own, trace, schedule)
         if (wait := end - own[-1].end) > 0:
@@ -53,14 +55,15 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
     if (shares := trace.shares()).compute < 1:
         waits = f", and {100 * shares.waits:.1f}% waits for messages" if shares.waits else ""
         sentences.append(
-            f"In all, {100 * shares.idle:.1f}% of the ranks' time is idle{waits}{the_whole(spans, schedule)}"
+            f"In all, {100 * shares.idle:.1f}% of the ranks' time is"
+            f" idle{waits}{the_whole(spans, schedule)}"
         )
     return sentences
 
 
 def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list[str]:
-    """The longest of a rank's waits between its first action and its last, how many are like it, and how many are for the
-    other thing that a rank can wait for."""
+    """The longest of a rank's waits between its first action and its last, how many are like it,
+    and how many are for the other thing that a rank can wait for."""
     waits: dict[str, list[tuple[int, Span]]] = {"input": [], "gradient": []}
     for before, after in zip(own, own[1:]):
         action = Action.parse(after.name.split("+")[0])
@@ -76,37 +79,48 @@ def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list
     wait, after = max(like, key=lambda of: of[0])
     what = {"input": "input has crossed", "gradient": "gradient has come back through"}[kind]
     said = (
-        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until its {what} "
-        f"{listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}."
+        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until"
+        f" its {what} {listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}."
     )
     if len(like) > 1:
         said += f" {len(like)} such waits take {amount(trace, sum(wait for wait, _ in like))}."
     if unlike:
         one = len(unlike) == 1
-        said += f" {len(unlike)} wait{'' if one else 's'} for {other}s take{'s' if one else ''} {amount(trace, sum(wait for wait, _ in unlike))}."
+        said += (
+            f" {len(unlike)} wait{'' if one else 's'} for {other}s take{'s' if one else ''}"
+            f" {amount(trace, sum(wait for wait, _ in unlike))}."
+        )
     return [said]
 
 
 def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
-    """Why the ranks idle as long as they do in all, and what would make it less: the end of a sentence, and one more."""
+    """Why the ranks idle as long as they do in all, and what would make it less: the end of a
+    sentence, and one more."""
     in_time = sorted((s for own in spans.values() for s in own), key=lambda s: (s.start, s.end))
     if all(after.start >= before.end for before, after in zip(in_time, in_time[1:])):
         return ": one rank works at a time, into however many micro-batches a batch is cut."
     if schedule.asynchronous:
-        return ". It fills the pipeline once and drains it once, and not at the updates between, so a longer run makes the share smaller."
+        return (
+            ". It fills the pipeline once and drains it once, and not at the updates between, so a"
+            " longer run makes the share smaller."
+        )
     busy = {rank: sum(s.end - s.start for s in own) for rank, own in spans.items()}
     most = max(busy, key=busy.get)
     if (limit := 1 - sum(busy.values()) / (len(busy) * busy[most])) > UNEVEN:
         return (
-            f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would be idle however many micro-batches "
-            "there are. The rest is filling and draining the pipeline."
+            f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would"
+            " be idle however many micro-batches there are. The rest is filling and draining the"
+            " pipeline."
         )
-    return ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes the share smaller."
+    return (
+        ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes"
+        " the share smaller."
+    )
 
 
 def not_finite(trace: Trace) -> list[str]:
-    """Where a NaN or an infinity began, in a sentence: the first rank in time that sent or reported one, and the first
-    report, such as a loss. Nothing where all was finite."""
+    """Where a NaN or an infinity began, in a sentence: the first rank in time that sent or reported
+    one, and the first report, such as a loss. Nothing where all was finite."""
     found = sorted(
         (e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE),
         key=lambda e: (e.start, " in " in e.name),
@@ -127,7 +141,8 @@ def not_finite(trace: Trace) -> list[str]:
 
 
 def excesses(trace: Trace, capacity_bytes: int | None) -> list[Peak]:
-    """Of each rank that holds more than its device does, when it first does and what; the first in time first."""
+    """Of each rank that holds more than its device does, when it first does and what; the first in
+    time first."""
     ranks = range(trace.ranks if capacity_bytes is not None else 0)
     found = (
         next((read for read in readings(trace, rank) if read.bytes > capacity_bytes), None)
@@ -137,16 +152,17 @@ def excesses(trace: Trace, capacity_bytes: int | None) -> list[Peak]:
 
 
 def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> list[str]:
-    """That a prediction does not fit into its devices, in a sentence: which rank at which action, how many bytes of what, and
-    `relief`, what would need less. Nothing where it fits."""
+    """That a prediction does not fit into its devices, in a sentence: which rank at which action,
+    how many bytes of what, and `relief`, what would need less. Nothing where it fits."""
     found = excesses(trace, capacity_bytes)
     if trace.clock != "predicted" or not found:
         return []
     first, *others = found
     most = peak(trace, first.rank).bytes
     said = [
-        f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place} ({by_kind(first.held)}), "
-        f"{exactly(first.bytes - capacity_bytes)} more than the {size(capacity_bytes)} of its device"
+        f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place}"
+        f" ({by_kind(first.held)}), {exactly(first.bytes - capacity_bytes)} more than the"
+        f" {size(capacity_bytes)} of its device"
     ]
     said += [f"its peak would be {size(most)}"] if most > first.bytes else []
     said += (

@@ -1,17 +1,20 @@
-"""Whose gradients each chunk of a collective holds, as a trace tells it, and each round in a sentence.
+"""Whose gradients each chunk of a collective holds, as a trace tells it, and each round in a
+sentence.
 
-A rank reports a scalar when a chunk has come: "holds of round 2 chunk 0", the ranks whose gradients it has added up, rank r as
-bit 1 << r; of round 0 what it began with. The messages have the same names.
+A rank reports a scalar when a chunk has come: "holds of round 2 chunk 0", the ranks whose gradients
+it has added up, rank r as bit 1 << r; of round 0 what it began with. The messages have the same
+names.
 
-A rank of a sliced model reports which part of each matrix it holds: "holds of mlp.up.weight [0:64, 0:256] of [256, 256]".
+A rank of a sliced model reports which part of each matrix it holds: "holds of mlp.up.weight [0:64,
+0:256] of [256, 256]".
 """
 
 import re
 from collections import defaultdict
 from typing import NamedTuple
 
+from ..core import Scalar, Trace
 from .collective import Move
-from .core import Scalar, Trace
 from .explain import listed
 
 HOLDS = "holds of "
@@ -33,7 +36,8 @@ class Holdings(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows `top` to `bottom` and columns `left` to `right` of a matrix, named as its module names it."""
+    """Rows `top` to `bottom` and columns `left` to `right` of a matrix, named as its module names
+    it."""
 
     name: str
     top: int
@@ -127,7 +131,10 @@ def in_words(ranks: int, moves: list[Move]) -> str:
             f"{listed(sorted(senders))} send {what} each to rank {pairs[0][1]}, which {does} them."
         )
     if len(senders) == 1:
-        return f"rank {pairs[0][0]} sends {what} to {listed(sorted(receivers))}, {'and each' if len(receivers) > 1 else 'which'} {does} {it}."
+        return (
+            f"rank {pairs[0][0]} sends {what} to {listed(sorted(receivers))},"
+            f" {'and each' if len(receivers) > 1 else 'which'} {does} {it}."
+        )
     if all(pair[::-1] in pairs for pair in pairs) and len(pairs) == len(senders):
         twos = ", ".join(f"{a} and {b}" for a, b in pairs if a < b)
         return f"ranks {twos} exchange {what}, and each {does} {it}."
@@ -137,4 +144,7 @@ def in_words(ranks: int, moves: list[Move]) -> str:
     if len(senders) == ranks and steps == {1, ranks - 1}:
         return f"every rank sends {what} to each of its two neighbours, and each {does} {it}."
     (src, dst), *others = pairs
-    return f"rank {src} sends {what} to rank {dst}, {', '.join(f'{a} to {b}' for a, b in others)}, and each receiver {does} {it}."
+    return (
+        f"rank {src} sends {what} to rank {dst}, {', '.join(f'{a} to {b}' for a, b in others)}, and"
+        f" each receiver {does} {it}."
+    )

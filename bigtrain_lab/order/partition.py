@@ -1,18 +1,23 @@
-"""Where to cut a model so that no stage waits for another: in a full pipeline the slowest place sets the pace of all.
+"""Where to cut a model so that no stage waits for another: in a full pipeline the slowest place
+sets the pace of all.
 
-    profile   piece l: t_l time of its forward and backward, a_l bytes that it passes on, w_l bytes of weights
-    stage     T(i..j, k) = 1/k max( t_i + ... + t_j,  2 (k-1)/k (w_i + ... + w_j) / B )          pieces i..j on k devices
-    cut       A(j, m) = min over s, k of  max( A(s, m-k),  2 a_s / B,  T(s+1..j, k) )            A(0, 0) = 0
+    profile   piece l: t_l time of its forward and backward, a_l bytes that it passes on, w_l bytes
+              of weights
+    stage     T(i..j, k) = 1/k max( t_i + ... + t_j,  2 (k-1)/k (w_i + ... + w_j) / B )
+                           pieces i..j on k devices
+    cut       A(j, m) = min over s, k of  max( A(s, m-k),  2 a_s / B,  T(s+1..j, k) )    A(0, 0) = 0
 
-A(j, m) is the time between two micro-batches at the slowest place of the best pipeline of pieces 1..j on m devices: its
-last stage is s+1..j on k of them, and what lies before is again a best pipeline. Messages (a_s forward, as much gradient
-back) travel while ranks compute, so the slower of the two counts, not the sum. Replicas take the micro-batches in turn,
-and sum their gradients by a ring while they compute. A straight pipeline has k = 1.
+A(j, m) is the time between two micro-batches at the slowest place of the best pipeline of pieces
+1..j on m devices: its last stage is s+1..j on k of them, and what lies before is again a best
+pipeline. Messages (a_s forward, as much gradient back) travel while ranks compute, so the slower of
+the two counts, not the sum. Replicas take the micro-batches in turn, and sum their gradients by a
+ring while they compute. A straight pipeline has k = 1.
 
-Cost: O(N^2 M K) for N pieces, M devices, at most K replicas; the cuts are (N-1 over M-1) already for K = 1. One bandwidth
-B stands for all links (one level of the paper's hierarchy), and no limit of memory is kept.
-Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.1. The authors' program charges 4 (k-1)/k w / B for the
-gradients, the bytes of a parameter server, and adds them to the time.
+Cost: O(N^2 M K) for N pieces, M devices, at most K replicas; the cuts are (N-1 over M-1) already
+for K = 1. One bandwidth B stands for all links (one level of the paper's hierarchy), and no limit
+of memory is kept. Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.1. The authors'
+program charges 4 (k-1)/k w / B for the gradients, the bytes of a parameter server, and adds them to
+the time.
 """
 
 from collections import defaultdict
@@ -21,13 +26,14 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from .core import Impossible, Trace
-from .core.cost import exact
-from .core.trace import ACTION
+from ..core import Impossible, Trace
+from ..core.cost import exact
+from ..core.trace import ACTION
 
 
 class Piece(NamedTuple):
-    """One row of a profile: what cannot be cut. `time` is of one micro-batch, forward and backward, on one device."""
+    """One row of a profile: what cannot be cut. `time` is of one micro-batch, forward and backward,
+    on one device."""
 
     name: str
     time: float
@@ -46,10 +52,11 @@ class Stage(NamedTuple):
 def balanced(
     pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_replicas: int = 1
 ) -> list[Stage]:
-    """The pipeline on all the devices whose slowest place is fastest; of several such, the one whose next slowest is, and so on;
-    of several such still, the one with shorter later stages.
+    """The pipeline on all the devices whose slowest place is fastest; of several such, the one
+    whose next slowest is, and so on; of several such still, the one with shorter later stages.
 
-    `bytes_per_s` None: free links. Impossible where the devices are more than the pieces and their replicas.
+    `bytes_per_s` None: free links. Impossible where the devices are more than the pieces and their
+    replicas.
     """
     require_room(pieces, devices, most_replicas)
     N, K = len(pieces), most_replicas
@@ -80,7 +87,8 @@ def balanced(
 
 
 def worst(pieces: Sequence[Piece], devices: int) -> list[Stage]:
-    """The straight pipeline whose slowest stage is slowest: one stage has all but a piece for each of the others."""
+    """The straight pipeline whose slowest stage is slowest: one stage has all but a piece for each
+    of the others."""
     require_room(pieces, devices)
     length = len(pieces) - devices + 1
     cuts = [by_sizes([1] * at + [length] + [1] * (devices - 1 - at)) for at in range(devices)]
@@ -94,21 +102,22 @@ def by_sizes(sizes: Sequence[int]) -> list[Stage]:
 
 
 def require_sizes(text: str, pieces: int, stages: int) -> list[int]:
-    """The sizes of stages as they were typed; Impossible where they are not so many stages, of all pieces. Its example is a bad cut,
-    since to find a good one is an exercise."""
+    """The sizes of stages as they were typed; Impossible where they are not so many stages, of all
+    pieces. Its example is a bad cut, since to find a good one is an exercise."""
     words = text.replace(",", " ").split()
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
     if len(sizes) != len(words) or len(sizes) != stages or sum(sizes) != pieces:
         told = " ".join(map(str, [pieces - stages + 1] + [1] * (stages - 1)))
         raise Impossible(
-            f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages} whole numbers "
-            f"of at least 1 with the sum {pieces}, as in {told}."
+            f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages}"
+            f" whole numbers of at least 1 with the sum {pieces}, as in {told}."
         )
     return sizes
 
 
 def slowest(pieces: Sequence[Piece], stages: Sequence[Stage], bytes_per_s=None) -> Fraction:
-    """The time between two micro-batches at the slowest stage or link of a full pipeline: 1 / throughput."""
+    """The time between two micro-batches at the slowest stage or link of a full pipeline: 1 /
+    throughput."""
     links = [passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first]
     return max([stage_time(pieces, stage, bytes_per_s) for stage in stages] + links)
 
@@ -125,7 +134,8 @@ def stage_time(pieces: Sequence[Piece], stage: Stage, bytes_per_s=None) -> Fract
 
 
 def replicated(work, weight_bytes: int, replicas: int, bytes_per_s) -> Fraction:
-    """The time between two micro-batches of a stage with this work and these weights, on its replicas."""
+    """The time between two micro-batches of a stage with this work and these weights, on its
+    replicas."""
     ring = (
         Fraction(2 * (replicas - 1) * weight_bytes, replicas) / exact(bytes_per_s)
         if bytes_per_s
@@ -135,7 +145,8 @@ def replicated(work, weight_bytes: int, replicas: int, bytes_per_s) -> Fraction:
 
 
 def passing(piece: Piece, bytes_per_s) -> Fraction:
-    """The time that a link needs for a micro-batch: the piece's output, and the gradient that comes back."""
+    """The time that a link needs for a micro-batch: the piece's output, and the gradient that comes
+    back."""
     return Fraction(2 * piece.output_bytes) / exact(bytes_per_s) if bytes_per_s else Fraction(0)
 
 
@@ -144,8 +155,8 @@ def require_room(pieces: Sequence[Piece], devices: int, most_replicas: int = 1) 
     room = len(pieces) * most_replicas
     if devices not in range(1, room + 1):
         raise Impossible(
-            f"{devices} devices cannot share a model of {len(pieces)} pieces with at most {most_replicas} "
-            f"replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}."
+            f"{devices} devices cannot share a model of {len(pieces)} pieces with at most"
+            f" {most_replicas} replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}."
         )
 
 
@@ -157,13 +168,15 @@ class Share(NamedTuple):
 
 
 def stage_shares(trace: Trace, stages: int) -> list[Share]:
-    """Of each of so many stages; zeros where the trace does not reach it. A perfect share is 1 / stages."""
+    """Of each of so many stages; zeros where the trace does not reach it. A perfect share is 1 /
+    stages."""
     took = (stage_times(trace) + [0.0] * stages)[:stages]
     return [Share(time, time / (sum(took) or 1)) for time in took]
 
 
 def stage_times(trace: Trace) -> list[float]:
-    """What each stage took for one micro-batch, all but its updates: the mean over the trace, in its unit."""
+    """What each stage took for one micro-batch, all but its updates: the mean over the trace, in
+    its unit."""
     took: dict[int, int] = defaultdict(int)
     micro_batches: dict[int, set] = defaultdict(set)
     for span in trace.spans():

@@ -1,7 +1,9 @@
-"""One intermediate form: every order of events lowers to lists of operations, one list for each lane of each rank.
+"""One intermediate form: every order of events lowers to lists of operations, one list for each
+lane of each rank.
 
-The simulator and the real executors know only these operations. A schedule says when a rank computes; the messages
-between ranks follow from what each action needs, so they are derived here and never written by hand.
+The simulator and the real executors know only these operations. A schedule says when a rank
+computes; the messages between ranks follow from what each action needs, so they are derived here
+and never written by hand.
 """
 
 import gc
@@ -14,9 +16,9 @@ from itertools import product
 from math import ceil, inf, prod
 from typing import NamedTuple
 
+from ..core import Impossible, Mesh
+from ..core.cost import Inside, port_share
 from .collective import Collective, check, sizes
-from .core import Impossible, Mesh
-from .core.cost import Inside, port_share
 from .schedule import KINDS, Action, Schedule, Step, name_of
 
 SLICES = "tp"  # the axis along which layers are sliced: its collectives are called inside actions
@@ -64,7 +66,8 @@ class Recv(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Post this lane's time under `label`, for other lanes of the same rank: an event recorded on a stream."""
+    """Post this lane's time under `label`, for other lanes of the same rank: an event recorded on a
+    stream."""
 
     label: str
 
@@ -338,7 +341,8 @@ def names(op, rank: int, lane: str) -> Iterator[tuple]:
 
 
 def lower(plan, steps: int = 1) -> Plan:
-    """A Schedule, over this many training steps, or a Collective, as a Plan; a Plan as it is. Impossible where it cannot run."""
+    """A Schedule, over this many training steps, or a Collective, as a Plan; a Plan as it is.
+    Impossible where it cannot run."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(steps, int) or steps < 1:
@@ -355,7 +359,8 @@ def lower(plan, steps: int = 1) -> Plan:
 
 @contextmanager
 def collector_paused():
-    """A plan is hundreds of thousands of small tuples and none is garbage: searching them for cycles took a third of the time."""
+    """A plan is hundreds of thousands of small tuples and none is garbage: searching them for
+    cycles took a third of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -367,9 +372,11 @@ def collector_paused():
 
 @collector_paused()
 def lower_schedule(schedule: Schedule, steps: int) -> Plan:
-    """Messages follow from needs: what an action needs from another rank is received before it and sent by its maker.
+    """Messages follow from needs: what an action needs from another rank is received before it and
+    sent by its maker.
 
-    Impossible, naming rank and action, unless each action runs once, on the rank of its stage, after what it needs there.
+    Impossible, naming rank and action, unless each action runs once, on the rank of its stage,
+    after what it needs there.
     """
     stages, micro_batches = schedule.stages, steps * schedule.micro_batches
     rank_of, needs, version = schedule.rank_of, schedule.needs, schedule.version
@@ -378,7 +385,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
     early: list[tuple] = []  # updates that come before a gradient, told when nothing is missing
     lanes: list[
         list
-    ] = []  # per rank, what it receives and computes; what it sends is known when all ranks are seen
+        # per rank, what it receives and computes; what it sends is known when all ranks are seen
+    ] = []
     for rank, work in enumerate(schedule.over(steps)):
         lanes.append([])
         for step in work:
@@ -386,7 +394,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                 kind, stage, micro_batch = action
                 if kind not in KINDS:
                     raise Impossible(
-                        f"Rank {rank} runs {action}, and there is no kind {kind}: use {', '.join(KINDS)}."
+                        f"Rank {rank} runs {action}, and there is no kind {kind}: use"
+                        f" {', '.join(KINDS)}."
                     )
                 if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
                     raise Impossible(
@@ -395,7 +404,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                     )
                 if (home := rank_of(stage, micro_batch)) != rank:
                     raise Impossible(
-                        f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there."
+                        f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it"
+                        " there."
                     )
                 if action in homes:
                     raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
@@ -443,9 +453,11 @@ def lower_collective(
     name: str = "",
     lane: str = "compute",
 ) -> Plan:
-    """The plan of a collective on a tensor of `elements` numbers; without them the Cost prices the messages "reduce" and "copy", with the chunk as stage.
+    """The plan of a collective on a tensor of `elements` numbers; without them the Cost prices the
+    messages "reduce" and "copy", with the chunk as stage.
 
-    In each round a rank posts its sends, then its receives, in the order of the moves; message "round 2 chunk 0" begins with `name`.
+    In each round a rank posts its sends, then its receives, in the order of the moves; message
+    "round 2 chunk 0" begins with `name`.
     """
     cut = (
         [None] * collective.chunks
@@ -500,6 +512,7 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     for stage in range(schedule.stages):
         if updates[stage] != expected:
             raise Impossible(
-                f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
-                f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}."
+                f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in"
+                f" {micro_batches} micro-batches; this schedule makes {expected}, each from"
+                f" {schedule.update_size}."
             )

@@ -1,7 +1,8 @@
-"""What a trace of training and of reading says about speed and state: steps a second, sentences a second, bytes to keep.
+"""What a trace of training and of reading says about speed and state: steps a second, sentences a
+second, bytes to keep.
 
-A training step is F, B, U and what lies between, a look at the gradients too; a reading is an A, a forward that records nothing,
-and of several the median, which a pause of the machine does not move.
+A training step is F, B, U and what lies between, a look at the gradients too; a reading is an A, a
+forward that records nothing, and of several the median, which a pause of the machine does not move.
 """
 
 import re
@@ -12,9 +13,9 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from .core import Impossible, Memory, Scalar, Trace, Transfer
-from .core.cost import COLLECTIVES
-from .core.trace import ACTION
+from ..core import Impossible, Memory, Scalar, Trace, Transfer
+from ..core.cost import COLLECTIVES
+from ..core.trace import ACTION
 from .plan import Serve, Turns
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
@@ -44,7 +45,8 @@ def samples(trace: Trace, name: str) -> list[float]:
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> bool | None:
-    """Whether all times of `a` are above those of `b`; None where their spreads overlap, so that neither is the faster."""
+    """Whether all times of `a` are above those of `b`; None where their spreads overlap, so that
+    neither is the faster."""
     return None if max(min(a), min(b)) <= min(max(a), max(b)) else min(a) > max(b)
 
 
@@ -95,8 +97,8 @@ def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
 
 
 class Axis(NamedTuple):
-    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it computes nothing; `bytes`: of the
-    rank that sends most."""
+    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it
+    computes nothing; `bytes`: of the rank that sends most."""
 
     name: str
     time: float
@@ -104,8 +106,8 @@ class Axis(NamedTuple):
 
 
 def axes(trace: Trace) -> list[Axis]:
-    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions, and
-    those on the compute lane, of what slices have parts of."""
+    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp:
+    the collectives inside actions, and those on the compute lane, of what slices have parts of."""
     ranks, waits, sent = range(trace.ranks), Counter(), Counter()
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
@@ -132,7 +134,8 @@ def axes(trace: Trace) -> list[Axis]:
 
 
 class Called(NamedTuple):
-    """The collectives that a module calls inside forwards (`way` F) or backwards (B): `times` a step, and bytes that a rank sends."""
+    """The collectives that a module calls inside forwards (`way` F) or backwards (B): `times` a
+    step, and bytes that a rank sends."""
 
     module: str
     way: str
@@ -141,7 +144,8 @@ class Called(NamedTuple):
 
 
 def called(trace: Trace) -> list[Called]:
-    """Of rank 0, in the order of a step: "1F0.1 layers.1.mlp.down forward" is the second one of layer 1's forward."""
+    """Of rank 0, in the order of a step: "1F0.1 layers.1.mlp.down forward" is the second one of
+    layer 1's forward."""
     found: dict[tuple[str, str], list[int]] = {}
     for event in trace.transfers(0):
         if inside := CALLED.match(event.name):
@@ -165,7 +169,8 @@ def reading_rate(trace: Trace) -> float | None:
 
 
 def checkpoint_bytes(trace: Trace) -> int:
-    """What rank 0 must keep to go on: weights, masters and the optimizer's state, as they are at the end."""
+    """What rank 0 must keep to go on: weights, masters and the optimizer's state, as they are at
+    the end."""
     held: dict[str, int] = {}
     for event in trace.where(Memory, rank=0):
         if not event.inside:
@@ -174,12 +179,14 @@ def checkpoint_bytes(trace: Trace) -> int:
 
 
 def peak_bytes(trace: Trace) -> int:
-    """The most that rank 0 held: inside actions too where a ledger followed them, else at their ends."""
+    """The most that rank 0 held: inside actions too where a ledger followed them, else at their
+    ends."""
     return sum(each.bytes for each in trace.at_peak(0)) or trace.peak_bytes(0)
 
 
 class Level(NamedTuple):
-    """What a level of precision comes to; rates by clock ("modelled", "measured"), in training steps and readings a second."""
+    """What a level of precision comes to; rates by clock ("modelled", "measured"), in training
+    steps and readings a second."""
 
     name: str
     training: dict[str, float]
@@ -193,7 +200,8 @@ class Level(NamedTuple):
 
 
 def field(traces: Iterable[Trace]) -> list[Level]:
-    """The table of the field: traces of the experiment `precision`, one or both clocks of each level, in their order."""
+    """The table of the field: traces of the experiment `precision`, one or both clocks of each
+    level, in their order."""
     by_level: dict[str, list[Trace]] = {}
     for trace in traces:
         if "level" not in trace.settings:

@@ -1,8 +1,10 @@
-"""A pipeline schedule is data: for each rank, the order of its actions. Everything else is derived from it.
+"""A pipeline schedule is data: for each rank, the order of its actions. Everything else is derived
+from it.
 
-An action is written stage, kind, micro-batch: "2F0" is the forward of micro-batch 0 on stage 2. Kinds: F forward,
-B backward, I and W the halves of B (gradient of the input, gradient of the weights), U the optimizer's update after
-the micro-batch it names. Micro-batches are numbered on through a whole run, so every action is unique.
+An action is written stage, kind, micro-batch: "2F0" is the forward of micro-batch 0 on stage 2.
+Kinds: F forward, B backward, I and W the halves of B (gradient of the input, gradient of the
+weights), U the optimizer's update after the micro-batch it names. Micro-batches are numbered on
+through a whole run, so every action is unique.
 """
 
 import re
@@ -13,13 +15,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .core import Family, Impossible
+from ..core import Family, Impossible
 
 KINDS = "FBIWU"
 
 
 class Action(NamedTuple):
-    """One piece of work: `Action("F", 2, 0)` prints as "2F0". As a message it is its own result, which the Cost prices."""
+    """One piece of work: `Action("F", 2, 0)` prints as "2F0". As a message it is its own result,
+    which the Cost prices."""
 
     kind: str
     stage: int
@@ -38,7 +41,8 @@ class Action(NamedTuple):
         match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text)
         if not match:
             raise Impossible(
-                f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch, as in 2F0."
+                f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch,"
+                " as in 2F0."
             )
         return cls(match[2], int(match[1]), int(match[3]))
 
@@ -59,11 +63,13 @@ def kind_of(step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
-    """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen dataclass of its own.
+class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
+    """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen
+    dataclass of its own.
 
-    A synchronous schedule ends each batch of `micro_batches` with one U a stage, added where it is left out. An asynchronous one sets
-    `asynchronous = True`: it never drains between batches, and updates every `update_size` micro-batches (one).
+    A synchronous schedule ends each batch of `micro_batches` with one U a stage, added where it is
+    left out. An asynchronous one sets `asynchronous = True`: it never drains between batches, and
+    updates every `update_size` micro-batches (one).
     """
 
     ranks: int
@@ -77,7 +83,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise Impossible(
-                    f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1."
+                    f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at"
+                    " least 1."
                 )
 
     @abstractmethod
@@ -89,7 +96,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return self.ranks * self.chunks
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
-        """The rank that holds this stage (for this micro-batch, where a schedule runs in both directions)."""
+        """The rank that holds this stage (for this micro-batch, where a schedule runs in both
+        directions)."""
         return stage % self.ranks
 
     @property
@@ -98,7 +106,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return 1 if self.asynchronous else self.micro_batches
 
     def version(self, action: Action) -> int:
-        """The weight version that the action uses: the number of updates its stage's weights have behind them."""
+        """The weight version that the action uses: the number of updates its stage's weights have
+        behind them."""
         return action.micro_batch // self.micro_batches
 
     def uses(self, work: Iterable[Step]) -> Counter:
@@ -112,7 +121,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return frozenset(action[1:] for action in actions if action.kind in "IW")
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses: of B and I the next stage's, of U all B and W."""
+        """The actions whose results this one uses: of B and I the next stage's, of U all B and
+        W."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
@@ -131,7 +141,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return [Action("W" if m in split else "B", stage, m) for m in summed]
 
     def over(self, batches: int) -> "list[list[Step]]":
-        """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
+        """Each rank's steps for a run of several batches: repeated after each flush, or one stream
+        without any."""
         if self.asynchronous:
             return list(map(list, (self.lengthened(batches) if batches > 1 else self)._order))
         shift = self.micro_batches
@@ -145,12 +156,14 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         ]
 
     def lengthened(self, batches: int) -> "Schedule":
-        """An asynchronous schedule over several batches as one stream, which drains at its end only."""
+        """An asynchronous schedule over several batches as one stream, which drains at its end
+        only."""
         return replace(self, micro_batches=self.micro_batches * batches)
 
     @cached_property
     def _order(self) -> "list[list[Step]]":
-        """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
+        """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one
+        a stage."""
         order = [self._checked(rank) for rank in range(self.ranks)]
         if not self.asynchronous and not any(
             a.kind == "U" for steps in order for step in steps for a in step
@@ -160,7 +173,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return order
 
     def _checked(self, rank: int) -> "list[Step]":
-        """steps(rank), with every step a tuple; Impossible, in a sentence, where that is not a list of actions."""
+        """steps(rank), with every step a tuple; Impossible, in a sentence, where that is not a list
+        of actions."""
         who = f"{type(self).__name__}.steps({rank})"
         try:
             steps = [
@@ -175,7 +189,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         for step in steps:
             if not step or not all(isinstance(action, Action) for action in step):
                 raise Impossible(
-                    f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them."
+                    f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several"
+                    " of them."
                 )
         return steps
 

@@ -1,17 +1,18 @@
 """The simulator: run a plan on virtual clocks, without processes, tensors or bytes.
 
-Each lane runs until it waits for a message or a signal that is not there yet; what it then posts wakes others. Lanes
-share nothing else, so they are a Kahn network: the result does not depend on the order in which lanes are visited,
-and the real ranks, which obey the same rules, reach the same times. Cost: linear in the number of operations.
-Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; the clock's rules are core/lane.py.
+Each lane runs until it waits for a message or a signal that is not there yet; what it then posts
+wakes others. Lanes share nothing else, so they are a Kahn network: the result does not depend on
+the order in which lanes are visited, and the real ranks, which obey the same rules, reach the same
+times. Cost: linear in the number of operations. Source: Kahn 1974, The Semantics of a Simple
+Language for Parallel Programming; the clock's rules are core/lane.py.
 """
 
 from collections import defaultdict, deque
 from dataclasses import replace
 from itertools import takewhile
 
+from ..core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .collective import Collective
-from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import (
     Compute,
     Cycle,
@@ -31,9 +32,11 @@ from .schedule import Action, Schedule, kind_of, name_of
 
 @collector_paused()
 def simulate(plan, cost, steps: int = 1) -> Trace:
-    """Predict a trace. `plan`: a Schedule (over `steps` training steps), a Collective or a Plan; `cost`: a Cost or {"F": 1, "B": 2}.
+    """Predict a trace. `plan`: a Schedule (over `steps` training steps), a Collective or a Plan;
+    `cost`: a Cost or {"F": 1, "B": 2}.
 
-    Impossible where the plan deadlocks, or repeats or forgets an action; the sentence names rank and action.
+    Impossible where the plan deadlocks, or repeats or forgets an action; the sentence names rank
+    and action.
     """
     settings = {}
     if isinstance(plan, Schedule):

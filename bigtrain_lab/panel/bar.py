@@ -1,4 +1,5 @@
-"""The run bar: Run, Stop, Pin, History, Copy command, more settings; below it the status, the commands, the past runs.
+"""The run bar: Run, Stop, Pin, History, Copy command, more settings; below it the status, the
+commands, the past runs.
 
 It knows widgets only: what a press does is the panel's business.
 """
@@ -24,7 +25,8 @@ def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.
 
 
 class Bar(widgets.VBox):
-    """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be copied."""
+    """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be
+    copied."""
 
     def __init__(self, choose, copy):
         self._copy, self._end = copy, None
@@ -90,33 +92,38 @@ class Bar(widgets.VBox):
     def tell(
         self, text: str, title: str = "", ended: bool = False, share: float | None = None
     ) -> None:
-        """Show what goes on, in a line, with the `share` of it that is done; or how a run `ended`."""
+        """Show what goes on, in a line, with the `share` of it that is done; or how a run
+        `ended`."""
         self._end = (text, title) if ended else None
         self._say(text, title, share)
 
     def date(self, stale: str, only_predicted: str = "") -> None:
-        """Where nothing runs, say why these settings do not, and of how a run ended what has changed since: "settings", "order", or
-        nothing."""
+        """Where nothing runs, say why these settings do not, and of how a run ended what has
+        changed since: "settings", "order", or nothing."""
         if self.stop.disabled:
             text, title = self._end or ("", "")
             ended = f"the last run, {SINCE[stale]}: {text}" if stale and text else text
             self._say(
-                f"{only_predicted.rstrip('.')}; {ended}"
-                if only_predicted and ended
-                else only_predicted or ended,
+                (
+                    f"{only_predicted.rstrip('.')}; {ended}"
+                    if only_predicted and ended
+                    else only_predicted or ended
+                ),
                 title,
             )
 
     def _say(self, text: str, title: str, share: float | None = None) -> None:
         bar = f'<progress value="{share:.3f}" max="1"></progress>' if share is not None else ""
         self.status.value = (
-            f'<div class="btl-status" role="status" title="{escape(printable(title))}">{bar}{escape(printable(text))}</div>'
+            '<div class="btl-status" role="status"'
+            f' title="{escape(printable(title))}">{bar}{escape(printable(text))}</div>'
             if text
             else ""
         )
 
     def write(self, commands: dict[str, str], copy: bool = False) -> None:
-        """While Copy command is pressed: show the commands, if there are any, each with a button that copies it; `copy` the first."""
+        """While Copy command is pressed: show the commands, if there are any, each with a button
+        that copies it; `copy` the first."""
         if not (commands and self.command.value):
             self.lines.layout.display = SHUT
             return
@@ -140,9 +147,10 @@ class Bar(widgets.VBox):
         }
         for row, (label, text) in zip(self.lines.children, commands.items()):
             row.children[0].tooltip = f"copy: {label}"
-            row.children[
-                1
-            ].value = f'<div class="btl-command"><span>{escape(label)}</span><code>{escape(text)}</code></div>'
+            row.children[1].value = (
+                f'<div class="btl-command"><span>{escape(label)}</span>'
+                f"<code>{escape(text)}</code></div>"
+            )
         self.lines.layout.display = OPEN
 
     def list_past(self, runs: list[Past], older: int) -> None:
@@ -171,12 +179,13 @@ class Press:
     prediction; `act()` is called when `ready()`, once for presses that came together.
 
     A browser sends the moves of a slider one at a time: the next one waits until the kernel has
-    answered the last, so a press may overtake the place where the slider was let go. A press therefore
-    asks the player in the browser for an echo, which comes behind all that was still to be sent, and
-    acts when it is there and the last move is predicted.
+    answered the last, so a press may overtake the place where the slider was let go. A press
+    therefore asks the player in the browser for an echo, which comes behind all that was still to
+    be sent, and acts when it is there and the last move is predicted.
 
-    A player says that it is drawn by an echo of 0; until one has, a press waits for no echo. A page that is busy may take
-    seconds to answer, and a kernel that works off its moves as long: an early end of the wait would take other settings.
+    A player says that it is drawn by an echo of 0; until one has, a press waits for no echo. A page
+    that is busy may take seconds to answer, and a kernel that works off its moves as long: an early
+    end of the wait would take other settings.
     """
 
     def __init__(self, player, ready: Callable[[], bool]):
@@ -197,7 +206,8 @@ class Press:
             self._echo(self._asked)
 
     def _echo(self, asked: int | None) -> None:
-        """All that was sent before that press is in. Each view of the panel answers: the first one counts."""
+        """All that was sent before that press is in. Each view of the panel answers: the first one
+        counts."""
         self._drawn = self._drawn or asked == 0
         for act in [act for act, number in self._open.items() if number == asked]:
             del self._open[act]

@@ -1,17 +1,18 @@
-"""What a panel compares: the prediction, the traces of the last run, and what is pinned, each with its column of the table."""
+"""What a panel compares: the prediction, the traces of the last run, and what is pinned, each with
+its column of the table."""
 
 from typing import NamedTuple
 
-from .. import report
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments.experiment import order_of
 from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
+from ..view import report
 from .nearest import Prediction, raised
 
 EARLIER = (
-    "The last run is of an earlier order: its class has changed since, so it is compared with nothing. "
-    "Run it again."
+    "The last run is of an earlier order: its class has changed since, so it is compared with"
+    " nothing. Run it again."
 )
 
 
@@ -23,11 +24,15 @@ class Pinned(NamedTuple):
     column: report.Column
 
     def __str__(self) -> str:
-        return f"pinned: {self.trace.clock}, {report.told_settings(self.experiment) or 'default settings'}"
+        return (
+            f"pinned: {self.trace.clock},"
+            f" {report.told_settings(self.experiment) or 'default settings'}"
+        )
 
 
 class Compared:
-    """Values only; a column is counted once, when its trace comes, since a long trace takes a second to count."""
+    """Values only; a column is counted once, when its trace comes, since a long trace takes a
+    second to count."""
 
     def __init__(self, experiment):
         self.experiment, self.ran, self.order = (
@@ -50,13 +55,15 @@ class Compared:
         return (identity(self.experiment), self._order_now) != before
 
     def begin(self, ran) -> None:
-        """A run of this experiment begins; while it goes on its traces are drawn and compare with nothing."""
+        """A run of this experiment begins; while it goes on its traces are drawn and compare with
+        nothing."""
         self.ran, self.order, self.said = ran, self._order_now, []
         for clock in CLOCKS[1:]:
             self.traces.pop(clock, None), self.columns.pop(clock, None)
 
     def end(self, traces: dict[str, Trace], ran) -> None:
-        """A run has ended, or was reopened. What its class raises comes last: the traces are taken."""
+        """A run has ended, or was reopened. What its class raises comes last: the traces are
+        taken."""
         self.begin(ran)
         self.traces |= traces
         told = (order_of(trace.settings) for trace in traces.values())
@@ -74,7 +81,8 @@ class Compared:
 
     @property
     def changed(self) -> str:
-        """What has changed since the last run: "settings", "order" (its class was typed again), or nothing, ""."""
+        """What has changed since the last run: "settings", "order" (its class was typed again), or
+        nothing, ""."""
         if self.ran is None:
             return ""
         if self.refused or identity(self.ran) != identity(self.experiment):
@@ -95,7 +103,8 @@ class Compared:
         )
 
     def pin(self, tab: str) -> None:
-        """Keep what this tab shows; where it shows nothing yet, the run that belongs to the settings, else the prediction."""
+        """Keep what this tab shows; where it shows nothing yet, the run that belongs to the
+        settings, else the prediction."""
         own = [] if self.changed else ["modelled", "measured"]
         clock = next((clock for clock in (tab, *own, "predicted") if clock in self.columns), None)
         if clock:
@@ -107,8 +116,8 @@ class Compared:
 
     @property
     def sentences(self) -> list[str]:
-        """Which machine prices all this, where it is not this one; why the last run went as it did, where it is of these settings,
-        else why the prediction does."""
+        """Which machine prices all this, where it is not this one; why the last run went as it did,
+        where it is of these settings, else why the prediction does."""
         earlier = [EARLIER] if self.changed == "order" else []
         why = (not self.changed and self.said) or (
             self.prediction.sentences if self.prediction else []
@@ -130,7 +139,8 @@ class Compared:
         return self.ran if tab in CLOCKS[1:] and self.ran else self.experiment
 
     def changes(self) -> list[str]:
-        """The settings that differ from those of what is pinned, else that it is of an earlier order."""
+        """The settings that differ from those of what is pinned, else that it is of an earlier
+        order."""
         if not self.pinned:
             return []
         earlier = order_of(self.pinned.trace.settings) != self._order_now
@@ -141,12 +151,14 @@ class Compared:
 
 
 def identity(experiment) -> tuple:
-    """What makes two experiments the same: instances made before and after an edit of a class are compared too."""
+    """What makes two experiments the same: instances made before and after an edit of a class are
+    compared too."""
     return experiment.name, experiment.model_dump()
 
 
 def machine_of_a_run(experiment) -> list[str]:
-    """That this-machine is what a reopened run kept, in a sentence; nothing where it is the one that is here, or prices nothing."""
+    """That this-machine is what a reopened run kept, in a sentence; nothing where it is the one
+    that is here, or prices nothing."""
     profile = getattr(experiment, "profile", None)
     if (
         profile is None
@@ -156,12 +168,14 @@ def machine_of_a_run(experiment) -> list[str]:
     ):
         return []
     return [
-        f"{MACHINE} is here the machine of the reopened run, as measured {profile.sources.get('when', 'then')}; a new panel prices by this one."
+        f"{MACHINE} is here the machine of the reopened run, as measured"
+        f" {profile.sources.get('when', 'then')}; a new panel prices by this one."
     ]
 
 
 def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
-    """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
+    """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot
+    be read or taken."""
     run = Run.open(directory)
     traces = run.traces()
     try:

@@ -1,4 +1,5 @@
-"""A control for each knob: its type, range and menu say which; one line of help, and the range, is its tooltip."""
+"""A control for each knob: its type, range and menu say which; one line of help, and the range, is
+its tooltip."""
 
 import math
 import weakref
@@ -20,7 +21,12 @@ DECADE = (1, 1.5, 2, 3, 5, 7)  # positions of a logarithmic slider, in each powe
 
 def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     """The widget of one setting, of Python type `kind`."""
-    about = dict(description=name.replace("_", "-"), tooltip=told(knob), style=STYLE, layout=CELL)
+    about = {
+        "description": name.replace("_", "-"),
+        "tooltip": told(knob),
+        "style": STYLE,
+        "layout": CELL,
+    }
     if kind is bool:
         return widgets.Checkbox(value, indent=True, **about)
     if (menu := knob.menu()) is not None:
@@ -33,8 +39,11 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
             options=doublings(int(knob.low), int(knob.high), value), value=value, **about
         )
     if not by_hand(
-        knob, kind
-    ):  # what is out of range is refused in a sentence: a bounded box would take the nearest number, and say nothing
+        knob,
+        kind,
+        # what is out of range is refused in a sentence: a bounded box would take the nearest
+        # number, and say nothing
+    ):
         typed = widgets.IntText if kind is int else widgets.FloatText
         return typed(value, step=kind(knob.step or 1), continuous_update=False, **about)
     if kind is float:
@@ -74,7 +83,8 @@ def fixed(width: str, **more) -> widgets.Layout:
 
 
 def put(made: widgets.ValueWidget, value) -> None:
-    """Set a control; a slider learns a value between its steps, where a browser would move it onto one."""
+    """Set a control; a slider learns a value between its steps, where a browser would move it onto
+    one."""
     if isinstance(made, widgets.SelectionSlider) and value not in made.options:
         made.options = sorted([*made.options, value])
     if isinstance(made, widgets.IntSlider):
@@ -98,7 +108,8 @@ def hide(controls: dict, idle: set[str]) -> None:
 
 
 def members(knobs: dict[str, Knob]) -> list:
-    """What the open menus hold now, names and classes: differs once a class was typed in or typed again."""
+    """What the open menus hold now, names and classes: differs once a class was typed in or typed
+    again."""
     held = [knob.choices() for knob in knobs.values() if callable(knob.choices)]
     return [dict(of) if isinstance(of, dict) else list(of) for of in held]
 
@@ -115,8 +126,8 @@ def refresh(controls: dict, knobs: dict[str, Knob]) -> None:
 
 
 def nearby(knob: Knob, kind: type, value) -> list:
-    """Other values of a setting, the nearest first; of a number out of range the end of it. A class typed in a cell is somebody's
-    exercise, and none of them."""
+    """Other values of a setting, the nearest first; of a number out of range the end of it. A class
+    typed in a cell is somebody's exercise, and none of them."""
     if kind is bool:
         return [not value]
     menu = knob.menu()
@@ -154,7 +165,8 @@ def nearby(knob: Knob, kind: type, value) -> list:
 
 
 def follow_cells(panel) -> None:
-    """After each cell, let the panel read its menus again: a cell may have typed or changed a member of a family."""
+    """After each cell, let the panel read its menus again: a cell may have typed or changed a
+    member of a family."""
     try:
         from IPython import get_ipython
     except ImportError:

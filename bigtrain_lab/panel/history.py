@@ -1,6 +1,7 @@
 """The runs that are kept under runs/: what each was asked for, and how it ended.
 
-Two small files of a run are read, of the newest runs only; no experiment is made and no event read before a run is chosen.
+Two small files of a run are read, of the newest runs only; no experiment is made and no event read
+before a run is chosen.
 """
 
 import re
@@ -9,11 +10,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from .. import report
 from ..core import Impossible
 from ..core.files import printable
 from ..experiments import Experiment
 from ..runtime import Run
+from ..view import report
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
@@ -23,7 +24,8 @@ NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobod
 
 
 class Past(NamedTuple):
-    """A run directory; `told` is the settings that are not the defaults, or why it cannot be reopened."""
+    """A run directory; `told` is the settings that are not the defaults, or why it cannot be
+    reopened."""
 
     directory: Path
     name: str
@@ -33,7 +35,8 @@ class Past(NamedTuple):
 
     def __str__(self) -> str:
         return printable(
-            f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}"
+            f"{when(self.started)}  {self.name}  {self.state} "
+            f" {shorten(self.told, WIDE, placeholder=' ...')}"
         )
 
 
@@ -45,9 +48,10 @@ def when(started: str) -> str:
         return "no time"
 
 
-def listed(own: type, folder: Path = FOLDER) -> tuple[list[Past], int]:
-    """(runs of this experiment, newest first, then the others, newest first; how many older ones are left out)."""
-    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+def listed(own: type) -> tuple[list[Past], int]:
+    """(runs of this experiment, newest first, then the others, newest first; how many older ones
+    are left out)."""
+    paths = [path for path in FOLDER.iterdir() if path.is_dir()] if FOLDER.is_dir() else []
     paths.sort(
         key=lambda path: (f"-{own.name}-" in path.name, began(path)), reverse=True
     )  # what is left out is not even opened
@@ -58,7 +62,8 @@ def listed(own: type, folder: Path = FOLDER) -> tuple[list[Past], int]:
 
 
 def began(directory: Path) -> str:
-    """When a run began, by the name of its directory; of one that was named by hand, when a file last came into it."""
+    """When a run began, by the name of its directory; of one that was named by hand, when a file
+    last came into it."""
     if re.match(r"\d{8}T\d{6}Z", directory.name):
         return directory.name
     return datetime.fromtimestamp(min(max(0, directory.stat().st_mtime), LAST_S), UTC).strftime(
@@ -77,7 +82,8 @@ def about(directory: Path, own: type) -> Past:
 
 
 def differing(settings: dict, own: type) -> str:
-    """The settings that differ from the defaults, by the experiment's class alone: to make one may take a measurement."""
+    """The settings that differ from the defaults, by the experiment's class alone: to make one may
+    take a measurement."""
     try:
         fields = (
             own

@@ -1,12 +1,13 @@
-"""From settings to their prediction, or to the nearest settings that can be: one changed, first the number that was moved last."""
+"""From settings to their prediction, or to the nearest settings that can be: one changed, first the
+number that was moved last."""
 
 import re
 import time
 from traceback import extract_tb
 from typing import NamedTuple
 
-from .. import report
 from ..core import Impossible, Trace
+from ..view import report
 from .controls import nearby
 
 PATIENCE_S = 0.25
@@ -24,7 +25,8 @@ class Prediction(NamedTuple):
 
 
 def attempt(first, settings: dict) -> Prediction | str:
-    """The prediction of `first` with these settings, or the sentence that says why they cannot be."""
+    """The prediction of `first` with these settings, or the sentence that says why they cannot
+    be."""
     try:
         experiment = first.replace(**settings)
         trace = experiment.predict()
@@ -49,10 +51,11 @@ def raised(error: Exception) -> str:
 
 
 def nearest(first, settings: dict, moved: str | None, sentence: str = "") -> dict | None:
-    """{setting: value} that makes `first` with these settings work, or None where no single change found in time does.
+    """{setting: value} that makes `first` with these settings work, or None where no single change
+    found in time does.
 
-    The number that was moved last comes first, then what the sentence that refuses them names: who has just chosen a plan does
-    not want another one.
+    The number that was moved last comes first, then what the sentence that refuses them names: who
+    has just chosen a plan does not want another one.
     """
     deadline = time.monotonic() + PATIENCE_S
     knobs, fields, said = (

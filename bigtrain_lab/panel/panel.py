@@ -1,7 +1,9 @@
-"""Controls, a run bar, three clocks over one player, the table and its sentences, for any experiment.
+"""Controls, a run bar, three clocks over one player, the table and its sentences, for any
+experiment.
 
-Moving a control predicts again at once and greys what the last run gave; nothing but Run starts a process. A move costs
-one message to the player and one to the table. What is shown can be pinned beside the next run, and a kept run reopened.
+Moving a control predicts again at once and greys what the last run gave; nothing but Run starts a
+process. A move costs one message to the player and one to the table. What is shown can be pinned
+beside the next run, and a kept run reopened.
 """
 
 import threading
@@ -11,10 +13,11 @@ from contextlib import suppress
 
 import ipywidgets as widgets
 
-from .. import report, runtime
+from .. import runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
-from . import history, table
+from ..view import report, table
+from . import history
 from .bar import Bar, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
@@ -31,8 +34,8 @@ PREDICTING = "predicting these settings"
 class Panel(widgets.VBox):
     """`experiment`: a class, an instance (its values are the first ones shown) or a name.
 
-    For programs: `.set(ranks=8)`, `.start()`, `.wait()`, `.stop()`, `.pin()`, `.unpin()`, `.reopen(directory)`; `.experiment`,
-    `.traces` by clock, `.run`, `.rows`, `.pinned`.
+    For programs: `.set(ranks=8)`, `.start()`, `.wait()`, `.stop()`, `.pin()`, `.unpin()`,
+    `.reopen(directory)`; `.experiment`, `.traces` by clock, `.run`, `.rows`, `.pinned`.
     """
 
     def __init__(self, experiment, **settings):
@@ -94,7 +97,7 @@ class Panel(widgets.VBox):
         )
         return [self._heading, self.settings, bar, self.picture, self._results]
 
-    # -- settings and prediction ----------------------------------------------------------------------------------------
+    # -- settings and prediction -------------------------------------------------------------------
 
     @property
     def controls(self) -> dict[str, widgets.ValueWidget]:
@@ -135,7 +138,8 @@ class Panel(widgets.VBox):
 
     @property
     def problem(self) -> str:
-        """Why the settings cannot be, else why the last run failed; the latter stays until settings change or a run starts."""
+        """Why the settings cannot be, else why the last run failed; the latter stays until settings
+        change or a run starts."""
         return self._refusal or self._failure
 
     @property
@@ -148,7 +152,8 @@ class Panel(widgets.VBox):
         )
 
     def _show_problem(self) -> None:
-        """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
+        """The problem, if there is one, and what mends it; what a failed run did stays in view
+        below it."""
         run = None if self._refusal else self._failed
         html = table.trouble(self.problem, run) if self.problem else ""
         self.picture.tell_trouble(html, self._offer, whole=bool(self._refusal))
@@ -162,7 +167,7 @@ class Panel(widgets.VBox):
             running=self._running,
         )
 
-    # -- drawing ----------------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------
 
     @property
     def experiment(self) -> Experiment:
@@ -199,7 +204,10 @@ class Panel(widgets.VBox):
             )
             note = self._compared.note if tab in CLOCKS[1:] else ""
             if trace is None and tab in CLOCKS[1:]:
-                runs = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this."
+                runs = (
+                    f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill"
+                    " this."
+                )
                 note = f"{self._only_predicted or runs} It shows {TABS[tab]}."
             self.picture.show(
                 trace,
@@ -219,7 +227,8 @@ class Panel(widgets.VBox):
         )
 
     def pin(self) -> None:
-        """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings that cannot be show nothing."""
+        """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings
+        that cannot be show nothing."""
         with self._lock:
             if not self._refusal:
                 self._compared.pin(self.tabs.value)
@@ -241,10 +250,11 @@ class Panel(widgets.VBox):
         """The commands of these settings; none for settings that cannot be."""
         self.bar.write({} if self._refusal else report.commands(self.experiment), copy)
 
-    # -- the run ------------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def start(self, **options):
-        """Press Run; options as for Experiment.run. Returns the Run, or None where it could not start."""
+        """Press Run; options as for Experiment.run. Returns the Run, or None where it could not
+        start."""
         with self._lock:
             if self._running or self._refusal or self._only_predicted or self.settings.predicting:
                 return None
@@ -274,7 +284,8 @@ class Panel(widgets.VBox):
             self.run.stop()
 
     def wait(self, timeout: float | None = None) -> Trace:
-        """Wait for the run and for the panel to show its end; returns the run's trace. RankFailed where it failed."""
+        """Wait for the run and for the panel to show its end; returns the run's trace. RankFailed
+        where it failed."""
         if self.run is None:
             raise Impossible("Nothing runs yet: press Run, or call start().")
         try:
@@ -344,10 +355,11 @@ class Panel(widgets.VBox):
         if not self._refusal and run.state == "done" and replayed and self.tabs.value in CLOCKS[1:]:
             self.player.play()
 
-    # -- runs that are kept --------------------------------------------------------------------------------------------------
+    # -- runs that are kept ------------------------------------------------------------------------
 
     def reopen(self, directory) -> None:
-        """Show a kept run: its settings, its traces, its failure; nothing starts. Impossible where that cannot be."""
+        """Show a kept run: its settings, its traces, its failure; nothing starts. Impossible where
+        that cannot be."""
         with self._lock:
             if self._running:
                 raise Impossible(
@@ -388,7 +400,10 @@ class Panel(widgets.VBox):
             self._fail(raised(error))
 
     def __repr__(self) -> str:
-        return f"<Panel {self.experiment.name}: predicted {', '.join(f'{row.quantity} {row.predicted}' for row in self.rows[:2])}>"
+        return (
+            f"<Panel {self.experiment.name}: predicted"
+            f" {', '.join(f'{row.quantity} {row.predicted}' for row in self.rows[:2])}>"
+        )
 
 
 def show(experiment, **settings) -> Panel:
@@ -407,8 +422,8 @@ def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") ->
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
     """The thread that calls `changed()`, at most ten times a second, and `ended()` after the run.
 
-    A thread, since a blocking cell stops the kernel's own callbacks but no thread. The browser cannot
-    say that it is behind, so a reading that took long is followed by a longer pause.
+    A thread, since a blocking cell stops the kernel's own callbacks but no thread. The browser
+    cannot say that it is behind, so a reading that took long is followed by a longer pause.
     """
 
     def watch():

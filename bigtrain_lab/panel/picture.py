@@ -1,4 +1,5 @@
-"""What a panel draws: a tab a clock, what is wrong, the player, the other figures, and of a long run a choice of the steps drawn."""
+"""What a panel draws: a tab a clock, what is wrong, the player, the other figures, and of a long
+run a choice of the steps drawn."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -8,10 +9,10 @@ from html import escape
 import ipywidgets as widgets
 import plotly.io
 
-from .. import figures
 from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
-from ..player import Player
+from ..view import figures
+from ..view.player import Player
 from .controls import fixed
 
 PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
@@ -22,13 +23,14 @@ TABS = {
     "measured": "the real ranks, on this machine's wall clock",
     PINNED: "what you pinned, to compare with",
 }
-WIDE = dict(width="auto", overflow="hidden")
+WIDE = {"width": "auto", "overflow": "hidden"}
 DRAWN = 8_000  # events: a move of a control stays below a third of a second
 WIDTH = 900  # of a figure: a panel's cell on a laptop, with the list of files beside it
 
 
 class Picture(widgets.VBox):
-    """`chosen()` is called when another tab is pressed, to `show` what it stands for; `mend()` when the offer is taken."""
+    """`chosen()` is called when another tab is pressed, to `show` what it stands for; `mend()` when
+    the offer is taken."""
 
     def __init__(self, chosen: Callable[[], None], mend: Callable[[], None]):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
@@ -115,8 +117,8 @@ class Picture(widgets.VBox):
         names: tuple[str, ...] = (),
         shown: Callable[[str, Trace], object] = lambda name, trace: trace,
     ) -> None:
-        """The trace, with a line about it; a `note` greys it and says why, or stands alone. `names`: the figures beside the player;
-        `shown`: what each of them draws."""
+        """The trace, with a line about it; a `note` greys it and says why, or stands alone.
+        `names`: the figures beside the player; `shown`: what each of them draws."""
         self._trace, self._note, self._live = trace, note, live
         self._describe(about)
         self._draw()
@@ -148,7 +150,8 @@ class Picture(widgets.VBox):
         )
 
     def _draw(self) -> None:
-        """All of a short trace; of a long one the steps that were chosen, while it still grows the last ones."""
+        """All of a short trace; of a long one the steps that were chosen, while it still grows the
+        last ones."""
         trace = self._trace
         count = steps_drawn(trace) if trace is not None else 0
         whole = trace is None or count == trace.steps
@@ -156,9 +159,11 @@ class Picture(widgets.VBox):
         if trace is not None and not trace.spans():
             self.player.show(
                 None,
-                self._note
-                if self._live
-                else "No action was done before the run ended: there is nothing to draw.",
+                (
+                    self._note
+                    if self._live
+                    else "No action was done before the run ended: there is nothing to draw."
+                ),
             )
         elif whole:
             self.player.show(trace, self._note, self._live)
@@ -169,8 +174,8 @@ class Picture(widgets.VBox):
         if not self._live:
             self._fitting, self.first.max, self._fitting = True, last, False
             self._told.value = (
-                f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps} are drawn, their time '
-                "from 0; the table tells of all</div>"
+                f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps}'
+                " are drawn, their time from 0; the table tells of all</div>"
             )
         ends = trace.step_ends[first - 1 : first - 1 + count]
         self.player.show(window(trace, first - 1, count), self._note, self._live, ends, trace)
@@ -179,8 +184,8 @@ class Picture(widgets.VBox):
 def drawn(name: str, shown: Callable[[], object]) -> widgets.DOMWidget:
     """A figure by name, or why there is none of this trace.
 
-    An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the browser is slower than the
-    kernel it stays empty for ever.
+    An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the
+    browser is slower than the kernel it stays empty for ever.
     """
     try:
         figure = figures.figure(name, shown()).update_layout(width=WIDTH)
@@ -197,7 +202,8 @@ def drawn(name: str, shown: Callable[[], object]) -> widgets.DOMWidget:
 
 
 def steps_drawn(trace: Trace) -> int:
-    """How many steps are drawn at once: all, or as many as make DRAWN events from the first on, of which most is told."""
+    """How many steps are drawn at once: all, or as many as make DRAWN events from the first on, of
+    which most is told."""
     return (
         trace.steps
         if len(trace) <= DRAWN
@@ -208,8 +214,8 @@ def steps_drawn(trace: Trace) -> int:
 def window(trace: Trace, first: int, steps: int) -> Trace:
     """The part of a trace from step `first` (the first is 0) on, that many steps.
 
-    It is cut where steps end. Ranks that never wait for a batch's end are in the next step by then, so
-    boxes of a neighbouring step may reach into it; it begins with what its ranks held then.
+    It is cut where steps end. Ranks that never wait for a batch's end are in the next step by then,
+    so boxes of a neighbouring step may reach into it; it begins with what its ranks held then.
     """
     if first <= 0 and steps >= trace.steps:
         return trace

@@ -1,4 +1,5 @@
-"""The controls of an experiment, and what each move of one asks for: the prediction, or the nearest settings that can be."""
+"""The controls of an experiment, and what each move of one asks for: the prediction, or the nearest
+settings that can be."""
 
 import threading
 from collections.abc import Callable
@@ -12,20 +13,21 @@ from .nearest import Prediction, attempt, nearest
 PATIENCE_S = (
     0.1  # a prediction that takes longer goes on in a thread, and what is shown is greyed meanwhile
 )
-STUCK_S = 10.0  # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
-GRID = dict(
-    grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))",
-    grid_gap="0 14px",
-    width="auto",
-    overflow="hidden",
-)
+# a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
+STUCK_S = 10.0
+GRID = {
+    "grid_template_columns": "repeat(auto-fit, minmax(286px, 1fr))",
+    "grid_gap": "0 14px",
+    "width": "auto",
+    "overflow": "hidden",
+}
 
 
 class Settings(widgets.GridBox):
     """`.controls` by name, in one grid. The first ones in view, the others folded away.
 
-    `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where the answer takes long;
-    the offer is {setting: value} that mends what cannot be.
+    `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
+    the answer takes long; the offer is {setting: value} that mends what cannot be.
     """
 
     def __init__(
@@ -75,7 +77,8 @@ class Settings(widgets.GridBox):
         self.predict()
 
     def read_menus(self) -> None:
-        """Offer what the families now hold; predict again only where a class has been typed or changed."""
+        """Offer what the families now hold; predict again only where a class has been typed or
+        changed."""
         knobs = self.experiment_class.knobs()
         now = members(knobs)
         if now == self._members:
@@ -96,7 +99,8 @@ class Settings(widgets.GridBox):
         return move
 
     def predict(self, patience_s: float | None = None) -> None:
-        """Predict what the controls say; what takes longer than `patience_s` comes later, unless a control moves on."""
+        """Predict what the controls say; what takes longer than `patience_s` comes later, unless a
+        control moves on."""
         settings, first, moved = (
             {name: made.value for name, made in self.controls.items()},
             self.experiment,
@@ -147,7 +151,8 @@ class Newest:
         then: Callable[[Any], None],
         patience_s: float | None = None,
     ) -> bool:
-        """Compute, which must not raise, then call `then(answer)`. False where that takes longer than `patience_s` and comes later."""
+        """Compute, which must not raise, then call `then(answer)`. False where that takes longer
+        than `patience_s` and comes later."""
         over, answer, left = threading.Event(), [], threading.Event()
         with self._lock:
             before, self._last = self._last, over

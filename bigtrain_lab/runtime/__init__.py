@@ -1,10 +1,19 @@
-"""The runtime: the only files that know processes. Programs get a Rank, techniques a Group, notebooks a Run."""
+"""The runtime: the only files that know processes. Programs get a Rank, techniques a Group,
+notebooks a Run.
 
-from .calibrate import this_machine
-from .group import Group
-from .launch import launch, warm
-from .ledger import Ledger
-from .rank import Rank
-from .run import RankFailed, Run
+The server that ranks are forked from begins here, and must be able to end before it has torch.
+"""
 
-__all__ = ["Group", "Ledger", "Rank", "RankFailed", "Run", "launch", "this_machine", "warm"]
+from .. import offered
+
+__all__, __getattr__, __dir__ = offered(
+    __name__,
+    {
+        "calibrate": ("this_machine",),
+        "memory.ledger": ("Ledger",),
+        "process.launch": ("launch", "warm"),
+        "rank": ("Rank",),
+        "record.run": ("RankFailed", "Run"),
+        "talk.group": ("Group",),
+    },
+)

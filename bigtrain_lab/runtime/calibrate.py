@@ -1,9 +1,11 @@
 """This machine as a hardware profile, measured in about two seconds and kept for the next time.
 
-FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
+FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread
+                    (a rank on a CPU has one thread)
 memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
 launch              the fastest of many products of two numbers that autograd records
-alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over gloo's loopback
+alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over
+                    gloo's loopback
 """
 
 import json
@@ -18,16 +20,18 @@ from pydantic import TypeAdapter
 
 from ..core import Hardware, Impossible, write_whole
 from ..core.hardware import Wire
-from .border import cache_directory, place_given
+from .process.border import cache_directory, place_given
 
 NAME, VERSION = "this-machine", 2
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
 def this_machine(measure: bool = True) -> Hardware | None:
-    """The profile "this-machine": the one that was kept, else measured now; with measure=False the kept one or None.
+    """The profile "this-machine": the one that was kept, else measured now; with measure=False the
+    kept one or None.
 
-    Impossible under torchrun where none was kept: its ranks cannot launch the two that would measure.
+    Impossible under torchrun where none was kept: its ranks cannot launch the two that would
+    measure.
     """
     try:
         kept = json.loads(kept_in().read_text(encoding="utf-8"))
@@ -91,7 +95,8 @@ def hardware_of(found: dict) -> Hardware:
 
 
 def remembered(values: dict) -> Hardware:
-    """The profile that dataclasses.asdict made these values of, as a run keeps it; Impossible where they are damaged."""
+    """The profile that dataclasses.asdict made these values of, as a run keeps it; Impossible where
+    they are damaged."""
     try:
         return TypeAdapter(Hardware).validate_json(json.dumps(values), strict=True)
     except (TypeError, ValueError) as error:
@@ -116,7 +121,7 @@ def measured() -> dict:
 
 def loopback() -> tuple[float, float]:
     """(alpha in seconds, bytes a second) between two ranks."""
-    from .launch import launch
+    from .process.launch import launch
 
     with tempfile.TemporaryDirectory() as directory:
         result = launch(
@@ -145,7 +150,8 @@ def round_trips(rank) -> dict:
 
 
 def speeds() -> dict:
-    """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is restored."""
+    """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is
+    restored."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

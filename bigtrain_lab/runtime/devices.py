@@ -1,11 +1,16 @@
-"""Which device each rank computes on, and what carries its messages, by what is there; a pure rule and its reason.
+"""Which device each rank computes on, and what carries its messages, by what is there; a pure rule
+and its reason.
 
-Messages are taken in any order, which NCCL does not offer: those of GPU tensors go over the host, through gloo. No GPU
-was there to test this on, so a launch takes the CPU unless it is asked for another device.
+Messages are taken in any order, which NCCL does not offer: those of GPU tensors go over the host,
+through gloo. No GPU was there to test this on, so a launch takes the CPU unless it is asked for
+another device.
 
-    as many GPUs as ranks on every node     one GPU a rank; NCCL for collectives of GPU tensors, gloo for all else
-    fewer GPUs, on some node                its ranks share them; gloo alone, since NCCL wants a GPU for each rank
-    no GPU on some node, or not asked for   the CPU and gloo on all nodes: a job must not compute on two kinds of device
+    as many GPUs as ranks on every node     one GPU a rank; NCCL for collectives of GPU tensors,
+                                            gloo for all else
+    fewer GPUs, on some node                its ranks share them; gloo alone, since NCCL wants a GPU
+                                            for each rank
+    no GPU on some node, or not asked for   the CPU and gloo on all nodes: a job must not compute on
+                                            two kinds of device
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +50,8 @@ class Devices(NamedTuple):
 
 
 def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> Devices:
-    """The devices of all ranks, node after node. `nccl`: whether torch's build has it. Impossible where GPUs are insisted
-    on and a node has none."""
+    """The devices of all ranks, node after node. `nccl`: whether torch's build has it. Impossible
+    where GPUs are insisted on and a node has none."""
     if device not in CHOICES:
         raise Impossible(f"There is no device {device!r}: choose one of {', '.join(CHOICES)}.")
     ranks = sum(node.ranks for node in nodes)
@@ -54,7 +59,8 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
     if device == "cuda" and bare:
         where = f" on node {bare[0]}" if len(nodes) > 1 else ""
         raise Impossible(
-            f"No GPU is visible{where}: choose device cpu or auto, or let this process see one (CUDA_VISIBLE_DEVICES, torch for CUDA)."
+            f"No GPU is visible{where}: choose device cpu or auto, or let this process see one"
+            " (CUDA_VISIBLE_DEVICES, torch for CUDA)."
         )
     if device == "cpu" or bare:
         why = (
@@ -73,7 +79,8 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
         return Devices(
             placed,
             GLOO,
-            f"{crowded.ranks} ranks share {crowded.gpus} GPU{'s' * (crowded.gpus > 1)} through gloo: NCCL wants one for each rank",
+            f"{crowded.ranks} ranks share {crowded.gpus} GPU{'s' * (crowded.gpus > 1)} through"
+            " gloo: NCCL wants one for each rank",
         )
     if not nccl:
         return Devices(placed, GLOO, "one GPU a rank through gloo: this build of torch has no NCCL")
@@ -83,7 +90,8 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
 
 
 def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:
-    """make() on the device. Weights are drawn on the CPU, so that all devices start from the same; on meta none is drawn."""
+    """make() on the device. Weights are drawn on the CPU, so that all devices start from the same;
+    on meta none is drawn."""
     if device.type != "meta":
         return make().to(device)
     with device:

@@ -1,4 +1,5 @@
-"""A Rank is what a program receives: its number, its place on the mesh, its groups, its generators, its record."""
+"""A Rank is what a program receives: its number, its place on the mesh, its groups, its generators,
+its record."""
 
 import hashlib
 from contextlib import nullcontext
@@ -7,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from ..core import Mesh
-from .exponents import exponents
-from .group import Alone, Group
-from .lanes import LaneRunner
-from .recorder import Recorder
-from .recording import RecordingGroup
+from .record.exponents import exponents
+from .record.recorder import Recorder
+from .talk.group import Alone, Group
+from .talk.lanes import LaneRunner
+from .talk.recording import RecordingGroup
 
 
 class Rank:
@@ -38,7 +39,8 @@ class Rank:
         self._some: dict[tuple, Group] = {}  # by ranks and lane
 
     def group(self, axis: str | tuple[str, ...] | None = None, lane: str = "compute") -> Group:
-        """The ranks that differ from this one along the axis, or these axes, only (None: all ranks). Their messages belong to `lane`."""
+        """The ranks that differ from this one along the axis, or these axes, only (None: all
+        ranks). Their messages belong to `lane`."""
         if lane != "compute":
             return self.lane(axis, lane).group
         if axis not in self._groups:
@@ -82,7 +84,8 @@ class Rank:
         )
 
     def rng(self, axis: str | None = None) -> torch.Generator:
-        """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on other axes draw alike."""
+        """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on
+        other axes draw alike."""
         place = self.index if axis is None else self.mesh.coords(self.index)[axis]
         digest = hashlib.sha256(f"{self.seed}/{axis}/{place}".encode()).digest()
         return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "big"))
@@ -93,19 +96,23 @@ class Rank:
             self._recorder.scalar(name, float(value))
 
     def histogram(self, name: str, tensor: torch.Tensor) -> None:
-        """Report how a tensor's values spread over the powers of two; it becomes a Histogram at the present time."""
+        """Report how a tensor's values spread over the powers of two; it becomes a Histogram at the
+        present time."""
         if self._recorder:
             with self.aside():
                 counted = exponents(tensor)
             self._recorder.histogram(name, counted)
 
     def aside(self):
-        """Around what is no part of the training, such as a comparison or a look at its tensors: no ledger sees it."""
+        """Around what is no part of the training, such as a comparison or a look at its tensors: no
+        ledger sees it."""
         return self._recorder.aside() if self._recorder else nullcontext()
 
     def watch(self, holdings) -> None:
-        """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action boundaries. The kinds are core.MEMORY_KINDS,
-        which are reported, and inputs and buffers, whose tensors only are kept from counting as another kind."""
+        """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action
+        boundaries. The kinds are core.MEMORY_KINDS, which are reported, and inputs and buffers,
+        whose tensors only are kept from counting as another kind.
+        """
         if self._recorder:
             self._recorder.watch(holdings)
 

@@ -14,10 +14,10 @@ Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, sectio
 import torch
 from torch import Tensor
 
-from ..pipelined_ring import Part, pipelined_ring
-from ..plan import Recv, Send
-from ..runtime.group import Group, Handle
-from ..runtime.message import Shape, as_bytes
+from ..order.pipelined_ring import Part, pipelined_ring
+from ..order.plan import Recv, Send
+from ..runtime.talk.group import Group, Handle
+from ..runtime.talk.message import Shape, as_bytes
 from .guards import all_reduce as guard
 
 ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive interrupts a sender

@@ -17,9 +17,9 @@ from itertools import chain
 from torch import nn
 
 from ..core import Mesh
-from ..pipelined_ring import pipelined_ring
-from ..plan import Compute, Launch, Plan, Together, Wait, lower, lower_collective, moved
-from ..schedule import Schedule
+from ..order.pipelined_ring import pipelined_ring
+from ..order.plan import Compute, Launch, Plan, Together, Wait, lower, lower_collective, moved
+from ..order.schedule import Schedule
 from .all_reduce import ring_all_reduce
 from .reducers import Bucket, Buckets, OneServerARank, name, push_pull
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core import Impossible
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .tied import is_copy
 
 

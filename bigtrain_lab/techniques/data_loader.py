@@ -1,20 +1,21 @@
 """A data loader: workers load the next micro-batches while the rank computes.
 
-    compute   [F0 B0 U0][F1 B1 U1] ...          takes each micro-batch, and waits where it is not there
+    compute   [F0 B0 U0][F1 B1 U1] ...          takes each micro-batch, and waits where it is not
+                                                there
     load 0    [D0 C0]   [D2 C2] ...             D: read from the disk, C: copy to the device
     load 1    [D1 C1]      [D3 C3] ...          worker w of W loads micro-batches w, w + W, ...
 
-A loaded micro-batch is like a message from a lane of the rank's own. The rank asks for W x P of them at
-once, and for one more whenever it takes one. In the long run a micro-batch costs
+A loaded micro-batch is like a message from a lane of the rank's own. The rank asks for W x P of
+them at once, and for one more whenever it takes one. In the long run a micro-batch costs
 
     max(compute, (D + C) / W)           pinned host memory: copies run beside the compute
     max(compute + C, D / W)             else: the rank copies
     compute + D + C                     no workers
 
 So workers hide a slow disk; prefetching hides only that some micro-batches take longer than others.
-Memory: W x P micro-batches on the host. Workers are threads here. The disk's and the bus's bandwidth
-that they share is not modelled.
-Source: torch.utils.data.DataLoader: num_workers, prefetch_factor, pin_memory.
+Memory: W x P micro-batches on the host. Workers are threads here. The disk's and the bus's
+bandwidth that they share is not modelled. Source: torch.utils.data.DataLoader: num_workers,
+prefetch_factor, pin_memory.
 """
 
 import time
@@ -24,8 +25,8 @@ from itertools import chain
 
 from torch import Tensor
 
-from ..plan import Compute, Launch, Plan, Wait
-from ..schedule import Action
+from ..order.plan import Compute, Launch, Plan, Wait
+from ..order.schedule import Action
 from .guards import data_loader as guard
 from .one_process import Sample
 

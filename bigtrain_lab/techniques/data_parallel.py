@@ -23,10 +23,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..plan import Together
-from ..runtime.execute import Signal, Work, run
-from ..runtime.group import Group
-from ..runtime.message import as_bytes
+from ..order.plan import Together
+from ..runtime.talk.execute import Signal, Work, run
+from ..runtime.talk.group import Group
+from ..runtime.talk.message import as_bytes
 from .guards import data_parallel as guard
 from .guards.optimizers import AVERAGING
 from .prepared_model import masters_of, note_anew
@@ -159,7 +159,8 @@ class DistributedDataParallel(nn.Module):
         bucket.flat[0] = torch.nan
 
     def _marked(self) -> bool:
-        """Whether a bucket begins with a mark, or a NaN of the gradient's own: on all ranks alike."""
+        """Whether a bucket begins with a mark, or a NaN of the gradient's own: on all ranks
+        alike."""
         return any(
             bucket.flat[:1].isnan().any() for bucket in self.buckets if not bucket.flat.is_meta
         )

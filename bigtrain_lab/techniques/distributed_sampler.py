@@ -43,8 +43,10 @@ class DistributedSampler(Sampler[int]):
             ),
             (
                 last != "uneven" and self.samples < (1 if last == "pad" else ranks),
-                f"{self.samples} samples leave nothing for {ranks} ranks: give more samples, or "
-                "take fewer ranks.",
+                (
+                    f"{self.samples} samples leave nothing for {ranks} ranks: give more samples, or"
+                    " take fewer ranks."
+                ),
             ),
         )
         self.rank, self.ranks, self.shuffle, self.seed, self.last = rank, ranks, shuffle, seed, last

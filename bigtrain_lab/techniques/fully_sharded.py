@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_map
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .clip import clip_grad_norm
 from .guards import fully_sharded as guard
 from .layerwise import wide

@@ -395,9 +395,11 @@ def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
             return found[node]
 
     empty = [
-        torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-        if isinstance(arg, Tensor)
-        else arg
+        (
+            torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+            if isinstance(arg, Tensor)
+            else arg
+        )
         for arg in args
     ]
     Shapes(part).run(*empty)

@@ -29,7 +29,7 @@ class LAMB(LayerWise):
     """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
     False}, as is usual for biases and norms.
 
-    lr               a number, or a tensor, whose changes make no compiled step be compiled again
+    lr               a number, or a tensor
     weight_decay     lambda
     group            ranks that have pieces of the same parameters; None: these are whole
     bias_correction  False: mh = m and vh = v
@@ -73,18 +73,14 @@ class LAMB(LayerWise):
         if not options["bias_correction"]:
             torch._foreach_add_(batch.steps, inf)
         u = torch._foreach_mul(batch.x, options["weight_decay"])
-        traced = torch.compiler.is_compiling()  # the fused kernel is not; foreach rounds b^t as t
-        steps = [t.double() for t in batch.steps] if traced else batch.steps
         adam(
             u,
             g,
             m,
             v,
             [],
-            steps,
-            fused=not traced,
-            foreach=traced,
-            capturable=traced,
+            batch.steps,
+            fused=True,
             lr=-1.0,
             beta1=b1,
             beta2=b2,

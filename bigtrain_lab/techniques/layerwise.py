@@ -1,7 +1,7 @@
 """The frame of LAMB and LARS: a step on a layer needs norms of the whole layer first.
 
 So each tensor is met twice. On a CPU the tensors come one after the other, in blocks, so that both
-times the cache has them. On a GPU, and in a compiled step, all go through each operator together.
+times the cache has them. On a GPU all go through each operator together.
 
 Where ranks have pieces of a tensor, the squares of all norms are summed in one message, and all
 tensors wait for it. What is no piece is a duplicate, the same on all ranks: rank 0's counts.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
@@ -162,8 +162,7 @@ class LayerWise(Optimizer):
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)
                 torch._foreach_add_(steps, 1)
-                blocked = device.type != "cuda" and not torch.compiler.is_compiling()
-                block = BLOCK if blocked else inf
+                block = BLOCK if device.type != "cuda" else inf
                 rows = [
                     (n, p, step, *(state[name] for name in self.state_names))
                     for (n, p), step, state in zip(alike, before.unbind(), states)

@@ -1,13 +1,19 @@
-"""Loss scaling: multiply the loss by S, so that gradients too small for fp16 arrive above its smallest number; divide after.
+"""Loss scaling: multiply the loss by S, so that gradients too small for fp16 arrive above its
+smallest number; divide after.
 
-    backward of S L       every gradient is S times as large, by the chain rule: a power of two costs no bit
+    backward of S L       every gradient is S times as large, by the chain rule: a power of two
+                          costs no bit
     unscale               g = float32(S g) / S, in float32, where the division loses nothing
-    step                  is skipped where any gradient is inf or nan: S was too large, or the loss itself broke
-    update                S <- backoff S and streak <- 0 after a skip;  S <- growth S after `growth_interval` good steps in a row
+    step                  is skipped where any gradient is inf or nan: S was too large, or the loss
+                          itself broke
+    update                S <- backoff S and streak <- 0 after a skip;  S <- growth S after
+                                                                        `growth_interval` good steps
+                                                                        in a row
 
-So S stays just below what overflows. Clip between `unscale_` and `step`: a norm means nothing while S is in it.
-Cost: two passes over the gradients, tensor by tensor (torch's kernel takes one), and one number from the device to the host.
-Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; the rule of S and its four numbers as torch.amp.GradScaler.
+So S stays just below what overflows. Clip between `unscale_` and `step`: a norm means nothing while
+S is in it. Cost: two passes over the gradients, tensor by tensor (torch's kernel takes one), and
+one number from the device to the host. Source: Micikevicius et al. 2018 (arXiv:1710.03740), section
+3.2; the rule of S and its four numbers as torch.amp.GradScaler.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,17 +23,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import loss_scaler as guard
 
 
 class DynamicLossScaler:
-    """torch.amp.GradScaler's interface and, step for step, its numbers; state dicts may be exchanged with it.
+    """torch.amp.GradScaler's interface and, step for step, its numbers; state dicts may be
+    exchanged with it.
 
     enabled          False: losses, steps and gradients pass through as they are
-    half_gradients   let `unscale_` also divide gradients that are stored in float16: in float32, but the result goes back
-                     into float16, where the small ones vanish after all. torch refuses; so do we unless asked.
-    group            ranks that train one model and skip together: what one finds, all have found. None: this rank is alone
+    half_gradients   let `unscale_` also divide gradients that are stored in float16: in float32,
+                     but the result goes back into float16, where the small ones vanish after all.
+                     torch refuses; so do we unless asked.
+    group            ranks that train one model and skip together: what one finds, all have found.
+                     None: this rank is alone
     """
 
     def __init__(
@@ -63,7 +72,8 @@ class DynamicLossScaler:
         )
 
     def scale(self, loss):
-        """S times the loss, in float32; losses in a list, a tuple or any other iterable likewise."""
+        """S times the loss, in float32; losses in a list, a tuple or any other iterable
+        likewise."""
         if not self._enabled:
             return loss
         if isinstance(loss, Iterable) and not isinstance(loss, (Tensor, Mapping, str)):
@@ -75,8 +85,8 @@ class DynamicLossScaler:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of this optimizer's parameters by S, in place, and note whether all were finite. Call it
-        yourself to clip or to look at gradients; `step` does it otherwise."""
+        """Divide the gradients of this optimizer's parameters by S, in place, and note whether all
+        were finite. Call it yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
         if hasattr(optimizer, "shards"):  # whose gradients come when they are asked for, in parts
@@ -93,13 +103,16 @@ class DynamicLossScaler:
             extremes += (
                 each.to(extremes[0]) for each in torch.aminmax(values)
             )  # inf and nan both show in a tensor's extremes
-            values.mul_(inverse) if values.dtype == torch.float32 else values.copy_(
-                values.float() * inverse
+            (
+                values.mul_(inverse)
+                if values.dtype == torch.float32
+                else values.copy_(values.float() * inverse)
             )
         self._found[optimizer] = ~torch.stack(extremes).isfinite().all()
 
     def step(self, optimizer: Optimizer, *args, **kwargs):
-        """optimizer.step(...), and what it returns; None, with every weight untouched, where a gradient was not finite."""
+        """optimizer.step(...), and what it returns; None, with every weight untouched, where a
+        gradient was not finite."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         guard.refuse_step(optimizer in self._stepped, args, kwargs)
@@ -119,7 +132,8 @@ class DynamicLossScaler:
         return held_by(self._stepped)
 
     def among(self, group) -> "DynamicLossScaler":
-        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own, or there is one."""
+        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own, or
+        there is one."""
         if self.group is not None or (group := Group.of(group)).size == 1:
             return self
         other = copy(self)
@@ -127,8 +141,10 @@ class DynamicLossScaler:
         return other
 
     def agree(self, *optimizers: Optimizer) -> None:
-        """Let every rank of the group find what any of them did. Each rank calls it once a step with all its optimizers, also
-        one that has none, whose weights are frozen; `step` calls it for one optimizer. Nothing where there is no group."""
+        """Let every rank of the group find what any of them did. Each rank calls it once a step
+        with all its optimizers, also one that has none, whose weights are frozen; `step` calls it
+        for one optimizer. Nothing where there is no group.
+        """
         if not self._enabled or self.group is None:
             return
         for optimizer in optimizers:
@@ -216,7 +232,8 @@ class DynamicLossScaler:
         self._scale, self._streak = guard.usable(state["scale"]), state["_growth_tracker"]
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
-        """The values of the gradients that are there; a parameter that the loss did not reach has none."""
+        """The values of the gradients that are there; a parameter that the loss did not reach has
+        none."""
         for parameter in (
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ):

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..core.cost import port_share
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import mesh_tensor as guard
 
 Terms = tuple[tuple[str, ...], ...]  # the dimensions of each factor, and last those of the result
@@ -140,7 +140,7 @@ def einsum(
     layout = {dim: axis for dim, axis in layout.items() if any(dim in each for each in every)}
     sizes = guard.sizes(every, parts, layout, axes)
     guard.refuse(every, sizes, layout, axes)
-    known = partial(multiplied, dict(sizes=sizes, layout=layout, axes=axes), groups, multiply)
+    known = partial(multiplied, {"sizes": sizes, "layout": layout, "axes": axes}, groups, multiply)
     return Product.apply(known, products(equation, names), *parts)
 
 

@@ -1,29 +1,39 @@
-"""Mixed precision: compute in 16 bits, decide in 32. Half the bytes move, and what 16 bits would lose is kept aside.
+"""Mixed precision: compute in 16 bits, decide in 32. Half the bytes move, and what 16 bits would
+lose is kept aside.
 
-    master w (float32) --round--> weight (half) --forward (half; softmax, norms, losses in float32)--> loss (float32)
-        ^                                                                                               | x S
-        +-- optimizer (float32) <-- g = float32(S g) / S <-- gradients (half) <-- backward (half) <-----+
+    master w (float32) --round--> weight (half) --forward (half; softmax, norms, losses in
+    float32)--> loss (float32)
+        ^                                                                                      | x S
+        +-- optimizer (float32) <-- g = float32(S g) / S <-- gradients (half) <-- backward (half)
+        <-----+
 
-Three safeguards, each against one loss of 16 bits; a level leaves some out, to show what it was for:
-    policy    operators that need range or long sums run in float32                               precision_policy.py
-    scaling   S lifts gradients above fp16's smallest number, 2^-24; bf16 has float32's range     loss_scaler.py
-    masters   w + step is taken in float32: in half w, a step below half a unit in the last place moves nothing (a unit is
-              2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
+Three safeguards, each against one loss of 16 bits; a level leaves some out, to show what it was
+for:
+    policy    operators that need range or long sums run in float32              precision_policy.py
+    scaling   S lifts gradients above fp16's smallest number, 2^-24;      loss_scaler.py
+              bf16 has float32's range
+    masters   w + step is taken in float32: in half w, a step below half a unit in the last place
+              moves nothing (a unit is 2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
 
-Bytes a weight with Adam: float32 4 + 4 (gradient) + 8; mixed 2 + 4 (master) + 4 + 8, and 2 while a gradient is half. What
-shrinks is what the forward saves. So a checkpoint that can go on training grows: masters, Adam's moments, S.
-Without masters the optimizer's state is half too, as torch makes it: Adam's eps below 2^-25 (3e-8) is 0 in fp16, a squared
-gradient below that is 0, and 0 / 0 is nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
+Bytes a weight with Adam: float32 4 + 4 (gradient) + 8; mixed 2 + 4 (master) + 4 + 8, and 2 while a
+gradient is half. What shrinks is what the forward saves. So a checkpoint that can go on training
+grows: masters, Adam's moments, S. Without masters the optimizer's state is half too, as torch makes
+it: Adam's eps below 2^-25 (3e-8) is 0 in fp16, a squared gradient below that is 0, and 0 / 0 is
+nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
 
     mp = MixedPrecision("fp16")
-    model = mp.prepare(model)                                     # on its device, in float32, before the optimizer
+    model = mp.prepare(model)                                     # on its device, in float32,
+                                                                  before the optimizer
     optimizer = torch.optim.Adam(mp.parameters(), lr=1e-3)
     with mp:
         loss = cross_entropy(model(ids), labels)
-    mp.backward(loss / k)                                         # k times to accumulate: gradients add up in float32
-    mp.unscale_(optimizer)                                        # to clip; step() does it otherwise
+    mp.backward(loss / k)                                         # k times to accumulate: gradients
+                                                                  add up in float32
+    mp.unscale_(optimizer)                                        # to clip; step() does it
+                                                                  otherwise
     torch.nn.utils.clip_grad_norm_(mp.parameters(), 1.0)
-    mp.step(optimizer); mp.update(); optimizer.zero_grad()        # several optimizers: step each, then update
+    mp.step(optimizer); mp.update(); optimizer.zero_grad()        # several optimizers: step each,
+                                                                  then update
 
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 """
@@ -36,7 +46,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..runtime import owned
+from ..runtime.memory import owned
 from .guards import mixed_precision as guard
 from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
@@ -44,17 +54,21 @@ from .precision_policy import Policy
 from .prepared_model import adapt, load, to_master
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
-# Their few weights stay in float32: they are used by operators that run in float32, and so are their running statistics.
+# Their few weights stay in float32: they are used by operators that run in float32, and so are
+# their running statistics.
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 class MixedPrecision:
-    """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where the policy holds.
+    """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where
+    the policy holds.
 
     scaler   another DynamicLossScaler than the default, where the level scales
-    group    ranks that train one model and so skip steps together (the default scaler's; one of your own has its own)
+    group    ranks that train one model and so skip steps together (the default scaler's; one of
+             your own has its own)
 
-    A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is saved by state_dict().
+    A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is
+    saved by state_dict().
     """
 
     def __init__(
@@ -91,9 +105,11 @@ class MixedPrecision:
         return self.policy.__exit__(*error)
 
     def prepare(self, model: nn.Module, masters: bool = True, rounded: bool = True) -> nn.Module:
-        """The same model with its weights rounded to half and their float32 values kept as masters. Tied weights stay tied;
-        frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force.
-        `masters`, `rounded`: False where ZeRO keeps masters, each rank a part, and where it rounds what it gathers."""
+        """The same model with its weights rounded to half and their float32 values kept as masters.
+        Tied weights stay tied; frozen ones get no master; buffers (running statistics, position
+        tables) stay float32 where a policy is in force. `masters`, `rounded`: False where ZeRO
+        keeps masters, each rank a part, and where it rounds what it gathers.
+        """
         guard.refuse_model(model, self._model is not None)
         if self.level is AS_IT_IS:
             self._model = model
@@ -152,9 +168,10 @@ class MixedPrecision:
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What the optimizer updates, by the weights' names: masters, and the weights that need none. Their `.grad` is what
-        training sees (a half weight's own is None after its backward), so clip these and zero these. A weight that was frozen
-        in prepare() and is no longer gets its master here, from its rounded value."""
+        """What the optimizer updates, by the weights' names: masters, and the weights that need
+        none. Their `.grad` is what training sees (a half weight's own is None after its backward),
+        so clip these and zero these. A weight that was frozen in prepare() and is no longer gets
+        its master here, from its rounded value."""
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
                 if self._lacks_master(weight):
@@ -169,19 +186,22 @@ class MixedPrecision:
         return self.scaler.scale(loss) if self.scaler else loss
 
     def backward(self, loss: Tensor, **kwargs) -> None:
-        """The backward of the scaled loss. The policy is in force, for what checkpointing computes again."""
+        """The backward of the scaled loss. The policy is in force, for what checkpointing computes
+        again."""
         with self:
             torch.autograd.backward(self.scale(loss), **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Make the gradients the true ones, for clipping or looking; at most once a step. Nothing where no loss is scaled."""
+        """Make the gradients the true ones, for clipping or looking; at most once a step. Nothing
+        where no loss is scaled."""
         if self.scaler:
             self.scaler.unscale_(optimizer)
 
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> bool:
-        """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip. With a group
-        every rank calls it once with all its optimizers, also one that has none."""
+        """Update the masters, then round them to the weights; False where an inf or nan made any
+        optimizer skip. With a group every rank calls it once with all its optimizers, also one that
+        has none."""
         guard.refuse_half_weights(
             any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers))
         )
@@ -191,13 +211,16 @@ class MixedPrecision:
             self._arrivals.refuse_half_clipped(optimizer, set(self.masters.values()))
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
             self._arrivals.stepped(optimizer)
-        self._followed.clear()  # round all: an optimizer may write to p.data, which torch does not count
+        # round all: an optimizer may write to p.data, which torch does not count
+        self._followed.clear()
         self._round()
         return not (self.scaler and (self.scaler.agreed or any(map(self.scaler.skips, optimizers))))
 
     def update(self) -> None:
-        """Change the scale by what the steps found, after the last optimizer's: gradients of one backward have one scale. In a
-        loop without it this happens when the next loss is scaled, unless a gradient of the model still waits for its step."""
+        """Change the scale by what the steps found, after the last optimizer's: gradients of one
+        backward have one scale. In a loop without it this happens when the next loss is scaled,
+        unless a gradient of the model still waits for its step.
+        """
         if self.scaler and (self.scaler.learnt or self.scaler.agreed is not None):
             self.scaler.update()
 
@@ -211,14 +234,16 @@ class MixedPrecision:
 
     @torch.no_grad()
     def _round(self) -> None:
-        """Every weight whose master was written to follows it, also where mp.scaler or a bare optimizer stepped."""
+        """Every weight whose master was written to follows it, also where mp.scaler or a bare
+        optimizer stepped."""
         for weight, master in self.masters.items():
             if self._followed.get(weight) != master._version:
                 weight.copy_(master)
                 self._followed[weight] = master._version
 
     def state_dict(self) -> dict:
-        """What model.state_dict() and optimizer.state_dict() lack to go on exactly: the masters and the scaler."""
+        """What model.state_dict() and optimizer.state_dict() lack to go on exactly: the masters and
+        the scaler."""
         self._close()
         names = {p: name for name, p in self.model.named_parameters()}
         return {
@@ -230,5 +255,6 @@ class MixedPrecision:
         load(self, state)
 
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
-        """The tensors that are held now, by kind of memory and by name: a master has its weight's."""
+        """The tensors that are held now, by kind of memory and by name: a master has its
+        weight's."""
         return owned.named({"": self.model}, optimizers, self.masters)

@@ -1,12 +1,14 @@
 """The same training in one process: what every parallel run is checked against.
 
     synchronous   w(t+1) = w(t) - lr * mean over micro-batches of grad f_m(w(t))
-    delayed       w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),    w(t) = w(0) for t < 0
+    delayed       w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),
+                  w(t) = w(0) for t < 0
 
-Any torch optimizer stands in for "- lr *". `delayed` is PipeDream's published recurrence, with a list of past weights
-and no pipeline; without stashing each stage's backward meets the newest weights w_s(t) instead of those of its forward.
-Other delays (vertical sync, 2BW) are other functions from (stage, micro-batch) to versions.
-Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
+Any torch optimizer stands in for "- lr *". `delayed` is PipeDream's published recurrence, with a
+list of past weights and no pipeline; without stashing each stage's backward meets the newest
+weights w_s(t) instead of those of its forward. Other delays (vertical sync, 2BW) are other
+functions from (stage, micro-batch) to versions. Source: Narayanan et al. 2019, PipeDream (SOSP
+2019), section 3.3.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +22,8 @@ from .learning_rates import set_rate
 
 
 class Training(NamedTuple):
-    """Loss of each micro-batch in order, the stages with their final weights, and each update's relative gradient error."""
+    """Loss of each micro-batch in order, the stages with their final weights, and each update's
+    relative gradient error."""
 
     losses: list[float]
     stages: Sequence[nn.Module]
@@ -49,8 +52,8 @@ def synchronous(
     clip: float | None = None,
     learning_rate: Callable[[int], float] | None = None,
 ) -> Training:
-    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`;
-    the first update has the rate `learning_rate(1)`."""
+    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their
+    losses times `weights(batch)`; the first update has the rate `learning_rate(1)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for number, batch in enumerate(batches, 1):
@@ -84,12 +87,13 @@ def delayed(
     versions: Callable | None = None,
     update_size: int = 1,
 ) -> Training:
-    """Micro-batch t is computed on weights of past versions, and every `update_size` micro-batches make an update a stage.
+    """Micro-batch t is computed on weights of past versions, and every `update_size` micro-batches
+    make an update a stage.
 
-    `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch t use; without it they
-    are PipeDream's: p-1-s updates old, for the backward too if `stashing`, else the newest.
-    `gradient_errors` holds |g - g'| / |g'| of each micro-batch, g the gradient used and g' that of the weights its forward
-    saw: zeros where both use the same.
+    `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch
+    t use; without it they are PipeDream's: p-1-s updates old, for the backward too if `stashing`,
+    else the newest. `gradient_errors` holds |g - g'| / |g'| of each micro-batch, g the gradient
+    used and g' that of the weights its forward saw: zeros where both use the same.
     """
     last = len(stages) - 1
     versions = versions or (

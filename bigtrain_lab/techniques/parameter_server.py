@@ -31,10 +31,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..plan import Compute, Message, Plan, Recv, Send, Serve
-from ..runtime.execute import Work, run
-from ..runtime.group import Group
-from ..schedule import Action
+from ..order.plan import Compute, Message, Plan, Recv, Send, Serve
+from ..order.schedule import Action
+from ..runtime.talk.execute import Work, run
+from ..runtime.talk.group import Group
 from .data_parallel import broadcast
 from .guards import parameter_server as guard
 

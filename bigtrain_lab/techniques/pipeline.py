@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ..plan import Compute, Recv, Send, lower
-from ..runtime import owned
-from ..runtime.group import Group, Handle
-from ..schedule import Action, Schedule, Step
+from ..order.plan import Compute, Recv, Send, lower
+from ..order.schedule import Action, Schedule, Step
+from ..runtime.memory import owned
+from ..runtime.talk.group import Group, Handle
 from .guards import pipeline as guard
 from .prepared_model import masters_of
 from .split_backward import WeightGradientsLater
@@ -53,8 +53,8 @@ class Pipeline:
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
     update        stage -> None, called at U in place of `optimizer`, when the stage's gradients are
                   whole (synchronous schedules only)
-    whole         called before the first update of a batch, when this rank's gradients are there and
-                  tied weights' are not summed yet
+    whole         called before the first update of a batch, when this rank's gradients are there
+                  and tied weights' are not summed yet
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span

@@ -1,4 +1,5 @@
-"""A training step of mixed precision as one weight meets it: in which type each value is, read from the tensors themselves.
+"""A training step of mixed precision as one weight meets it: in which type each value is, read from
+the tensors themselves.
 
 master weight -> weight -> output of its layer -> loss -> scaled loss
      ^                                                        |
@@ -11,14 +12,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core import Impossible
-from ..formats import Station
+from ..core.formats import Station
 from .mixed_precision import MixedPrecision
 
 
 def flow(
     mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor], weight: str
 ) -> tuple[Station, ...]:
-    """Take one training step, and tell the stations of the weight of this name. `loss_of()` is called inside `with mp`."""
+    """Take one training step, and tell the stations of the weight of this name. `loss_of()` is
+    called inside `with mp`."""
     owner, parameter = (
         mp.model.get_submodule(weight.rpartition(".")[0]),
         mp.model.get_parameter(weight),
@@ -26,7 +28,8 @@ def flow(
     updated = dict(mp.named_parameters()).get(weight)
     if updated is None:
         raise Impossible(
-            f"{weight} is frozen, so no gradient flows to it: choose one of {', '.join(name for name, _ in mp.named_parameters())}."
+            f"{weight} is frozen, so no gradient flows to it: choose one of"
+            f" {', '.join(name for name, _ in mp.named_parameters())}."
         )
     stations: list[Station] = []
 

@@ -1,17 +1,22 @@
-"""An operator policy: which operators may compute in 16 bits, and which must not. Active inside `with Policy(dtype):`.
+"""An operator policy: which operators may compute in 16 bits, and which must not. Active inside
+`with Policy(dtype):`.
 
-    LOW      products of matrices: the work, and what fast units do in 16 bits with float32 sums inside
-    FULL     exp, powers, logarithms, norms, losses and long sums, in float32: exp(11.1) and 256^2 are inf in fp16, and a
-             sum of 1 + 1 + ... stalls at 2,048 (256 in bf16)
-    WIDEST   operators of several tensors that torch itself refuses to mix: all in the widest type among them
+    LOW      products of matrices: the work, and what fast units do in 16 bits with float32 sums
+             inside
+    FULL     exp, powers, logarithms, norms, losses and long sums, in float32: exp(11.1) and 256^2
+             are inf in fp16, and a sum of 1 + 1 + ... stalls at 2,048 (256 in bf16)
+    WIDEST   operators of several tensors that torch itself refuses to mix: all in the widest type
+             among them
     others   as they are: torch's own promotion makes float16 + float32 a float32
 
-Never cast: integers and bools (ids 2,049 and up are not exact in fp16; labels index; masks are no numbers), float64, and
-results written in place or to `out=`, whose type their owner chose. Mind float masks such as -1e9, no fp16 number: -inf is.
-A cast is an operator that autograd records, so each gradient comes back in the type of what it is the gradient of.
-The tables hold torch.autocast's for CUDA, on every device (its CPU tables differ: there a softmax stays in bf16), and what
-is as delicate: mean, var, exp2, lerp ... A matrix inverse or a solve is in none: it wants float32, as under autocast.
-Cost: 1 to 2 us an operator in Python, and the casts. Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.3.
+Never cast: integers and bools (ids 2,049 and up are not exact in fp16; labels index; masks are no
+numbers), float64, and results written in place or to `out=`, whose type their owner chose. Mind
+float masks such as -1e9, no fp16 number: -inf is. A cast is an operator that autograd records, so
+each gradient comes back in the type of what it is the gradient of. The tables hold torch.autocast's
+for CUDA, on every device (its CPU tables differ: there a softmax stays in bf16), and what is as
+delicate: mean, var, exp2, lerp ... A matrix inverse or a solve is in none: it wants float32, as
+under autocast. Cost: 1 to 2 us an operator in Python, and the casts. Source: Micikevicius et al.
+2018 (arXiv:1710.03740), section 3.3.
 """
 
 from types import FunctionType
@@ -22,30 +27,50 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 LOW = {
-    "products": "matmul __rmatmul__ mm bmm mv addmm addmv addbmm addr baddbmm chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot "
-    "einsum linear",
-    "convolutions": "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d",
+    "products": (
+        "matmul __rmatmul__ mm bmm mv addmm addmv addbmm addr baddbmm chain_matmul linalg_matmul"
+        " linalg_multi_dot linalg_vecdot einsum linear"
+    ),
+    "convolutions": (
+        "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
+    ),
     "attention": "scaled_dot_product_attention",  # its softmax is in float32 inside the kernel
     "recurrences": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
     "activations": "prelu",  # its slope is a weight
 }
 FULL = {
-    "softmax": "softmax log_softmax softmin logsumexp logaddexp logaddexp2 softplus gumbel_softmax special_softmax special_log_softmax "
-    "special_logsumexp",
-    "norms of layers": "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize",
-    "losses": "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss "
-    "kl_div gaussian_nll_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
-    "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss cosine_embedding_loss ctc_loss cosine_similarity",
-    "exponentials": "exp exp2 expm1 log log2 log10 log1p sinh cosh tan acos asin erfinv special_exp2 special_expm1 special_log1p "
-    "special_erfinv",
+    "softmax": (
+        "softmax log_softmax softmin logsumexp logaddexp logaddexp2 softplus gumbel_softmax"
+        " special_softmax special_log_softmax special_logsumexp"
+    ),
+    "norms of layers": (
+        "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize"
+    ),
+    "losses": (
+        "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss"
+        " l1_loss smooth_l1_loss huber_loss kl_div gaussian_nll_loss poisson_nll_loss"
+        " hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss"
+        " multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss cosine_embedding_loss"
+        " ctc_loss cosine_similarity"
+    ),
+    "exponentials": (
+        "exp exp2 expm1 log log2 log10 log1p sinh cosh tan acos asin erfinv special_exp2"
+        " special_expm1 special_log1p special_erfinv"
+    ),
     "powers": "pow __rpow__ float_power square rsqrt reciprocal __rdiv__ __rtruediv__",
     "resampling": "interpolate upsample",
-    "long sums": "sum nansum mean nanmean prod cumsum cumprod logcumsumexp var std var_mean std_mean norm linalg_norm linalg_vector_norm "
-    "linalg_matrix_norm dist cdist pdist pairwise_distance renorm trace",
+    "long sums": (
+        "sum nansum mean nanmean prod cumsum cumprod logcumsumexp var std var_mean std_mean norm"
+        " linalg_norm linalg_vector_norm linalg_matrix_norm dist cdist pdist pairwise_distance"
+        " renorm trace"
+    ),
 }
 WIDEST = {
-    "mixed types": "addcmul addcdiv atan2 bilinear cross dot inner outer vdot tensordot grid_sample index_put index_add index_copy "
-    "scatter scatter_add lerp cat concat concatenate stack hstack vstack where"
+    "mixed types": (
+        "addcmul addcdiv atan2 bilinear cross dot inner outer vdot tensordot grid_sample index_put"
+        " index_add index_copy scatter scatter_add lerp cat concat concatenate stack hstack vstack"
+        " where"
+    )
 }
 COMPOSED = functional.__name__, torch.autograd.__name__
 
@@ -83,10 +108,11 @@ class Policy(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def inside(self, func):
-        """What torch composes in Python, as multi_head_attention_forward: the policy holds for its parts, and so for what
-        checkpointing computes again in a backward.
+        """What torch composes in Python, as multi_head_attention_forward: the policy holds for its
+        parts, and so for what checkpointing computes again in a backward.
 
-        It would hand itself to this policy again, for ever, so it is run in a copy that does not ask who overrides it.
+        It would hand itself to this policy again, for ever, so it is run in a copy that does not
+        ask who overrides it.
         """
         if func not in self.opened:
             silent = {
@@ -112,8 +138,8 @@ class Policy(TorchFunctionMode):
 
 
 def cast(value, to: torch.dtype | None):
-    """A floating tensor in that type (None where there is none to cast); tensors inside lists and tuples likewise; everything
-    else, float64 too, as it is."""
+    """A floating tensor in that type (None where there is none to cast); tensors inside lists and
+    tuples likewise; everything else, float64 too, as it is."""
     if isinstance(value, Tensor):
         own = value.dtype
         return (
@@ -127,7 +153,8 @@ def cast(value, to: torch.dtype | None):
 
 
 def widest(values) -> torch.dtype | None:
-    """The type that all floating tensors among the values fit in; float16 and bfloat16 meet in float32."""
+    """The type that all floating tensors among the values fit in; float16 and bfloat16 meet in
+    float32."""
     if isinstance(values, Tensor):
         return values.dtype if values.is_floating_point() else None
     inside = (

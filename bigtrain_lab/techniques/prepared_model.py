@@ -1,14 +1,18 @@
-"""What a model whose weights are half does otherwise than before, so that a script around it need not know of masters.
+"""What a model whose weights are half does otherwise than before, so that a script around it need
+not know of masters.
 
-    load_state_dict   float32 values go to the masters before they are rounded to weights, so that no digit is lost; weights
-                      that were saved half begin masters anew, unless a master rounds to them and so knows more digits
+    load_state_dict   float32 values go to the masters before they are rounded to weights, so that
+                      no digit is lost; weights that were saved half begin masters anew, unless a
+                      master rounds to them and so knows more digits
     state_dict        weights first follow their masters, whoever stepped them
     zero_grad         the gradients are the masters': they are cleared too
-    nn.LSTM, GRU, RNN compare the type of their input with their weights' before any operator runs: it is cast before that
-    a call outside `with mp:`, where operators would refuse to mix types or run in half, is refused in one sentence
+    nn.LSTM, GRU, RNN compare the type of their input with their weights' before any operator runs:
+    it is cast before that a call outside `with mp:`, where operators would refuse to mix types or
+    run in half, is refused in one sentence
 
-A copy of the model (deepcopy, torch.save of the whole module) has half weights that are its own and no masters: a copy that
-is to be trained is made of the float32 model, and prepared by a MixedPrecision of its own.
+A copy of the model (deepcopy, torch.save of the whole module) has half weights that are its own and
+no masters: a copy that is to be trained is made of the float32 model, and prepared by a
+MixedPrecision of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +70,8 @@ def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:
-    """What a script calls: the model, or the parts of a container that has no forward of its own."""
+    """What a script calls: the model, or the parts of a container that has no forward of its
+    own."""
     if isinstance(module, (nn.ModuleDict, nn.ModuleList)):
         for child in module.children():
             yield from entrances(child)
@@ -77,7 +82,8 @@ def entrances(module: nn.Module) -> Iterator[nn.Module]:
 def refuse_outside(level: str, module: nn.Module, _) -> None:
     if not any(isinstance(mode, Policy) for mode in _get_current_function_mode_stack()):
         raise Impossible(
-            f"{type(module).__name__} was prepared at level {level} and called where its policy is not in force: call it inside `with mp:`."
+            f"{type(module).__name__} was prepared at level {level} and called where its policy is"
+            " not in force: call it inside `with mp:`."
         )
 
 
@@ -126,7 +132,8 @@ def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
 def to_master(
     weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Parameter], None]
 ) -> None:
-    """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
+    """A weight's half gradient is complete: it moves to the master, in float32, and is added to
+    what is there."""
     with (
         torch._C.DisableTorchFunction()
     ):  # the policy has no say here, and asking it took longer than the cast
@@ -135,7 +142,7 @@ def to_master(
     note(master)
 
 
-# -- of MixedPrecision itself ---------------------------------------------------------------------------------------------
+# -- of MixedPrecision itself ----------------------------------------------------------------------
 
 
 @torch.no_grad()

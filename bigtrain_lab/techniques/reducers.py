@@ -27,11 +27,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..collectives.push_pull import PushPull as OneServerARank
-from ..plan import Cycle, Wait, lower_collective
-from ..runtime.execute import run
-from ..runtime.group import Group
-from ..runtime.moves import Chunks
+from ..order.collectives.push_pull import PushPull as OneServerARank
+from ..order.plan import Cycle, Wait, lower_collective
+from ..runtime.talk.execute import run
+from ..runtime.talk.group import Group
+from ..runtime.talk.moves import Chunks
 
 
 @dataclass(eq=False)

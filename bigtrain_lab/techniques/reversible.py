@@ -1,22 +1,30 @@
-"""Reversible layers: the backward computes each block's input from its output, so no block keeps anything.
+"""Reversible layers: the backward computes each block's input from its output, so no block keeps
+anything.
 
-    y1 = x1 + F(x2)          x2 = y2 - G(y1)          two streams of one shape; F and G are any functions, as the second
+    y1 = x1 + F(x2)          x2 = y2 - G(y1)          two streams of one shape; F and G are any
+                                                      functions, as the second
     y2 = x2 + G(y1)          x1 = y1 - F(x2)          is only ever added, and so can be subtracted
 
     x --block 0-- block 1 -- ... -- block n-1--> y     forward: nothing is kept but y
-    x <----------------------------------------- y     backward: undo a block, record its F and G, take their gradients, go on
+    x <----------------------------------------- y     backward: undo a block, record its F and G,
+                                                       take their gradients, go on
 
-Activations: the two streams at the end and one block's record, whatever the depth; where F or G draws random numbers, the
-state to draw them again, 5 kB each, which a ledger does not see (checkpoint/conditions.py). Time: F and G run twice, as under recompute: with F:B = 1:2 a
-third more.
-The price is rounding: (x1 + F) - F is not x1 in floating point, and each block passes the error on to the one before it
-(`rounding_by_depth`). In float64 a gradient is right to 1e-12; in bfloat16 watch it.
-The sequence is one node of the graph, and runs backwards inside its own, by which weights gather their gradients. So
-    torch.autograd.grad    asks for gradients in another place than .grad, and a backward of a backward for a graph of this: refused
-    a tensor with a graph  that F or G uses beside its input is reached by each inner backward, and the first one frees its graph:
-                           refused at the second; `checkpoint`, whose graph is the plain one, has no such limit
-    hooks of a weight      that several functions share run once a use, where one backward runs them once with the sum
-Sources: Gomez et al. 2017, RevNet (arXiv:1707.04585), section 3; Kitaev et al. 2020, Reformer (arXiv:2001.04451), section 3.
+Activations: the two streams at the end and one block's record, whatever the depth; where F or G
+draws random numbers, the state to draw them again, 5 kB each, which a ledger does not see
+(checkpoint/conditions.py). Time: F and G run twice, as under recompute: with F:B = 1:2 a third
+more. The price is rounding: (x1 + F) - F is not x1 in floating point, and each block passes the
+error on to the one before it (`rounding_by_depth`). In float64 a gradient is right to 1e-12; in
+bfloat16 watch it. The sequence is one node of the graph, and runs backwards inside its own, by
+which weights gather their gradients. So
+    torch.autograd.grad    asks for gradients in another place than .grad, and a backward of a
+                           backward for a graph of this: refused
+    a tensor with a graph  that F or G uses beside its input is reached by each inner backward, and
+                           the first one frees its graph: refused at the second; `checkpoint`, whose
+                           graph is the plain one, has no such limit
+    hooks of a weight      that several functions share run once a use, where one backward runs them
+                           once with the sum
+Sources: Gomez et al. 2017, RevNet (arXiv:1707.04585), section 3; Kitaev et al. 2020, Reformer
+(arXiv:2001.04451), section 3.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +38,8 @@ from .guards import reversible as guard
 
 
 class ReversibleBlock(nn.Module):
-    """F and G, modules or functions that keep the shape. Alone it is a ReversibleSequence of one."""
+    """F and G, modules or functions that keep the shape. Alone it is a ReversibleSequence of
+    one."""
 
     def __init__(self, f: Callable, g: Callable):
         super().__init__()
@@ -40,7 +49,8 @@ class ReversibleBlock(nn.Module):
         return reversible([self], x1, x2)
 
     def couple(self, x1: Tensor, x2: Tensor, call=lambda fn, x: fn(x)) -> tuple[Tensor, Tensor]:
-        """The block as plain operations, which autograd records: every block keeps what it saves."""
+        """The block as plain operations, which autograd records: every block keeps what it
+        saves."""
         y1 = x1 + call(self.f, x2)
         return y1, x2 + call(self.g, y1)
 
@@ -50,8 +60,10 @@ class ReversibleBlock(nn.Module):
 
 
 class ReversibleSequence(nn.Module):
-    """Blocks one after the other, of which only the last one's output is kept. It runs each block's F and G, and not the block itself:
-    hooks on F and G run (in the forward and again in the backward), hooks on a ReversibleBlock do not."""
+    """Blocks one after the other, of which only the last one's output is kept. It runs each block's
+    F and G, and not the block itself: hooks on F and G run (in the forward and again in the
+    backward), hooks on a ReversibleBlock do not.
+    """
 
     def __init__(self, blocks: Iterable[ReversibleBlock]):
         super().__init__()
@@ -75,7 +87,8 @@ def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tup
 
 
 class _Reversible(torch.autograd.Function):
-    """All blocks as one node of the graph. `token` has a gradient, so that the node is there even where x has none."""
+    """All blocks as one node of the graph. `token` has a gradient, so that the node is there even
+    where x has none."""
 
     @staticmethod
     def forward(ctx, blocks, token, *x):  # autograd turns gradients off here
@@ -112,7 +125,8 @@ class _Reversible(torch.autograd.Function):
 def recorded(
     fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions
 ) -> tuple[Tensor, Tensor | None]:
-    """(fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what no loss depends on."""
+    """(fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what no loss
+    depends on."""
     x = x.detach().requires_grad_()
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
@@ -126,7 +140,7 @@ def total(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-# -- the price --------------------------------------------------------------------------------------------------
+# -- the price -------------------------------------------------------------------------------------
 
 
 def rounding_by_depth(
@@ -135,9 +149,11 @@ def rounding_by_depth(
     x2: Tensor,
     dtypes=(torch.float64, torch.float32, torch.bfloat16),
 ) -> dict[torch.dtype, list[float]]:
-    """|x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the end; blocks that draw no random numbers.
+    """|x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the end;
+    blocks that draw no random numbers.
 
-    Each number format has a copy of the sequence, and compares with its own forward: what is seen is the inverse's error alone.
+    Each number format has a copy of the sequence, and compares with its own forward: what is seen
+    is the inverse's error alone.
     """
     return {
         dtype: rounding(deepcopy(sequence).to(dtype), x1.to(dtype), x2.to(dtype))

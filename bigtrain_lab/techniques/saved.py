@@ -1,21 +1,21 @@
 """A checkpoint that a crash cannot spoil, and from which a training goes on as if nothing had been.
 
-    save     write NAME.partial, its digest behind it  ->  fsync  ->  rename to NAME  ->  fsync of the
-             folder; killed before the rename: NAME is the old one, whole; after it: the new one, whole
+    save     write NAME.partial, its digest behind it  ->  fsync  ->  rename to NAME  ->  fsync of
+             the folder; killed before the rename: NAME is the old one, whole; after it: the new
+             one, whole
     go on    weights, masters, the optimizer's moments, the loss scale, the number of updates done,
              the place in the data, and the state of each rank's random generators
 
 What is left out begins anew, and the two runs part at the next update. rename(2) replaces a name in
 one step, but only fsync before it makes sure that after a power failure the new name does not stand
-for an empty file. A full disk shows in the write or in the fsync, so before the rename.
-No zip reader heeds what stands behind the archive. A digest in a file of its own would need a second
-rename: killed between the two, a whole file would have another's.
-The names of the weights are the model's own, without a wrapper's "module.": one process reads them.
-Cost: 12 bytes a parameter with Adam in float32, 14 where weights are half and have masters; twice
-that on the disk for a moment. One rank of those that hold the same writes, and all wait for it at
-their next collective.
-Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what
-the state of a run is.
+for an empty file. A full disk shows in the write or in the fsync, so before the rename. No zip
+reader heeds what stands behind the archive. A digest in a file of its own would need a second
+rename: killed between the two, a whole file would have another's. The names of the weights are the
+model's own, without a wrapper's "module.": one process reads them. Cost: 12 bytes a parameter with
+Adam in float32, 14 where weights are half and have masters; twice that on the disk for a moment.
+One rank of those that hold the same writes, and all wait for it at their next collective. Source:
+rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what the state
+of a run is.
 """
 
 import operator

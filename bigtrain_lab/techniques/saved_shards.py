@@ -137,8 +137,8 @@ def whole(path) -> dict:
 
 
 class Shards:
-    """The files of a checkpoint; their values stay on the disk until they are asked for. Rank `rank`
-    of `ranks` that read them compares the digests of its share."""
+    """The files of a checkpoint; their values stay on the disk until they are asked for. Rank
+    `rank` of `ranks` that read them compares the digests of its share."""
 
     def __init__(self, path, rank: int = 0, ranks: int = 1):
         path = Path(path)

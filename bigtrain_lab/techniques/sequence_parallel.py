@@ -18,7 +18,7 @@ Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
 import torch
 from torch import Tensor, nn
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
 from .prepared_model import masters_of, note_anew
 from .tensor_parallel import crossing, cut_of, gathered, own_part

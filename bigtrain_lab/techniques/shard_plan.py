@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from ..core import Mesh
-from ..plan import Compute, Launch, Plan, Together, Wait, called, in_parts, lower
-from ..schedule import Action, Schedule
+from ..order.plan import Compute, Launch, Plan, Together, Wait, called, in_parts, lower
+from ..order.schedule import Action, Schedule
 from .bucket_plan import LANE, whole
 from .reducers import name
 from .shards import Flat

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 

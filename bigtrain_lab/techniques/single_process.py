@@ -6,11 +6,11 @@ outputs.
     forward    scatter x | replicate w | N threads run the parts | gather y on the first device
     backward   autograd runs the same backwards: gradients of all copies are summed on the first
 
-It needs no process group and no change of the loop, and it is slower than a process a device:
-the weights are copied in every forward, (N-1) S bytes out of the first device, and as many bytes of
+It needs no process group and no change of the loop, and it is slower than a process a device: the
+weights are copied in every forward, (N-1) S bytes out of the first device, and as many bytes of
 gradients come back after the backward has ended; one interpreter launches the operators of all
-devices; and the first device alone holds the outputs, the loss and the optimizer's state.
-Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 2.2, on torch's DataParallel.
+devices; and the first device alone holds the outputs, the loss and the optimizer's state. Source:
+Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 2.2, on torch's DataParallel.
 """
 
 from collections.abc import Sequence

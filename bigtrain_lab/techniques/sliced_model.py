@@ -5,8 +5,10 @@
 
     column         a Linear by its outputs; the input is whole, the result stays sliced
     row            a Linear by its inputs, which come sliced; the result is whole
-    heads          a Linear of D to D, or to 3 D (as many queries, keys, values side by side), by heads
-    kv heads       keys and values side by side, by their heads; if fewer than ranks, neighbours share
+    heads          a Linear of D to D, or to 3 D (as many queries, keys, values side by side), by
+                   heads
+    kv heads       keys and values side by side, by their heads; if fewer than ranks, neighbours
+                   share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
     sequence       with sequence=True: what this module returns is cut to each rank's tokens
     split row      as row, of an input that is whole: each rank takes its part
@@ -29,7 +31,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import sliced_model as guard
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
 from .tensor_parallel import (

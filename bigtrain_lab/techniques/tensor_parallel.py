@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
 
 # -- what crosses the ranks: each is the transpose of another -------------------------------------

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Impossible
-from ..plan import Message, Plan, Recv, Send, lower
-from ..runtime.group import Group
-from ..schedule import Schedule
+from ..order.plan import Message, Plan, Recv, Send, lower
+from ..order.schedule import Schedule
+from ..runtime.talk.group import Group
 
 LOOKS = 2  # at the copies: before the first update and after it
 
@@ -157,8 +157,8 @@ class TiedWeight:
 
 
 def is_copy(parameter: Tensor) -> bool:
-    """Whether another rank's counts for this one in a norm over all: that of a tied weight on another
-    stage, or of a duplicate on the first slice."""
+    """Whether another rank's counts for this one in a norm over all: that of a tied weight on
+    another stage, or of a duplicate on the first slice."""
     return getattr(parameter, "is_copy", False)
 
 

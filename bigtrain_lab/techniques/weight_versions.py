@@ -33,7 +33,8 @@ class WeightVersions:
     """The versions of one stage's weights. The module's parameters are always the newest."""
 
     def __init__(self, module: nn.Module, stashing: bool = True, run: Callable | None = None):
-        """`run`: what `call` runs with a version's weights in the module; without it the module itself."""
+        """`run`: what `call` runs with a version's weights in the module; without it the module
+        itself."""
         self.module, self.run, self.stashing, self.newest = module, run or module, stashing, 0
         self.held: dict[int, dict[str, Tensor]] = {}
         self.uses: Counter = Counter()  # version -> computations to come that need it

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..runtime.group import Group
+from ..runtime.talk.group import Group
 from .clip import clip_grad_norm
 from .data_parallel import DistributedDataParallel
 from .fully_sharded import FullyShardedDataParallel

@@ -38,15 +38,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .core import MEMORY_KINDS, Alive, Memory, Span, Trace
-from .core.cost import COLLECTIVES, Inside
-from .core.peak import placed
-from .plan import SLICES, collector_paused
-from .runtime.balance import APART, Balance, Heights, read, together, with_units
-from .runtime.group import Alone, Handle
-from .runtime.ledger import Ledger, words
-from .runtime.log import changed
-from .schedule import Action, kind_of, name_of
+from ..core import MEMORY_KINDS, Alive, Memory, Span, Trace
+from ..core.cost import COLLECTIVES, Inside
+from ..core.peak import placed
+from ..order.plan import SLICES, collector_paused
+from ..order.schedule import Action, kind_of, name_of
+from ..runtime.memory.balance import APART, Balance, Heights, read, together, with_units
+from ..runtime.memory.ledger import Ledger, words
+from ..runtime.record.log import changed
+from ..runtime.talk.group import Alone, Handle
 
 META = torch.device("meta")
 
@@ -657,8 +657,8 @@ AS_ON_CPU = {
         result[0],
         *(each.to((x if weight is None else weight).dtype) for each in result[1:]),
     ),
-    torch.ops.aten.mse_loss.default: lambda result, x, *_: x.new_empty(x.numel()).as_strided(
-        result.shape, result.stride()
+    torch.ops.aten.mse_loss.default: (
+        lambda result, x, *_: x.new_empty(x.numel()).as_strided(result.shape, result.stride())
     ),
 }
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient
@@ -789,7 +789,7 @@ class Journal(Balance):
 
     def account(self) -> Account:
         rows, moments = {}, []
-        for action, storage, before, state in self._changes:
+        for action, storage, _before, state in self._changes:
             if storage is None:
                 moments.append(Moment(action, "end"))
             elif not state:

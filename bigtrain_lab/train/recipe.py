@@ -26,27 +26,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .core import Mesh
-from .recompute import Recompute
-from .runtime import Run, launch
-from .runtime.devices import built
-from .runtime.group import Group
-from .schedule import Action, Schedule
-from .techniques import one_process
-from .techniques.accumulate import windows
-from .techniques.checkpoint import recomputed
-from .techniques.clip import clip_grad_norm
-from .techniques.data_parallel import DistributedDataParallel
-from .techniques.guards import recipe as guard
-from .techniques.guards.optimizers import before_step
-from .techniques.learning_rates import set_rate
-from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
-from .techniques.one_process import Sample
-from .techniques.pipeline import Pipeline
-from .techniques.prepared_model import masters_of
-from .techniques.sequence_parallel import sum_duplicates
-from .techniques.sliced_model import cut_of, sliced, whole_of
-from .techniques.zero import FullyShardedDataParallel, ShardedGradients, shared
+from ..core import Mesh
+from ..order.recompute.plan import Recompute
+from ..order.schedule import Action, Schedule
+from ..runtime import Run, launch
+from ..runtime.devices import built
+from ..runtime.talk.group import Group
+from ..techniques import one_process
+from ..techniques.accumulate import windows
+from ..techniques.checkpoint import recomputed
+from ..techniques.clip import clip_grad_norm
+from ..techniques.data_parallel import DistributedDataParallel
+from ..techniques.guards import recipe as guard
+from ..techniques.guards.optimizers import before_step
+from ..techniques.learning_rates import set_rate
+from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
+from ..techniques.one_process import Sample
+from ..techniques.pipeline import Pipeline
+from ..techniques.prepared_model import masters_of
+from ..techniques.sequence_parallel import sum_duplicates
+from ..techniques.sliced_model import cut_of, sliced, whole_of
+from ..techniques.zero import FullyShardedDataParallel, ShardedGradients, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class Recipe:
     slices         ranks that share each layer of a stage
     slicing        module path, or pattern -> how it is cut: see techniques/sliced_model.py
     sequence_parallel  slices share the sequence too where layers are whole, such as in a norm
-    sliced_loss    (own slice of the output, targets, group) -> scalar mean, in place of `loss`, such
-                   as vocab_parallel_cross_entropy
+    sliced_loss    (own slice of the output, targets, group) -> scalar mean, in place of `loss`,
+                   such as vocab_parallel_cross_entropy
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
     recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all.

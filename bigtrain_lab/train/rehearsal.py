@@ -18,10 +18,10 @@ from itertools import chain
 from operator import sub
 from typing import NamedTuple
 
-from .core import MEMORY_KINDS, Trace
+from ..core import MEMORY_KINDS, Trace
+from ..order.schedule import Action, Schedule, Step
 from .dry_run import Acted, Work, dry_run, with_levels_inside
 from .recipe import Recipe, train
-from .schedule import Action, Schedule, Step
 
 
 class Like(NamedTuple):
@@ -101,7 +101,7 @@ class Rehearsal(Schedule):
             for step in batch.over(1)[stage]
         ]
 
-    @lru_cache(maxsize=64)
+    @lru_cache(maxsize=64)  # noqa: B019  (of a frozen value, few at a time)
     def shows(self) -> frozenset[Like]:
         return frozenset(chain(*likes(self, self.whole(0))))
 
@@ -340,7 +340,8 @@ class Rehearsed:
         return found
 
     def looked_into(self, trace: Trace, place: Callable[[int], int]) -> Trace:
-        """The trace with levels inside each action. `place`: rank of the trace -> of the schedule."""
+        """The trace with levels inside each action. `place`: rank of the trace -> of the
+        schedule."""
         own = [place(rank) for rank in range(trace.ranks)]
         held, to_come = [Counter(self.resident(r)) for r in own], [self.moves(r) for r in own]
 

@@ -1,10 +1,12 @@
 """Metrics of a run in other people's tools: read from the run's directory, as they come.
 
-    ranks --> events of the run's directory --> a thread of the process that launched it --> TensorBoard, or W&B
+    ranks --> events of the run's directory --> a thread of the process that launched it -->
+    TensorBoard, or W&B
 
-A rank writes nothing else and waits for nobody, so a tool that is slow, or a network that is away, cannot hold up a
-training; nor the end of the process: what it has not taken within LAST_S then, the run's directory has. W&B runs offline
-unless WANDB_MODE says otherwise: `wandb sync` sends what it kept.
+A rank writes nothing else and waits for nobody, so a tool that is slow, or a network that is away,
+cannot hold up a training; nor the end of the process: what it has not taken within LAST_S then, the
+run's directory has. W&B runs offline unless WANDB_MODE says otherwise: `wandb sync` sends what it
+kept.
 """
 
 import atexit
@@ -14,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from .core import Impossible, Scalar
+from ..core import Impossible, Scalar
 
-LAST_S = 30.0  # for a tool to take the last metrics, once the process that launched the run has nothing else to do
+# for a tool to take the last metrics, once the process that launched the run has nothing else to do
+LAST_S = 30.0
 TOOLS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # its name -> its package
 
 
@@ -24,13 +27,14 @@ def refuse(tool: str) -> None:
     """Impossible where the tool is not installed."""
     if tool in TOOLS and find_spec(TOOLS[tool]) is None:
         raise Impossible(
-            f"{TOOLS[tool]} is not installed: pip install 'bigtrain_lab[track]', or take track none."
+            f"{TOOLS[tool]} is not installed: pip install 'bigtrain_lab[track]', or take track"
+            " none."
         )
 
 
 def follow(run, tool: str) -> threading.Thread | None:
-    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is no tool, or, under
-    torchrun, this is not rank 0's process."""
+    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is
+    no tool, or, under torchrun, this is not rank 0's process."""
     if tool not in TOOLS or os.environ.get("RANK", "0") != "0":
         return None
     refuse(tool)

@@ -1,6 +1,8 @@
-"""A run in words: the table predicted | modelled | measured, amounts in human units, the command that repeats it.
+"""A run in words: the table predicted | modelled | measured, amounts in human units, the command
+that repeats it.
 
-Values and text only, shared by the command line and the panel; nothing here draws, starts processes or imports torch.
+Values and text only, shared by the command line and the panel; nothing here draws, starts processes
+or imports torch.
 """
 
 import shlex
@@ -9,11 +11,11 @@ from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
-from .core import CLOCKS, Hardware, Scalar, Trace
+from ..core import CLOCKS, Hardware, Scalar, Trace
+from ..core.words import counted, duration, size
+from ..order.holdings import HOLDS
 from .figures.timeline import row_name, rows_of
 from .figures.words import labels as labels_of
-from .holdings import HOLDS
-from .words import counted, duration, size
 
 TIMES = ("slot", "s")
 SHARES = {
@@ -40,14 +42,16 @@ class Amount(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One comparison in words. `holds`: whether what must be equal is; None where nothing must be."""
+    """One comparison in words. `holds`: whether what must be equal is; None where nothing must
+    be."""
 
     text: str
     holds: bool | None = None
 
 
 class Row(NamedTuple):
-    """One quantity on the three clocks, None where there is none; `unit` is the prediction's. `pinned` is from another run."""
+    """One quantity on the three clocks, None where there is none; `unit` is the prediction's.
+    `pinned` is from another run."""
 
     quantity: str
     unit: str
@@ -66,7 +70,8 @@ Column = dict[str, Amount]  # quantity -> what a trace says of it
 
 
 def rows(quantities, *traces: Trace | None, here: bool = True) -> list[Row]:
-    """A row a quantity of an experiment; each trace goes into the column of its clock. `here`: see `priced_here`."""
+    """A row a quantity of an experiment; each trace goes into the column of its clock. `here`: see
+    `priced_here`."""
     return lined_up(
         quantities,
         {trace.clock: column(quantities, trace) for trace in traces if trace is not None},
@@ -75,12 +80,14 @@ def rows(quantities, *traces: Trace | None, here: bool = True) -> list[Row]:
 
 
 def priced_here(experiment) -> bool:
-    """Whether the hardware that prices an experiment is the machine that runs it. An A100's seconds compare with no CPU's."""
+    """Whether the hardware that prices an experiment is the machine that runs it. An A100's seconds
+    compare with no CPU's."""
     return getattr(getattr(experiment, "profile", None), "name", THIS_MACHINE) == THIS_MACHINE
 
 
 def column(quantities, trace: Trace) -> Column:
-    """What a trace says of each quantity; nothing where it is part of a run, which compares with nothing."""
+    """What a trace says of each quantity; nothing where it is part of a run, which compares with
+    nothing."""
     if trace.settings.get("unfinished"):
         return {}
     values = {
@@ -124,8 +131,9 @@ def differences(
     exact: bool = True,
     here: bool = True,
 ) -> tuple[Difference, ...]:
-    """Modelled against predicted (where `exact`, they must be equal, unless it says why it is apart), then measured, where its unit is the same; a time where the
-    prediction is of the machine that is `here`."""
+    """Modelled against predicted (where `exact`, they must be equal, unless it says why it is
+    apart), then measured, where its unit is the same; a time where the prediction is of the machine
+    that is `here`."""
     told = []
     if predicted is not None and modelled is not None:
         if modelled[:2] == predicted[:2]:
@@ -159,7 +167,8 @@ def of_a_rank(sentence: str) -> bool:
 
 
 def gap(a: Amount, b: Amount) -> str:
-    """From a to b: for bytes in the unit of a, points for shares, a factor from 2 on, else percent."""
+    """From a to b: for bytes in the unit of a, points for shares, a factor from 2 on, else
+    percent."""
     if a[:2] == b[:2]:
         return "equal"
     change = b.value - a.value
@@ -230,7 +239,7 @@ def reported(trace: Trace) -> list[str]:
 
 def cost_of(run) -> list[str]:
     """What the ranks reported, what the run cost, how far its clocks were apart."""
-    from .runtime.offset import told
+    from ..runtime.torchrun.offset import told
 
     clocks = told(run.settings.get("hosts", []))
     return [*reported(run.trace()), summary(run.summary()), *([clocks] if clocks else [])]
@@ -290,7 +299,8 @@ def setting(value) -> str:
 
 
 def told_settings(experiment) -> str:
-    """The settings that have an effect and differ from their defaults: "schedule gpipe, ranks 8"."""
+    """The settings that have an effect and differ from their defaults: "schedule gpipe, ranks
+    8"."""
     used = in_effect(experiment)
     return ", ".join(
         f"{name} {setting(value)}"
@@ -330,8 +340,10 @@ TWO_NODES = (
 
 
 def commands(experiment) -> dict[str, str]:
-    """The same run by each launcher: what it is called -> the command line. The one for two nodes is typed on each of them,
-    in a folder that both see, with the first one's name in HEAD_NODE; it is left out where the ranks do not divide by 2."""
+    """The same run by each launcher: what it is called -> the command line. The one for two nodes
+    is typed on each of them, in a folder that both see, with the first one's name in HEAD_NODE; it
+    is left out where the ranks do not divide by 2.
+    """
     shell = command(experiment)
     module = "-m bigtrain_lab" + shell.removeprefix("bigtrain")
     lines = {
@@ -344,7 +356,8 @@ def commands(experiment) -> dict[str, str]:
 
 
 class Cell(NamedTuple):
-    """One character of a text timeline: what is printed, the action's kind ("" where idle), odd or even box."""
+    """One character of a text timeline: what is printed, the action's kind ("" where idle), odd or
+    even box."""
 
     text: str
     kind: str
@@ -362,7 +375,8 @@ IDLE = Cell("·", "", False)
 
 
 def strip(trace: Trace, columns: int) -> Strip:
-    """The timeline in so many columns: as many of the first training steps as leave a box two columns wide."""
+    """The timeline in so many columns: as many of the first training steps as leave a box two
+    columns wide."""
     spans = [s for s in trace.boxes() if s.end > s.start]
     if not spans:
         return Strip((), "Nothing has run yet.")

@@ -3,18 +3,21 @@
 from html import escape
 from pathlib import Path
 
-from .. import report
 from ..core import CLOCKS
-from ..figures.waits import drawing
+from . import report
+from .figures.waits import drawing
 
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 CONTROLS = """<style>
 .btl-panel .btl-controls { display: contents; } .btl-panel .btl-idle { display: none; }
-body[data-jp-theme-light="false"] .btl-panel select { color-scheme: dark; --jp-widgets-dropdown-arrow: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'\
-  viewBox='0 0 18 18'%3E%3Cpath fill='%23ccc' d='M5.2 5.9 9 9.7l3.8-3.8L14 7.1l-5 5-5-5z'/%3E%3C/svg%3E"); }
-.btl-controls .widget-label { text-align: left; min-width: max-content; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
+body[data-jp-theme-light="false"] .btl-panel select {
+  color-scheme: dark; --jp-widgets-dropdown-arrow: url("data:image/svg+xml,\
+%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23ccc' \
+d='M5.2 5.9 9 9.7l3.8-3.8L14 7.1l-5 5-5-5z'/%3E%3C/svg%3E"); }
+.btl-controls .widget-label { text-align: left; min-width: max-content; }
+.btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
 </style>"""
-STYLE = (Path(__file__).parents[1] / "panel.css").read_text(encoding="utf-8")
+STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 
 
 def heading(question: str) -> str:
@@ -47,7 +50,8 @@ def html(
         )
         + f'<td class="btl-last">{"" if stale else difference(row)}</td>'
         + (
-            f'<td class="btl-pinned">{cell(row.pinned)}</td><td class="btl-last">{against(row, pinned, stale)}</td>'
+            f'<td class="btl-pinned">{cell(row.pinned)}</td><td'
+            f' class="btl-last">{against(row, pinned, stale)}</td>'
             if pinned
             else ""
         )
@@ -56,12 +60,14 @@ def html(
     )
     return (
         f'<div class="btl-results"><div><table><thead><tr><th></th>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>{why(sentences)}</div>"
+        f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>"
+        f"{why(sentences)}</div>"
     )
 
 
 def against(row: report.Row, clock: str, stale: str) -> str:
-    """From what is pinned to what is there now: on the pinned clock, where it has a number that is not stale, else predicted."""
+    """From what is pinned to what is there now: on the pinned clock, where it has a number that is
+    not stale, else predicted."""
     now = None if stale else getattr(row, clock)
     now = now or row.predicted
     if now is None or row.pinned is None or now.unit != row.pinned.unit:
@@ -70,15 +76,20 @@ def against(row: report.Row, clock: str, stale: str) -> str:
 
 
 def told_changes(changes: list[str]) -> str:
-    """What has changed since the pinned run, in a sentence; the rest under the pointer where it is much."""
+    """What has changed since the pinned run, in a sentence; the rest under the pointer where it is
+    much."""
     if not changes:
         return '<p class="btl-changes">pinned: with the settings of now</p>'
     more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
-    return f'<p class="btl-changes" title="{escape("; ".join(changes))}">pinned: {escape("; ".join(changes[:NAMED]))}{more}</p>'
+    return (
+        f'<p class="btl-changes" title="{escape("; ".join(changes))}">pinned:'
+        f" {escape('; '.join(changes[:NAMED]))}{more}</p>"
+    )
 
 
 def why(sentences: list[str]) -> str:
-    """What is said of the whole comes first and bold, then the ranks; the first few are shown, the rest is folded."""
+    """What is said of the whole comes first and bold, then the ranks; the first few are shown, the
+    rest is folded."""
     told = [
         f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
         for s in report.whole_first(sentences)
@@ -100,7 +111,8 @@ def cell(amount: report.Amount | None) -> str:
 
 
 def difference(row: report.Row) -> str:
-    """The row's comparisons: green where what must be equal is, red where it is not, else softly."""
+    """The row's comparisons: green where what must be equal is, red where it is not, else
+    softly."""
     colours = {True: "btl-equal", False: "btl-unequal", None: "btl-soft"}
     return " &nbsp;".join(
         f'<span class="{colours[told.holds]}">{escape(told.text)}</span>'

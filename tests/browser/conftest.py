@@ -1,4 +1,5 @@
-"""One JupyterLab, one kernel and one Chromium for all browser tests; a page each, watched for outside requests and complaints."""
+"""One JupyterLab, one kernel and one Chromium for all browser tests; a page each, watched for
+outside requests and complaints."""
 
 from pathlib import Path
 

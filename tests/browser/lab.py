@@ -1,4 +1,5 @@
-"""A JupyterLab server and a Chromium on this machine: the fixtures of these tests and the browser benchmark use it."""
+"""A JupyterLab server and a Chromium on this machine: the fixtures of these tests and the browser
+benchmark use it."""
 
 import json
 import os
@@ -34,7 +35,8 @@ OWN_FOLDERS = (
 
 @contextmanager
 def lab_server(folder: Path):
-    """Yields (address, token, folder of the notebooks); ends the server, and its kernels with it, by pid."""
+    """Yields (address, token, folder of the notebooks); ends the server, and its kernels with it,
+    by pid."""
     notebooks = folder / "notebooks"
     notebooks.mkdir(parents=True)
     token = secrets.token_hex(8)
@@ -127,7 +129,8 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
 
 
 class SharedKernel:
-    """One kernel for notebooks that are opened one after the other: it has imported the library and started its fork server."""
+    """One kernel for notebooks that are opened one after the other: it has imported the library and
+    started its fork server."""
 
     def __init__(self, address: str, token: str):
         self._address, self._token, self._id = address, token, None
@@ -159,9 +162,11 @@ class SharedKernel:
 
 
 class Lab:
-    """One page of JupyterLab; keeps what it asked of other machines and what its console complained of.
+    """One page of JupyterLab; keeps what it asked of other machines and what its console complained
+    of.
 
-    `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has its own.
+    `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has
+    its own.
     """
 
     def __init__(
@@ -190,8 +195,9 @@ class Lab:
             self.outside.append(request.url)
 
     def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
-        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page. `own_kernel`: for one that
-        defines a member of a family, which would be on the menus of the others."""
+        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page.
+        `own_kernel`: for one that defines a member of a family, which would be on the menus of the
+        others."""
         write_notebook(self.notebooks / name, cells)
         self.kernel = None if own_kernel else self.kernel
         if self.kernel:
@@ -218,7 +224,8 @@ class Lab:
         call: str = 'panel = show("pipeline")\npanel',
         own_kernel: bool = False,
     ):
-        """Open a notebook that shows the pipeline panel, then the other cells; returns the page once the panel is drawn."""
+        """Open a notebook that shows the pipeline panel, then the other cells; returns the page
+        once the panel is drawn."""
         self.open(
             name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel
         )
@@ -234,9 +241,11 @@ class Lab:
         return self.player.get_attribute(f"data-{name}")
 
     def until(self, name: str, condition: str) -> str:
-        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns it."""
+        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns
+        it."""
         self.page.wait_for_function(
-            f"name => {{ const value = document.querySelector('.btl-player')?.getAttribute('data-' + name); return {condition}; }}",
+            "name => { const value = document.querySelector('.btl-player')?.getAttribute('data-'"
+            f" + name); return {condition}; }}",
             arg=name,
         )
         return self.data(name)
@@ -275,8 +284,9 @@ class Lab:
         self.page.close()
 
 
-# The widgets that modules share are opened anew by the next page's first cell. Opened here, they would be told to that page
-# only when it asks for what the kernel holds, and a panel drawn before the answer lacks each slider that needs one of them.
+# The widgets that modules share are opened anew by the next page's first cell. Opened here, they
+# would be told to that page only when it asks for what the kernel holds, and a panel drawn before
+# the answer lacks each slider that needs one of them.
 CLEAN = """import sys
 from ipywidgets import Widget
 Widget.close_all()

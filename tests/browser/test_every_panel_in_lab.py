@@ -1,15 +1,19 @@
-"""The panels of all experiments in JupyterLab: whatever is new among their settings and figures is seen whole."""
+"""The panels of all experiments in JupyterLab: whatever is new among their settings and figures is
+seen whole."""
 
 import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.figures import FIGURES
 from bigtrain_lab.panel.picture import PLAYED
+from bigtrain_lab.view.figures import FIGURES
 
 pytestmark = pytest.mark.slow
 
-CALL = "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name) for name in Experiment.all()])"
+CALL = (
+    "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
+    " for name in Experiment.all()])"
+)
 WIDER = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .jupyter-button, .btl-key')]
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 

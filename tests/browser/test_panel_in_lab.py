@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
 from bigtrain_lab.panel.history import when
-from tests.unit.strangers import TAG, change_json, tagged
+from tests.unit.strangers import SMALL, TAG, change_json, tagged
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,10 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     )  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     assert "Which schedule wastes the least time" in page.locator(".btl-question").text_content()
-    wide = page.evaluate("""() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
-        .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)""")
+    wide = page.evaluate(
+        """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""
+    )
     assert wide == []
     page.locator(".btl-player canvas").focus()
     page.keyboard.press("p")
@@ -62,10 +64,14 @@ def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
 
 
 def test_opening_a_panel_changes_no_setting(lab):
-    """A slider in a browser rounds what it is given to its own steps, and would say so to the kernel."""
+    """A slider in a browser rounds what it is given to its own steps, and would say so to the
+    kernel."""
     page = lab.panel(
         "exact.ipynb",
-        call='from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"), show("accumulate")])',
+        call=(
+            'from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"),'
+            ' show("accumulate")])'
+        ),
     )
     expect(page.locator(".btl-player[data-revision]")).to_have_count(3)
     for at, name in enumerate(("precision", "checkpoint", "accumulate")):
@@ -96,7 +102,8 @@ panel"""
 
 
 def test_run_takes_the_last_move(lab):
-    """A press of Run overtakes the moves that a browser has still to send while the kernel is busy, unless it waits for them."""
+    """A press of Run overtakes the moves that a browser has still to send while the kernel is busy,
+    unless it waits for them."""
     page = lab.panel("last.ipynb", call=SLOW)
     run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
     lab.slider("micro-batches").focus()
@@ -110,69 +117,6 @@ def test_run_takes_the_last_move(lab):
     expect(page.locator(".btl-command code").first).to_have_text(
         "bigtrain run pipeline --ranks 2 --micro-batches 11"
     )
-
-
-def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
-    page = lab.panel("runs.ipynb")
-    page.get_by_role("button", name="Run on 4 ranks").click()
-    step = until_row(lab, "step time", "equal")
-    assert step[:2] == ["33 slots", "33 slots"] and step[2] != "–" and "✓ modelled" in step[3]
-    memory = lab.row("peak memory, rank 0")
-    assert (
-        memory[0] == memory[1] == memory[2]
-        and "✓ modelled" in memory[3]
-        and "measured equal" in memory[3]
-    )
-    assert lab.data("clock") == "modelled"
-    page.locator(".btl-player canvas").focus()
-    page.keyboard.press("Home")  # all of it is still to be played
-    if lab.data("playing") != "true":  # a slow machine: the run was long enough to be watched
-        page.keyboard.press(" ")
-    lab.until("time", "value > 1 && value < 99")
-    page.get_by_role("button", name="measured", exact=True).click()
-    lab.until("clock", "value === 'measured'")
-    lab.slider("micro-batches").focus()
-    page.keyboard.press("ArrowLeft")
-    lab.until("clock", "value === 'predicted'")
-    expect(page.locator(".btl-results")).to_contain_text("settings changed")
-    page.get_by_role("button", name="modelled", exact=True).click()
-    expect(page.locator(".btl-note")).to_have_text("settings changed since this run")
-
-
-def test_of_one_device_the_storages_of_the_peak_are_listed(lab):
-    page = lab.panel("memory.ipynb", call='show("memory", layers=2, width=32)')
-    page.get_by_role("button", name="Run on 1 rank").click()
-    lab.until("clock", "value === 'modelled'")
-    expect(page.locator(".btl-status")).to_contain_text("done")
-    assert lab.row("peak, step 2") == ["31.94 MB"] * 3 + ["✓ modelled \xa0measured equal"]
-    page.get_by_role("button", name="what is held at the peak of memory").click()
-    lab.until("playing", "value === 'false'")
-    lab.until("time", "value > 5 && value < 7")  # inside B1, also where no wall clock says when
-    for clock in ("modelled", "measured"):
-        page.get_by_role("button", name=clock, exact=True).click()
-        lab.until("clock", f"value === '{clock}'")
-        peak = page.get_by_role("region", name="what a rank holds at its peak")
-        expect(peak.locator("b")).to_contain_text("Peak of rank 0: 31.9 MB in B1: ")
-        expect(peak.locator("tbody tr").first).to_contain_text("8 × 64 × 4096 float32")
-        expect(
-            peak.locator("tbody tr", has_text="layers.0.token.weight exp_avg").first
-        ).to_contain_text("optimizer")
-    peak.get_by_role("button", name="close (Escape)").click()
-    page.get_by_role("button", name="what is held at the peak of memory").click()
-    at, first, last = (float(lab.data(name)) for name in ("time", "from", "to"))
-    assert first <= at <= last, "the view shows the peak"
-
-
-def test_a_long_run_plays_as_it_happens_and_stops(lab):
-    page = lab.panel("long.ipynb", call='show("pipeline", steps=200)')
-    page.get_by_role("button", name="Run on 4 ranks").click()
-    lab.until("clock", "value === 'modelled'")
-    lab.until("end", "value > 33")
-    lab.until("revision", f"value > {lab.data('revision')}")  # more comes while the ranks work
-    expect(page.locator(".btl-status")).to_contain_text("of 200")
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".btl-status")).to_contain_text("stopped after")
-    expect(page.get_by_role("button", name="Run on 4 ranks")).to_be_enabled()
 
 
 BLOCKED = """
@@ -193,43 +137,8 @@ def test_a_blocking_cell_does_not_freeze_a_run(lab):
     expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
 
 
-def test_what_cannot_be_says_why_and_offers_a_mend(lab):
-    page = lab.panel("cannot.ipynb", call='show("pipeline", layers=4)')
-    lab.slider("ranks").focus()
-    page.keyboard.press("ArrowRight")
-    trouble = page.locator(".btl-trouble")
-    expect(trouble).to_contain_text("5 stages need at least 5 layers")
-    expect(page.locator(".btl-player")).to_be_hidden()
-    expect(page.get_by_role("button", name="Run on")).to_be_disabled()
-    page.get_by_role("button", name="Use ranks = 4").click()
-    expect(trouble).to_be_hidden()
-    expect(page.locator(".btl-player")).to_be_visible()
-    page.get_by_role("button", name="Copy command").click()
-    expect(page.locator(".btl-command code").first).to_have_text("bigtrain run pipeline --layers 4")
-
-
-BROKEN = """
-from bigtrain_lab.experiments.pipeline import PipelineExperiment
-class Broken(PipelineExperiment):
-    name = "broken"
-    def program(self, rank):
-        if rank.index == 1:
-            raise ValueError("stage 1 broke")
-        return super().program(rank)
-show(Broken)"""
-
-
-def test_a_failing_rank_is_named_in_the_panel(lab):
-    page = lab.panel("fails.ipynb", call=BROKEN, own_kernel=True)
-    page.get_by_role("button", name="Run on 4 ranks").click()
-    trouble = page.locator(".btl-trouble")
-    expect(trouble).to_contain_text("stage 1 broke")
-    expect(trouble).to_contain_text("ank 1")
-    expect(page.get_by_role("button", name="Run on 4 ranks")).to_be_enabled()
-
-
 TYPED = """
-from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.order.schedules.gpipe import GPipe
 class Mine(GPipe):
     name = "mine"
 """
@@ -251,36 +160,39 @@ CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .bt
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 
 
-def test_pin_history_and_commands(lab):
-    page = lab.panel("keeps.ipynb")
-    run, pin, history = (
-        page.get_by_role("button", name="Run on"),
-        page.locator("button.btl-pin"),
-        page.get_by_role("button", name="History"),
-    )
+def test_run_pin_run_again_and_reopen(lab):
+    page = lab.panel("runs.ipynb")
+    run, results = page.get_by_role("button", name="Run on 4 ranks"), page.locator(".btl-results")
     run.click()
-    until_row(lab, "step time", "✓ modelled")
-    pin.focus()
+    step = until_row(lab, "step time", "✓ modelled")
+    assert step[:2] == ["33 slots", "33 slots"] and step[2] != "–" and "✓ modelled" in step[3]
+    memory = lab.row("peak memory, rank 0")
+    assert memory[0] == memory[1] == memory[2] and "measured equal" in memory[3]
+    assert lab.data("clock") == "modelled"
+    page.locator(".btl-player canvas").focus()
+    page.keyboard.press("Home")  # all of it is still to be played
+    if lab.data("playing") != "true":  # a slow machine: the run was long enough to be watched
+        page.keyboard.press(" ")
+    lab.until("time", "value > 1 && value < 99")
+    page.locator("button.btl-pin").focus()
     page.keyboard.press("Enter")
-    results = page.locator(".btl-results")
     expect(results).to_contain_text("pinned (modelled)")
+
     lab.slider("micro-batches").focus()
     page.keyboard.press("ArrowRight")
+    lab.until("clock", "value === 'predicted'")
     expect(results).to_contain_text("pinned: micro-batches 8, now 9")
     run.click()
     until_row(lab, "step time", "✓ modelled")
     step = lab.row("step time")
     assert step[:2] == ["36 slots", "36 slots"] and step[4:] == ["33 slots", "+9.09%"]
-    spans = lab.data("spans")
     page.get_by_role("button", name="pinned", exact=True).click()
-    lab.until("spans", f"value !== '{spans}'")
-    assert lab.data("clock") == "modelled" and lab.data("end") == "99"
+    lab.until("end", "value === '99'")
 
     page.get_by_role("button", name="more settings").click()
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator(".btl-command code")).to_have_count(3)
-    expect(page.locator(".btl-command code").nth(1)).to_contain_text("torchrun")
-    history.focus()
+    page.get_by_role("button", name="History").focus()
     page.keyboard.press(" ")
     listed = page.locator(".btl-history select")
     expect(listed.locator("option").first).to_contain_text("pipeline  done  micro-batches 9")
@@ -288,7 +200,6 @@ def test_pin_history_and_commands(lab):
     listed.focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")  # the run before
-    expect(results).to_contain_text("pinned: with the settings of now")
     expect(page.locator(".btl-status")).to_contain_text("reopened")
     assert until_row(lab, "step time", "✓ modelled")[:2] == ["33 slots", "33 slots"]
     expect(page.locator(".widget-readout").nth(1)).to_have_text("8")
@@ -297,47 +208,11 @@ def test_pin_history_and_commands(lab):
     expect(page.get_by_role("button", name="pinned", exact=True)).to_have_count(0)
 
 
-def test_of_many_steps_those_asked_for_are_drawn(lab):
-    page = lab.panel("many.ipynb", call='show("pipeline", steps=200)')
-    expect(page.locator(".btl-describe", has_text="steps 1 to")).to_contain_text("of 200 are drawn")
-    drawn = int(lab.data("spans"))
-    assert drawn < 200 * 68 / 2
-    revision = lab.data("revision")
-    lab.slider("first step drawn").focus()
-    page.keyboard.press("End")
-    lab.until("revision", f"value !== '{revision}'")
-    expect(page.locator(".btl-describe", has_text="to 200 of 200")).to_be_visible()
-    assert lab.row("step time")[0] == "33 slots" and int(lab.data("spans")) == drawn
-
-
 def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
-    """Tags in all of its texts, opened by a program, by History and as an exported page: each is shown as it is written."""
+    """Tags in all of its texts, opened by a program, by History and as an exported page: each is
+    shown as it is written."""
     source, runs = tmp_path / "run", lab.notebooks / "runs"
-    assert (
-        main(
-            [
-                "run",
-                "pipeline",
-                "--ranks",
-                "2",
-                "--micro-batches",
-                "2",
-                "--steps",
-                "2",
-                "--layers",
-                "2",
-                "--width",
-                "16",
-                "--heads",
-                "2",
-                "--sequence",
-                "8",
-                "--directory",
-                str(source),
-            ]
-        )
-        == 0
-    )
+    assert main(["run", "pipeline", *SMALL, "--directory", str(source)]) == 0
     runs.mkdir(exist_ok=True)
     failed, done, refused = (runs / f"2026010{day}T120000Z-pipeline-{TAG}" for day in (1, 3, 5))
     for directory, state in ((failed, "failed"), (done, "done"), (refused, "done")):
@@ -380,7 +255,8 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
                 shown.keyboard.press(key)
             assert not shown.evaluate("'hacked' in window") and shown.locator("img").count() == 0
             shown.evaluate(
-                "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
+                "document.body.insertAdjacentHTML('beforeend', '<img src=x"
+                " onerror=window.hacked=1>')"
             )
             shown.wait_for_function(
                 "() => document.images.length === 1 && document.images[0].complete"

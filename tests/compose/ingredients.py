@@ -1,8 +1,9 @@
-"""The ingredients of a training as data: what each changes, which pairs there are, and what each pair must show."""
+"""The ingredients of a training as data: what each changes, which pairs there are, and what each
+pair must show."""
 
 from itertools import combinations
 
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.order.schedule import Schedule
 
 KINDS = {  # one of a kind goes into a training
     "pipeline": ("gpipe", "1f1b", "interleaved", "zb-h1", "pipedream"),
@@ -28,14 +29,26 @@ REORDERED = {
     "tensor slicing",
 }  # their sums run in another order than in one process, and so round otherwise
 REFUSED = {
-    "bf16": "pipedream updates while other micro-batches run, when no loss scale and no master weight may change: take a synchronous schedule, "
-    "or train in full precision.",
-    "tied weights": "pipedream updates its stages at different times, so copies of a tied weight would part: take a synchronous schedule.",
-    "data parallel": "pipedream updates each stage at times of its own, with no gradient of a whole window for replicas: leave replicas out, or "
-    "take a synchronous schedule.",
-    "tensor slicing": "pipedream updates each stage at times of its own, with no gradient of a whole window for slices: leave slices out, or "
-    "take a synchronous schedule.",
-    "accumulation": "pipedream updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).",
+    "bf16": (
+        "pipedream updates while other micro-batches run, when no loss scale and no master weight"
+        " may change: take a synchronous schedule, or train in full precision."
+    ),
+    "tied weights": (
+        "pipedream updates its stages at different times, so copies of a tied weight would part:"
+        " take a synchronous schedule."
+    ),
+    "data parallel": (
+        "pipedream updates each stage at times of its own, with no gradient of a whole window for"
+        " replicas: leave replicas out, or take a synchronous schedule."
+    ),
+    "tensor slicing": (
+        "pipedream updates each stage at times of its own, with no gradient of a whole window for"
+        " slices: leave slices out, or take a synchronous schedule."
+    ),
+    "accumulation": (
+        "pipedream updates after each micro-batch: pass optimizer=, such as lambda p:"
+        " torch.optim.SGD(p, 0.1)."
+    ),
 }
 REFUSED |= {
     "fp16 with scaler": REFUSED["bf16"],
@@ -109,17 +122,21 @@ def shown() -> list[tuple[str, ...]]:
 
 
 def training(pair: tuple[str, ...]) -> dict[str, str]:
-    """kind -> ingredient of the training that shows this pair; one without a schedule of its own takes the next in turn."""
+    """kind -> ingredient of the training that shows this pair; one without a schedule of its own
+    takes the next in turn."""
     chosen = {KIND_OF[name]: name for name in pair}
     turn = SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]
     return {"pipeline": ONE_RANK if "zero-3" in pair else turn} | chosen
 
 
 ZERO_3 = (
-    "Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 with them, or replicas of one "
-    "rank."
+    "Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply:"
+    " take zero=1 with them, or replicas of one rank."
 )
-HOOKS = "A parameter that the plan cuts has hooks, which its slices would not have: register hooks on the sliced model."
+HOOKS = (
+    "A parameter that the plan cuts has hooks, which its slices would not have: register hooks on"
+    " the sliced model."
+)
 
 
 def refusal(pair: tuple[str, ...]) -> str | None:
@@ -148,11 +165,17 @@ def verdict(pair: tuple[str, str]) -> str:
     return (
         "refused"
         if refusal(pair)
-        else "equal"
-        if not off
-        else "1e-12"
-        if off == 1e-12
-        else f"{'3 x ' * (off not in UNITS.values())}2^{(off if off in UNITS.values() else off / 3).hex().partition('p')[2]}"
+        else (
+            "equal"
+            if not off
+            else (
+                "1e-12"
+                if off == 1e-12
+                else (
+                    f"{'3 x ' * (off not in UNITS.values())}2^{(off if off in UNITS.values() else off / 3).hex().partition('p')[2]}"
+                )
+            )
+        )
     )
 
 

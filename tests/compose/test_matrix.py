@@ -1,4 +1,5 @@
-"""Every pair of techniques, on two ranks of a pipeline, against the same training in one process."""
+"""Every pair of techniques, on two ranks of a pipeline, against the same training in one
+process."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What the pairs do not show: other modules inside stages, ranks that must agree, and what is refused when parts are put together."""
+"""What the pairs do not show: other modules inside stages, ranks that must agree, and what is
+refused when parts are put together."""
 
 from collections import Counter
 from functools import partial
@@ -13,8 +14,8 @@ from torch.nn.utils import parametrizations
 
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.order.schedule import Action, Schedule, U
 from bigtrain_lab.runtime import Group, launch
-from bigtrain_lab.schedule import Action, Schedule, U
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
@@ -142,7 +143,7 @@ def test_modules_of_other_kinds_train_inside_a_stage_as_in_one_process(tmp_path)
     } == {}
 
 
-# -- ranks that must agree ------------------------------------------------------------------------------------------------
+# -- ranks that must agree -------------------------------------------------------------------------
 
 
 def refused(call, *args, **kwargs) -> str:
@@ -167,7 +168,7 @@ def agreeing(rank) -> dict:
     found["scale"], found["moved"] = scaler.get_scale(), float((weight - 1).abs().sum())
 
     mp = MixedPrecision("fp16", group=group)  # rank 1 is frozen, and must agree all the same
-    layer = mp.prepare(nn.Linear(2, 2).requires_grad_(rank.index == 0))
+    mp.prepare(nn.Linear(2, 2).requires_grad_(rank.index == 0))
     for value in (torch.inf, 1.0):
         optimizers = [torch.optim.SGD(mp.parameters(), 1.0)] if rank.index == 0 else []
         mp.scale(torch.zeros(()))
@@ -287,7 +288,7 @@ def test_copies_of_a_tied_weight_sum_their_gradients_and_may_not_part(tmp_path):
         assert "got no gradient" in str(result[f"unused on rank {rank}"])
 
 
-# -- refused when put together --------------------------------------------------------------------------------------------
+# -- refused when put together ---------------------------------------------------------------------
 
 
 def scaled(level="fp16", prepared=None, **options):
@@ -313,78 +314,77 @@ TIE = {"table": {0: "weight", 1: "weight"}}
 LATE = [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]
 REFUSALS = {
     "two devices": (
-        dict(modules={0: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))}),
+        {"modules": {0: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))}},
         "weights on cpu and meta: move",
     ),
-    "no module": (dict(modules={0: torch.tanh}), "Stage 0 is a builtin_function"),
-    "a stage on two ranks": (dict(schedule=BOTH), r"stage 0 on ranks \[0, 1\]"),
+    "no module": ({"modules": {0: torch.tanh}}, "Stage 0 is a builtin_function"),
+    "a stage on two ranks": ({"schedule": BOTH}, r"stage 0 on ranks \[0, 1\]"),
     "no optimizer": (
-        dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=None),
+        {"schedule": Schedule.named("pipedream")(2, 2), "optimizer": None},
         "pass optimizer=",
     ),
     "shared by two stages": (
-        dict(modules={0: SHARED, 2: SHARED}, optimizer=sgd),
+        {"modules": {0: SHARED, 2: SHARED}, "optimizer": sgd},
         "in stages 0 and 2, which would update it twice",
     ),
     "late weights, masters": (
-        dict(
-            schedule=Schedule.named("pipedream")(2, 2),
-            optimizer=sgd,
-            modules={0: scaled("bf16")[1]},
-        ),
+        {
+            "schedule": Schedule.named("pipedream")(2, 2),
+            "optimizer": sgd,
+            "modules": {0: scaled("bf16")[1]},
+        },
         "no master weight may change",
     ),
     "late weights, scale": (
-        dict(
-            schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, scale=lambda loss: 8 * loss
-        ),
+        {
+            "schedule": Schedule.named("pipedream")(2, 2),
+            "optimizer": sgd,
+            "scale": lambda loss: 8 * loss,
+        },
         "no loss scale",
     ),
     "late weights, tied": (
-        dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, tied=TIE),
+        {"schedule": Schedule.named("pipedream")(2, 2), "optimizer": sgd, "tied": TIE},
         "copies of a tied weight would part",
     ),
     "two precisions": (
-        dict(modules={0: scaled("bf16")[1], 2: scaled("bf16")[1]}),
+        {"modules": {0: scaled("bf16")[1], 2: scaled("bf16")[1]}},
         "prepared by several",
     ),
     "scaled gradients": (
-        dict(optimizer=sgd, scale=lambda loss: 8 * loss),
+        {"optimizer": sgd, "scale": lambda loss: 8 * loss},
         "step on scaled gradients",
     ),
-    "scale forgotten": (dict(modules={0: scaled()[1]}), "pass scale=mp.scale"),
-    "no agreement": (dict(scale=scaled()[0].scale), "skip steps each for itself"),
+    "scale forgotten": ({"modules": {0: scaled()[1]}}, "pass scale=mp.scale"),
+    "no agreement": ({"scale": scaled()[0].scale}, "skip steps each for itself"),
     "no agreement, torch's": (
-        dict(scale=torch.amp.GradScaler("cpu").scale),
+        {"scale": torch.amp.GradScaler("cpu").scale},
         "skip steps each for itself",
     ),
-    "tied, no such stage": (dict(tied={"table": {5: "weight"}}), "names stage 5"),
+    "tied, no such stage": ({"tied": {"table": {5: "weight"}}}, "names stage 5"),
     "tied, no such weight": (
-        dict(tied={"table": {0: "bias.weight", 1: "weight"}}),
+        {"tied": {"table": {0: "bias.weight", 1: "weight"}}},
         "no such parameter",
     ),
     "tied, one parameter": (
-        dict(tied={"table": {0: "weight", 2: "weight"}}, modules={0: SHARED, 2: SHARED}),
+        {"tied": {"table": {0: "weight", 2: "weight"}}, "modules": {0: SHARED, 2: SHARED}},
         "name one of them",
     ),
-    "tied, update too early": (dict(tied=TIE, order=LATE), "before the last backward"),
+    "tied, update too early": ({"tied": TIE, "order": LATE}, "before the last backward"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSALS)
 def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
     given, sentence = REFUSALS[what]
-    chosen = (
-        dict(
-            schedule=Schedule.named("interleaved")(2, 2),
-            order=[],
-            modules={0: nn.Linear(2, 2)},
-            optimizer=None,
-            scale=None,
-            tied={},
-        )
-        | given
-    )
+    chosen = {
+        "schedule": Schedule.named("interleaved")(2, 2),
+        "order": [],
+        "modules": {0: nn.Linear(2, 2)},
+        "optimizer": None,
+        "scale": None,
+        "tied": {},
+    } | given
     with pytest.raises(Impossible, match=sentence):
         guard.refuse(SimpleNamespace(rank=0, size=2), **chosen)
 
@@ -431,7 +431,7 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
         later.run()
 
 
-# -- replicas around a pipeline ---------------------------------------------------------------------------------------------
+# -- replicas around a pipeline --------------------------------------------------------------------
 
 
 def two_tied() -> list[nn.Linear]:
@@ -442,7 +442,8 @@ def two_tied() -> list[nn.Linear]:
 
 
 def replicated(rank) -> dict:
-    """Two batches without an update between them, each averaged; then a gradient that somebody replaced."""
+    """Two batches without an update between them, each averaged; then a gradient that somebody
+    replaced."""
     pair, group = (
         two_tied(),
         Group(torch.distributed.new_group([rank.index], use_local_synchronization=True)),

@@ -1,4 +1,5 @@
-"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `by_recipe`, on replicas, whole or in parts, and slices."""
+"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks;
+`by_recipe`, on replicas, whole or in parts, and slices."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,10 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.models import GPTConfig, GPTStage, gpt_slices, split, tied_weights
-from bigtrain_lab.recipe import Recipe, train
+from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.runtime import Group
 from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.accumulate import token_weighted
 from bigtrain_lab.techniques.checkpoint import checkpoint_sequential
@@ -23,6 +23,7 @@ from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
+from bigtrain_lab.train.recipe import Recipe, train
 
 from .ingredients import ONE_RANK
 

@@ -1,4 +1,5 @@
-"""The accumulation lab on a real process: predicted event for event and byte for byte, and equal to the large batch."""
+"""The accumulation lab on a real process: predicted event for event and byte for byte, and equal to
+the large batch."""
 
 import pytest
 
@@ -6,19 +7,27 @@ from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Scalar
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.accumulate import Accumulate
-from bigtrain_lab.figures import figure
+from bigtrain_lab.view.figures import figure
 from tests.unit.followed import first_difference
 
-SMALL = dict(layers=1, width=16, heads=2, sequence=16, dtype="float64")
+SMALL = {"layers": 1, "width": 16, "heads": 2, "sequence": 16, "dtype": "float64"}
 SETTINGS = {
-    "short last window": dict(),
-    "last window of one": dict(micro_batches=5, optimizer="momentum"),
-    "one micro-batch": dict(accumulation=1, micro_batches=2, sequences=3),
-    "divides, clipped, sgd": dict(
-        micro_batches=8, clip=0.1, optimizer="sgd", hardware="a100-nvlink"
-    ),
-    "mean of means": dict(rule="mean of means", optimizer="momentum", spread=4.0),
-    "more than there are": dict(accumulation=32, micro_batches=3, compare=False, dtype="float32"),
+    "short last window": {},
+    "last window of one": {"micro_batches": 5, "optimizer": "momentum"},
+    "one micro-batch": {"accumulation": 1, "micro_batches": 2, "sequences": 3},
+    "divides, clipped, sgd": {
+        "micro_batches": 8,
+        "clip": 0.1,
+        "optimizer": "sgd",
+        "hardware": "a100-nvlink",
+    },
+    "mean of means": {"rule": "mean of means", "optimizer": "momentum", "spread": 4.0},
+    "more than there are": {
+        "accumulation": 32,
+        "micro_batches": 3,
+        "compare": False,
+        "dtype": "float32",
+    },
 }
 
 
@@ -128,8 +137,8 @@ def test_windows_lengths_and_words():
         == "The last update is made of 2 micro-batches, not 4, and divides by their tokens."
     )
     assert (
-        "counts 6.44 times what it should, one of the longest 0.40 times. Where tokens' gradients are noise its gradient is off by about 127%"
-        in said[-2]
+        "counts 6.44 times what it should, one of the longest 0.40 times. Where tokens' gradients"
+        " are noise its gradient is off by about 127%" in said[-2]
     )
     assert asked.describe().endswith("in a window 4 micro-batches of 8, 20, 50, 128 tokens")
     assert (
@@ -179,14 +188,15 @@ def test_the_figure_draws_what_the_trace_tells(runs):
         2.5,
     )
     with pytest.raises(Impossible, match="take one of the experiment accumulate"):
-        from bigtrain_lab.schedules.gpipe import GPipe
-        from bigtrain_lab.simulate import simulate
+        from bigtrain_lab.order.schedules.gpipe import GPipe
+        from bigtrain_lab.order.simulate import simulate
 
         figure("accumulation", simulate(GPipe(2, 2), {"F": 1, "B": 2}))
 
 
 def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):
-    """And the comparison with the window in one pass, which it could not hold, is made beside the run."""
+    """And the comparison with the window in one pass, which it could not hold, is made beside the
+    run."""
     asked = Accumulate(**SMALL, accumulation=8, micro_batches=8)
     asked = asked.replace(memory_mb=2 * asked.predict().peak_bytes(0) / 1e6)
     assert asked.activations(8) > 1.5 * asked.capacity_bytes
@@ -198,11 +208,11 @@ def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):
 @pytest.mark.parametrize(
     "settings,sentence",
     [
-        (dict(accumulation=0), "accumulation is 0: it must be a whole number from 1 to 32"),
-        (dict(rule="sum"), "rule is 'sum': choose one of token-weighted, mean of means"),
-        (dict(optimizer="lion"), "optimizer is 'lion': choose one of"),
-        (dict(width=24, heads=5), "5 heads cannot share a width of 24"),
-        (dict(text="/no/such/file"), "cannot be read"),
+        ({"accumulation": 0}, "accumulation is 0: it must be a whole number from 1 to 32"),
+        ({"rule": "sum"}, "rule is 'sum': choose one of token-weighted, mean of means"),
+        ({"optimizer": "lion"}, "optimizer is 'lion': choose one of"),
+        ({"width": 24, "heads": 5}, "5 heads cannot share a width of 24"),
+        ({"text": "/no/such/file"}, "cannot be read"),
     ],
 )
 def test_what_is_refused(settings, sentence):

@@ -1,7 +1,9 @@
-"""A run is the same wherever its ranks are: a panel's, the shell's, torchrun's on one agent and on two, on two machines.
+"""A run is the same wherever its ranks are: a panel's, the shell's, torchrun's on one agent and on
+two, on two machines.
 
-Two machines are two network namespaces, with monotonic clocks that are 1000 s apart, where this process may make them;
-elsewhere that test is not collected. All ports are ephemeral, on loopback or inside the namespaces.
+Two machines are two network namespaces, with monotonic clocks that are 1000 s apart, where this
+process may make them; elsewhere that test is not collected. All ports are ephemeral, on loopback or
+inside the namespaces.
 """
 
 import json
@@ -19,13 +21,13 @@ import pytest
 import yaml
 
 import bigtrain_lab
-from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.data_parallel import DataParallel
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.view import report
 from tests.unit.jobs import environment, forked
 from tests.unit.ranks import warm_up
 
@@ -48,7 +50,8 @@ HELD = []
 
 
 def free_port() -> int:
-    """Held while the tests last, so that nobody else is given it before a rank listens there, which it may all the same."""
+    """Held while the tests last, so that nobody else is given it before a rank listens there, which
+    it may all the same."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -57,8 +60,9 @@ def free_port() -> int:
 
 
 def ended(*processes) -> list[tuple[int, str]]:
-    """(exit code, what was printed) of each process; none is left, whatever happens. No exit code is asked for before all have
-    ended, as torchrun asks a moment later than a process ends: others may see it meanwhile."""
+    """(exit code, what was printed) of each process; none is left, whatever happens. No exit code
+    is asked for before all have ended, as torchrun asks a moment later than a process ends: others
+    may see it meanwhile."""
     try:
         printed = [process.stdout.read() for process in processes]
         return [
@@ -156,7 +160,7 @@ def test_an_odd_number_of_ranks_has_no_line_for_two_nodes():
     assert list(report.commands(LAB.replace(ranks=3))) == ["shell", "torchrun, one node"]
 
 
-# -- two machines -------------------------------------------------------------------------------------------------
+# -- two machines ----------------------------------------------------------------------------------
 
 APART_S = 1000
 LATER = ["unshare", "--time", "--monotonic", str(APART_S), "--fork", "--kill-child"]
@@ -179,7 +183,8 @@ def may_make_namespaces() -> bool:
 
 @pytest.fixture
 def machines():
-    """Words that run a command on either of two machines, which reach each other as 10.77.0.1 and 10.77.0.2."""
+    """Words that run a command on either of two machines, which reach each other as 10.77.0.1 and
+    10.77.0.2."""
     names = [f"bt{os.getpid()}{letter}" for letter in "ab"]
     try:
         for name in names:
@@ -221,7 +226,8 @@ if may_make_namespaces():
         warm_up()
         rest = report.commands(LAB)["torchrun, two nodes"].partition("-m ")[2]
         nodes = [
-            f"torchrun --nnodes=2 --nproc-per-node=2 --master-addr=10.77.0.1 --master-port=29400 --node-rank={i} -m {rest}"
+            "torchrun --nnodes=2 --nproc-per-node=2 --master-addr=10.77.0.1 --master-port=29400"
+            f" --node-rank={i} -m {rest}"
             for i in (0, 1)
         ]
         (code, output), (other_code, _) = ended(
@@ -229,7 +235,8 @@ if may_make_namespaces():
         )
         assert code == other_code == 0, output
         told = re.search(
-            r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are corrected",
+            r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are"
+            r" corrected",
             " ".join(output.split()),
         )
         assert told, output
@@ -256,7 +263,7 @@ if may_make_namespaces():
         assert "Clocks of 2 machines" in shown.stdout
 
 
-# -- what rank 0 says holds for all -------------------------------------------------------------------------------
+# -- what rank 0 says holds for all ----------------------------------------------------------------
 
 
 def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
@@ -331,7 +338,10 @@ def test_ranks_that_were_asked_for_different_things_are_refused(tmp_path):
             sys.exit(f"refused: {error}")
     """,
     )
-    sentence = "refused: Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command and the same versions."
+    sentence = (
+        "refused: Rank 1 was started with steps 4 and rank 0 with 3: give every node the same"
+        " command and the same versions."
+    )
     assert [
         (code, output.splitlines()[-1]) for code, output in ranks_by_hand(tmp_path, words, 2)
     ] == [(1, sentence)] * 2
@@ -344,7 +354,7 @@ def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
         """
         import os, sys
         from bigtrain_lab.core import Impossible
-        from bigtrain_lab.runtime import launch, torchrun
+        from bigtrain_lab.runtime import launch; from bigtrain_lab.runtime.torchrun import attach as torchrun
         torchrun.SEEN_S = 0.1
         if os.environ["RANK"] == "1":
             torchrun.readable = lambda path: False  # as on a machine with a disk of its own
@@ -374,7 +384,10 @@ def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
         ),
         (
             "raise RuntimeError('no such interface')",
-            r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let the nodes",
+            (
+                r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let"
+                r" the nodes"
+            ),
         ),
     ],
 )
@@ -427,7 +440,7 @@ def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_
     assert launch(threads, 1, directory=tmp_path / "more", threads=2).result["threads"] == 2
 
 
-# -- failures -----------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 FAILING = """
     import os, sys, time
@@ -513,7 +526,8 @@ def test_under_torchrun_a_failure_is_told_once_and_ends_all(tmp_path, fault):
 
 
 def test_under_two_agents_of_torchrun_a_failure_ends_both(tmp_path):
-    """The last rank fails, on the other agent than rank 0; one rank waits for it, two have finished."""
+    """The last rank fails, on the other agent than rank 0; one rank waits for it, two have
+    finished."""
     (name,) = script(
         tmp_path,
         textwrap.dedent(FAILING).format(
@@ -525,7 +539,10 @@ def test_under_two_agents_of_torchrun_a_failure_ends_both(tmp_path):
             )
         ),
     )
-    line = f"torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
+    line = (
+        "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+        f" --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
+    )
     done = ended(*(typed(line, "unused", tmp_path) for _ in range(2)))
     assert all(code for code, _ in done)
     said = re.findall("^told: .*", "\n".join(output for _, output in done), flags=re.M)
@@ -548,7 +565,10 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_on_either_machine(tmp_path):
         .format(fault="    group.recv(rank.index ^ 1) if rank.index < 2 else time.sleep(1000)")
         .replace("stall_s=5", "stall_s=1000"),
     )
-    line = f"exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
+    line = (
+        "exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+        f" --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
+    )
     agents = [typed(line, "unused", tmp_path) for _ in range(2)]
     logs = [tmp_path / "run" / f"events-{rank}.jsonl" for rank in range(4)]
     while not all(log.exists() and '"work"' in log.read_text() for log in logs):
@@ -560,7 +580,7 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_on_either_machine(tmp_path):
     assert alive == [] and Run.open(tmp_path / "run").state in ("stopped", "failed")
 
 
-# -- the scripts of docs/clusters.md ------------------------------------------------------------------------------
+# -- the scripts of docs/clusters.md ---------------------------------------------------------------
 
 SHOWN = report.commands(PipelineExperiment(ranks=8, micro_batches=16))["torchrun, two nodes"]
 

@@ -1,5 +1,7 @@
-"""Every experiment there is, also one added since: a run's clock and bytes are those of its prediction, and its numbers, on
-every rank, those of its reference. A wrong experiment does not pass. What its panel says of its ranks' time is so."""
+"""Every experiment there is, also one added since: a run's clock and bytes are those of its
+prediction, and its numbers, on every rank, those of its reference. A wrong experiment does not
+pass. What its panel says of its ranks' time is so.
+"""
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ from bigtrain_lab.core.cost import COLLECTIVES
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.staleness import Staleness
+from bigtrain_lab.order.plan import SLICES
 from bigtrain_lab.panel import show
-from bigtrain_lab.plan import SLICES
-from bigtrain_lab.report import summary
+from bigtrain_lab.view.report import summary
 
 
 def exact(cls: type[Experiment]) -> Experiment:
-    """As its panel opens, but two steps long and in float64 where it has the knobs `steps` and `dtype`."""
+    """As its panel opens, but two steps long and in float64 where it has the knobs `steps` and
+    `dtype`."""
     wanted = {"steps": 2, "dtype": "float64"}
     return cls(**{name: value for name, value in wanted.items() if name in cls.knobs()})
 
@@ -60,8 +63,9 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
 
 
 def recomputed(trace: Trace) -> tuple[float, float, float]:
-    """Compute, waits and idle of all ranks, each stretch between two ends of events looked at alone."""
-    events = [e for e in (*trace.spans(), *trace.transfers())]
+    """Compute, waits and idle of all ranks, each stretch between two ends of events looked at
+    alone."""
+    events = [*trace.spans(), *trace.transfers()]
     begin, end = min(e.start for e in events), max(e.end for e in events)
     spent = np.zeros(3)
     for rank in range(trace.ranks):
@@ -92,7 +96,7 @@ def recomputed(trace: Trace) -> tuple[float, float, float]:
     return tuple(spent / ((end - begin) * trace.ranks))
 
 
-# -- wrong ones; they inherit their name, so they are on no menu ------------------------------------------------------
+# -- wrong ones; they inherit their name, so they are on no menu -----------------------------------
 
 
 class Replicated(Staleness):
@@ -150,7 +154,7 @@ def more(held):
     return held | {"activations": held["activations"] + 8} if "activations" in held else held
 
 
-SMALL = dict(schedule="1f1b", ranks=2, micro_batches=4, steps=2, width=8, rows=4)
+SMALL = {"schedule": "1f1b", "ranks": 2, "micro_batches": 4, "steps": 2, "width": 8, "rows": 4}
 
 
 @pytest.fixture(scope="module")

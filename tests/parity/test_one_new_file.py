@@ -1,4 +1,5 @@
-"""A schedule, a collective or an experiment of one's own is one new file: simulated, run, drawn, listed and checked, without editing a test."""
+"""A schedule, a collective or an experiment of one's own is one new file: simulated, run, drawn,
+listed and checked, without editing a test."""
 
 import json
 import os
@@ -37,7 +38,7 @@ class Chain(Collective):
 '''
 PROOF = """
 import pytest
-from bigtrain_lab import Schedule, figures
+from bigtrain_lab import Schedule; from bigtrain_lab.view import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -62,9 +63,9 @@ EXPERIMENT = '''"""What is the sum of a run's steps?"""
 import numpy as np
 
 from ..core import Cost, knob
-from ..plan import Compute, Plan
-from ..schedule import F
-from ..simulate import simulate
+from ..order.plan import Compute, Plan
+from ..order.schedule import F
+from ..order.simulate import simulate
 from .experiment import Experiment
 
 
@@ -94,17 +95,18 @@ class Sum(Experiment):
 
 @pytest.mark.slow
 def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
-    """A copy of the library with four files more, and the parity test as it is: the experiment whose reference is wrong fails."""
+    """A copy of the library with four files more, and the parity test as it is: the experiment
+    whose reference is wrong fails."""
     shutil.copytree(
         ROOT / "bigtrain_lab",
         tmp_path / "bigtrain_lab",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     shutil.copy(ROOT / "tests/parity/test_every_experiment.py", tmp_path)
-    (tmp_path / "bigtrain_lab/schedules/last_first.py").write_text(
+    (tmp_path / "bigtrain_lab/order/schedules/last_first.py").write_text(
         '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS
     )
-    (tmp_path / "bigtrain_lab/collectives/chain.py").write_text(CHAIN)
+    (tmp_path / "bigtrain_lab/order/collectives/chain.py").write_text(CHAIN)
     for name, reference in (("right-sum", 1), ("wrong-sum", 2)):
         (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(
             EXPERIMENT.format(name=name, reference=reference)
@@ -148,7 +150,8 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
-    """As under torchrun, with torch's group, the user's optimizer, and nothing of the lab around it."""
+    """As under torchrun, with torch's group, the user's optimizer, and nothing of the lab around
+    it."""
     (tmp_path / "mine.py").write_text(SCRIPT)
     with socket.socket() as held:  # given to nobody else until rank 0 listens there
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,5 @@
-"""Models cut in every way, on real processes: the clock as predicted, the bytes as predicted, the numbers of one process."""
+"""Models cut in every way, on real processes: the clock as predicted, the bytes as predicted, the
+numbers of one process."""
 
 import json
 
@@ -8,18 +9,21 @@ from bigtrain_lab.checks import run_differs, tensors_differ
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.partition import stage_times
+from bigtrain_lab.order.partition import stage_times
 from bigtrain_lab.runtime import Run
 
-SMALL = dict(layers=8, width=16, heads=2, sequence=8, rows=1, steps=2)
+SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1, "steps": 2}
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
 RUNS = {  # cut -> schedule, profile and what else is not as in the other runs
-    "equal": dict(schedule="pipedream"),
-    "balanced": dict(
-        schedule="1f1b", hardware="a100-nvlink", optimizer="momentum", learning_rate=0.1
-    ),
-    "worst": dict(schedule="zb-h1", hardware="rtx3090-pcie"),
-    "mine": dict(schedule="interleaved", cut="1 1 2 1 1 1 2 1"),
+    "equal": {"schedule": "pipedream"},
+    "balanced": {
+        "schedule": "1f1b",
+        "hardware": "a100-nvlink",
+        "optimizer": "momentum",
+        "learning_rate": 0.1,
+    },
+    "worst": {"schedule": "zb-h1", "hardware": "rtx3090-pcie"},
+    "mine": {"schedule": "interleaved", "cut": "1 1 2 1 1 1 2 1"},
 }
 
 

@@ -1,4 +1,5 @@
-"""Every schedule on real processes: one run proves the clock, the bytes, the weights and the loss together."""
+"""Every schedule on real processes: one run proves the clock, the bytes, the weights and the loss
+together."""
 
 import re
 
@@ -10,16 +11,19 @@ from bigtrain_lab.checks import bytes_differ, run_differs, tensors_differ
 from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
+from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.techniques.pipeline import AHEAD, Pipeline
 
-SMALL = dict(layers=8, width=16, heads=2, sequence=8, rows=1)
+SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1}
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
-SETTINGS = {  # profile -> the rest; between them dropout, each optimizer's state, more and fewer micro-batches than ranks
-    "unit": EXACT | dict(steps=2),
-    "rtx3090-pcie": EXACT
-    | dict(steps=2, rows=2, dropout=0.2, optimizer="adam", learning_rate=1e-3),
+# profile -> the rest; between them dropout, each optimizer's state, more and fewer micro-batches
+# than ranks
+SETTINGS = {
+    "unit": EXACT | {"steps": 2},
+    "rtx3090-pcie": (
+        EXACT | {"steps": 2, "rows": 2, "dropout": 0.2, "optimizer": "adam", "learning_rate": 1e-3}
+    ),
 }
 SIZES = {
     "unit": ((4, 6), (4, 8)),
@@ -39,7 +43,7 @@ def that_fits(schedule, sizes):
             Schedule.named(schedule)(ranks, micro_batches)
         except Impossible:
             continue
-        return dict(ranks=ranks, micro_batches=micro_batches)
+        return {"ranks": ranks, "micro_batches": micro_batches}
 
 
 def finish(run):
@@ -59,7 +63,8 @@ def told(trace):
 @pytest.mark.parametrize("profile", SETTINGS)
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
-    """Random sleeps in the ranks move no modelled time; what is compared with is the published recurrence where weights are late."""
+    """Random sleeps in the ranks move no modelled time; what is compared with is the published
+    recurrence where weights are late."""
     asked = experiment(
         schedule, hardware=profile, **SETTINGS[profile], **that_fits(schedule, SIZES[profile])
     )
@@ -84,14 +89,15 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
 
 @pytest.mark.parametrize("schedule, adds", [("1f1b", 1), ("interleaved", 1), ("zb-v", 0)])
 def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds, tmp_path):
-    """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its copy in the first two."""
+    """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its
+    copy in the first two."""
     asked = experiment(
         schedule,
         ranks=2,
         micro_batches=4,
         hardware="a100-nvlink",
         tied=True,
-        **EXACT | dict(steps=3),
+        **EXACT | {"steps": 3},
     )
     run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
     assert run_differs(asked, run) == []
@@ -146,7 +152,8 @@ def test_the_peak_names_what_a_pipeline_holds(schedule, ranks, kinds, tmp_path):
 
 
 def gradients(rank, schedule, config, inputs, targets):
-    """One batch without an optimizer: U leaves the gradients on the parameters, as in a script of one's own."""
+    """One batch without an optimizer: U leaves the gradients on the parameters, as in a script of
+    one's own."""
     own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
     stages = [GPTStage(config, *split(config, schedule.stages)[s]) for s in own]
     loss = Pipeline(stages, schedule, cross_entropy, rank.group()).step(inputs, targets)
@@ -229,8 +236,9 @@ def test_the_clock_may_be_off(tmp_path):
 
 
 def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
-    """Simulated, run, checked and listed like a library's, though only this test knows the class."""
-    from bigtrain_lab.schedule import B, F
+    """Simulated, run, checked and listed like a library's, though only this test knows the
+    class."""
+    from bigtrain_lab.order.schedule import B, F
 
     class Reversed(Schedule):
         """GPipe whose backwards run from the last micro-batch to the first."""
@@ -251,7 +259,8 @@ def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
 
 
 def replaced_and_frozen(rank):
-    """The owner replaces the weights between two steps, and freezes the first stage: the next step sees both."""
+    """The owner replaces the weights between two steps, and freezes the first stage: the next step
+    sees both."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(4, 6, generator=draw, dtype=torch.float64)
     stage = torch.nn.Linear(6, 6, dtype=torch.float64)

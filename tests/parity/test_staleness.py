@@ -9,7 +9,8 @@ from bigtrain_lab.experiments.staleness import Staleness, largest_stable_rate
 
 @pytest.mark.parametrize("schedule", ["zb-h2", "pipedream-2bw"])
 def test_a_run_is_as_predicted_and_as_one_process(schedule, tmp_path):
-    """A backward in halves, and one version for several micro-batches; test_pipeline.py runs every schedule."""
+    """A backward in halves, and one version for several micro-batches; test_pipeline.py runs every
+    schedule."""
     asked = Staleness(schedule=schedule, steps=2)
     run = asked.run(directory=tmp_path / "run")
     run.wait()

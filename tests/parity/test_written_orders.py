@@ -1,4 +1,5 @@
-"""Schedule.of: orders drawn at random are simulated as they must be, and on real ranks they equal one process."""
+"""Schedule.of: orders drawn at random are simulated as they must be, and on real ranks they equal
+one process."""
 
 import pickle
 import random
@@ -8,13 +9,14 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.plan import lower
-from bigtrain_lab.schedule import Schedule, name_of
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.plan import lower
+from bigtrain_lab.order.schedule import Schedule, name_of
+from bigtrain_lab.order.simulate import simulate
 
 
 def needed(halved, stages, micro_batches):
-    """Action -> what it needs, written anew: backwards whole or halved at random, and their updates."""
+    """Action -> what it needs, written anew: backwards whole or halved at random, and their
+    updates."""
 
     def back(s, m, half):
         return f"{s}{half if (s, m) in halved else 'B'}{m}"
@@ -35,7 +37,8 @@ def needed(halved, stages, micro_batches):
 
 
 def drawn(seed, ranks, stages, micro_batches):
-    """(texts, needs) of a legal order: stages on any rank, any action that can run next, at times two in one step."""
+    """(texts, needs) of a legal order: stages on any rank, any action that can run next, at times
+    two in one step."""
     draw = random.Random(seed)
     homes = [*range(ranks), *(draw.randrange(ranks) for _ in range(stages - ranks))]
     draw.shuffle(homes)

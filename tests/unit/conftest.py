@@ -7,7 +7,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_loop_of_others():
-    """A browser that a test of the same process drives leaves its event loop running in this thread; a kernel's is asked for by name."""
+    """A browser that a test of the same process drives leaves its event loop running in this
+    thread; a kernel's is asked for by name."""
     running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     yield
@@ -17,10 +18,10 @@ def no_loop_of_others():
 @pytest.fixture
 def family():
     """The registries as they were, afterwards."""
-    from bigtrain_lab.collective import Collective
     from bigtrain_lab.experiments import Experiment  # most unit tests have no need of torch
-    from bigtrain_lab.recompute import Recompute
-    from bigtrain_lab.schedule import Schedule
+    from bigtrain_lab.order.collective import Collective
+    from bigtrain_lab.order.recompute.plan import Recompute
+    from bigtrain_lab.order.schedule import Schedule
 
     before = {each: list(each._members) for each in (Collective, Experiment, Schedule, Recompute)}
     yield

@@ -1,6 +1,7 @@
-"""Ranks of a job as torchrun starts them, without it, and without each importing torch: one process does, and forks them.
+"""Ranks of a job as torchrun starts them, without it, and without each importing torch: one process
+does, and forks them.
 
-ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])    # (exit code, what was printed) of each
+ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])  # (exit code, what was printed) of each
 """
 
 import json
@@ -39,8 +40,9 @@ def forker() -> subprocess.Popen:
 
 
 def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:
-    """Run `python *words` in that folder, once with each of these further variables; all end before one's exit code is asked for,
-    as torchrun asks a moment later than a process ends: others may see it meanwhile."""
+    """Run `python *words` in that folder, once with each of these further variables; all end before
+    one's exit code is asked for, as torchrun asks a moment later than a process ends: others may
+    see it meanwhile."""
     try:
         print(json.dumps([str(where), words, each]), file=forker().stdin, flush=True)
         return [tuple(told) for told in json.loads(forker().stdout.readline())]

@@ -1,4 +1,5 @@
-"""What the tests of the runtime share: launching what must fail, an order of events that no load changes, the ranks left."""
+"""What the tests of the runtime share: launching what must fail, an order of events that no load
+changes, the ranks left."""
 
 import json
 import os
@@ -10,19 +11,21 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch, warm
-from bigtrain_lab.schedule import Action
 
 
 def warm_up() -> None:
-    """Ranks fork from a warm server, as in a notebook: time limits are those of a run, not of torch's first import."""
+    """Ranks fork from a warm server, as in a notebook: time limits are those of a run, not of
+    torch's first import."""
     warm()
     with tempfile.TemporaryDirectory() as directory:
         launch(lambda rank: None, 1, directory=os.path.join(directory, "run")).wait()
 
 
 def ranks_alive() -> list:
-    """Processes of ranks that this process launched: the fork server's children, and nobody else's (a browser's, say)."""
+    """Processes of ranks that this process launched: the fork server's children, and nobody else's
+    (a browser's, say)."""
     server = forkserver._forkserver._forkserver_pid
     if server is None or not psutil.pid_exists(server):
         return []
@@ -60,11 +63,12 @@ def step(rank, number):
     return (Action("F", rank.index, number),)
 
 
-# -- order: what happens only after another rank has come to its place, whatever the machine's load ----------------
+# -- order: what happens only after another rank has come to its place, whatever the machine's load
 
 
 def last_mark(directory, rank: int) -> str:
-    """The first word of the last whole line of a rank's log: "@wait" where it waits; "" where there is no log yet."""
+    """The first word of the last whole line of a rank's log: "@wait" where it waits; "" where there
+    is no log yet."""
     path = Path(directory) / f"events-{rank}.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return json.loads(lines[-1])[0] if lines else ""
@@ -77,7 +81,8 @@ def until(condition) -> None:
 
 
 def after(rank, mark: str, *others: int) -> None:
-    """On a rank: return when the logs of the other ranks (these, or all others) say that they are at this mark."""
+    """On a rank: return when the logs of the other ranks (these, or all others) say that they are
+    at this mark."""
     directory = rank._recorder.log.path.parent
     for other in others or set(range(rank.size)) - {rank.index}:
         until(lambda: last_mark(directory, other) == mark)  # noqa: B023  (called at once)

@@ -1,6 +1,8 @@
-"""Run directories made by a stranger: `crafted` by hand, with one hostile value, or `damaged` by a disk or a copy.
+"""Run directories made by a stranger: `crafted` by hand, with one hostile value, or `damaged` by a
+disk or a copy.
 
-Each is made from one real run by its number alone. `opened` answers what the command line says of it.
+Each is made from one real run by its number alone. `opened` answers what the command line says of
+it.
 """
 
 import io
@@ -16,6 +18,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
+SMALL = "--ranks 2 --micro-batches 2 --steps 2 --layers 2 --width 16 --heads 2 --sequence 8".split()
 TAG = "<img src=x onerror=window.hacked=1>"
 CONTROL = "\x1b]0;owned\x07\x1b[2Jname"
 HOSTILE = (
@@ -141,7 +144,7 @@ RESULTS = {
     "another zip": odd,
     "other arrays": other_arrays,
     **SPECIAL,
-    **{name: (lambda path, raw=raw: path.write_bytes(raw)) for name, raw in RAW.items()},
+    **{name: lambda path, raw=raw: path.write_bytes(raw) for name, raw in RAW.items()},
 }
 
 
@@ -275,7 +278,8 @@ def damaged(number: int, source: Path, place: Path) -> str:
 
 
 def opened(place: Path, source: Path, written: Path) -> list[str]:
-    """What show, compare and export say of it; what each of them did wrong, in a line: nothing where all is well."""
+    """What show, compare and export say of it; what each of them did wrong, in a line: nothing
+    where all is well."""
     from bigtrain_lab.cli import main
 
     wrong = []
@@ -309,7 +313,8 @@ def opened(place: Path, source: Path, written: Path) -> list[str]:
 
 
 def tagged(source: Path, place: Path, state: str = "done") -> Path:
-    """A run whose every text is a tag that would run a script, and which can be opened all the same."""
+    """A run whose every text is a tag that would run a script, and which can be opened all the
+    same."""
     copied(source, place)
     hosts = [
         {"name": TAG, "ranks": [rank], "ahead_s": 0.5 * rank, "error_s": 0.1 * rank}

@@ -1,4 +1,5 @@
-"""The fast ring: right to the rounding of its additions, on the clock that its own order predicts, refused before it hangs."""
+"""The fast ring: right to the rounding of its additions, on the clock that its own order predicts,
+refused before it hangs."""
 
 from itertools import chain
 
@@ -6,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab.collectives.ring import Ring
 from bigtrain_lab.core import Cost, Impossible, Link
-from bigtrain_lab.pipelined_ring import pipelined_ring
-from bigtrain_lab.plan import Plan, lower_collective
+from bigtrain_lab.order.collectives.ring import Ring
+from bigtrain_lab.order.pipelined_ring import pipelined_ring
+from bigtrain_lab.order.plan import Plan, lower_collective
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques import all_reduce
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 
@@ -45,7 +46,8 @@ def given(rank, numbers, dtype):
     "ranks, recorded", [(1, True), (2, True), (3, True), (8, True), (4, False)]
 )
 def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, recorded, tmp_path):
-    """Any size and type, within (N-1) u sum |x| (integers exactly); all ranks to the bit; bytes and times as planned."""
+    """Any size and type, within (N-1) u sum |x| (integers exactly); all ranks to the bit; bytes and
+    times as planned."""
 
     def program(rank):
         pipelined_ring.__wrapped__.__defaults__ = (PART_BYTES,)
@@ -153,8 +155,8 @@ def test_any_layout_is_reduced_and_what_differs_is_told_to_every_rank(mode, tmp_
     found = launch(program, 3, directory=tmp_path / "run", **mode).result
     assert found["0"].tolist() == found["1"].tolist() == found["2"].tolist()
     assert found["0"].tolist() == [
-        f"The ranks all-reduce different tensors: ranks 0 and 2: {most}; rank 1: {odd}; give the same shape, dtype, op and "
-        "name on every rank."
+        f"The ranks all-reduce different tensors: ranks 0 and 2: {most}; rank 1: {odd}; give the"
+        " same shape, dtype, op and name on every rank."
         for most, odd in (
             (
                 "sum of float32 of shape (5,) in all_reduce",
@@ -207,7 +209,7 @@ def test_any_layout_is_reduced_and_what_differs_is_told_to_every_rank(mode, tmp_
     ],
 )
 def test_what_has_no_sum_or_mean_is_refused(tensor, op, told):
-    from bigtrain_lab.runtime.group import Alone
+    from bigtrain_lab.runtime.talk.group import Alone
 
     with pytest.raises(Impossible, match="^" + told.replace("(", r"\(").replace(")", r"\)")):
         ring_all_reduce(tensor, Alone(), op)

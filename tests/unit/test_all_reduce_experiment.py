@@ -1,4 +1,5 @@
-"""The lab all-reduce: the lesson's numbers, and whose gradients each chunk holds, read from real numbers and replayed."""
+"""The lab all-reduce: the lesson's numbers, and whose gradients each chunk holds, read from real
+numbers and replayed."""
 
 import json
 
@@ -6,11 +7,11 @@ import pytest
 
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
-from bigtrain_lab.collective import Collective, Move, provenance
 from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.all_reduce import AllReduce
-from bigtrain_lab.holdings import holdings
-from bigtrain_lab.player import pack
+from bigtrain_lab.order.collective import Collective, Move, provenance
+from bigtrain_lab.order.holdings import holdings
+from bigtrain_lab.view.player import pack
 
 
 def table(**settings) -> dict:
@@ -98,7 +99,7 @@ def test_what_is_refused(family):
         AllReduce(collective="typed", ranks=2)
 
 
-# -- what a trace tells of chunks, and what the player is told ---------------------------------------------------------
+# -- what a trace tells of chunks, and what the player is told -------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,26 +127,38 @@ def test_what_is_refused(family):
             "star",
             4,
             2,
-            "Round 2 of 2: rank 0 sends one chunk to ranks 1, 2 and 3, and each keeps a copy of it.",
+            (
+                "Round 2 of 2: rank 0 sends one chunk to ranks 1, 2 and 3, and each keeps a copy"
+                " of it."
+            ),
         ),
         ("star", 2, 1, "Round 1 of 2: rank 1 sends one chunk to rank 0, which adds it."),
         (
             "halving-doubling",
             8,
             2,
-            "Round 2 of 6: ranks 0 and 2, 1 and 3, 4 and 6, 5 and 7 exchange 2 chunks, and each adds them.",
+            (
+                "Round 2 of 6: ranks 0 and 2, 1 and 3, 4 and 6, 5 and 7 exchange 2 chunks, and each"
+                " adds them."
+            ),
         ),
         (
             "bidirectional-ring",
             5,
             2,
-            "Round 2 of 4: every rank sends one chunk to each of its two neighbours, and each adds it.",
+            (
+                "Round 2 of 4: every rank sends one chunk to each of its two neighbours, and each"
+                " adds it."
+            ),
         ),
         (
             "tree",
             8,
             5,
-            "Round 5 of 6: rank 0 sends one chunk to rank 2, 1 to 3, and each receiver keeps a copy of it.",
+            (
+                "Round 5 of 6: rank 0 sends one chunk to rank 2, 1 to 3, and each receiver keeps a"
+                " copy of it."
+            ),
         ),
     ],
 )
@@ -156,7 +169,8 @@ def test_each_round_is_one_sentence(collective, ranks, number, words):
 
 @pytest.mark.parametrize("collective", Collective.all())
 def test_the_player_is_told_each_chunk_s_way(collective):
-    """What is carried is what the sender held before the round; what the receiver holds then is that, or both."""
+    """What is carried is what the sender held before the round; what the receiver holds then is
+    that, or both."""
     asked = AllReduce(collective=collective, ranks=8, node_size=4)
     packed, states = json.loads(pack(asked.predict()))["chunks"], [*provenance(asked.order)]
     assert (

@@ -1,4 +1,5 @@
-"""A device's memory is a limit: a prediction that exceeds it is told, and a run that does fails, both naming rank, action and bytes."""
+"""A device's memory is a limit: a prediction that exceeds it is told, and a run that does fails,
+both naming rank, action and bytes."""
 
 import re
 import sys
@@ -14,10 +15,20 @@ from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.faults import Faults
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.explain import does_not_fit, excesses
-from bigtrain_lab.runtime import RankFailed, Run, capacity, launch
+from bigtrain_lab.order.explain import does_not_fit, excesses
+from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime.memory import capacity
 
-SMALL = dict(ranks=2, micro_batches=4, layers=2, width=16, heads=2, sequence=16, rows=2, steps=1)
+SMALL = {
+    "ranks": 2,
+    "micro_batches": 4,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "sequence": 16,
+    "rows": 2,
+    "steps": 1,
+}
 
 
 def holding(*levels, clock="predicted"):
@@ -61,11 +72,13 @@ def test_what_one_action_frees_and_takes_at_its_end_happens_at_once():
 
 def test_the_sentence_of_a_prediction_that_does_not_fit():
     assert does_not_fit(TRACE, 2000, "Fewer rows would need less.") == [
-        "It does not fit: rank 0 would hold 2.1 kB after 0F0 (activations 1.1 kB, weights 1 kB), 100 bytes more than the 2 kB of its device; "
-        "its peak would be 3 kB; so would rank 1. Fewer rows would need less."
+        "It does not fit: rank 0 would hold 2.1 kB after 0F0 (activations 1.1 kB, weights 1 kB),"
+        " 100 bytes more than the 2 kB of its device; its peak would be 3 kB; so would rank 1."
+        " Fewer rows would need less."
     ]
     assert does_not_fit(TRACE, 999)[0].startswith(
-        "It does not fit: rank 0 would hold 1 kB before its first action (weights 1 kB), 1 byte more"
+        "It does not fit: rank 0 would hold 1 kB before its first action (weights 1 kB), 1 byte"
+        " more"
     )
     assert does_not_fit(TRACE, 3000) == does_not_fit(TRACE, None) == []
     assert does_not_fit(holding((0, 0, "start", "weights", 9), clock="modelled"), 1) == []
@@ -74,10 +87,10 @@ def test_the_sentence_of_a_prediction_that_does_not_fit():
 @pytest.mark.parametrize(
     "settings,held",
     [
-        (dict(), None),
-        (dict(hardware="a100-nvlink"), 80 * 2**30),
-        (dict(memory_mb=0.5), 500_000),
-        (dict(memory_mb=2, hardware="a100-nvlink"), 2 * 10**6),
+        ({}, None),
+        ({"hardware": "a100-nvlink"}, 80 * 2**30),
+        ({"memory_mb": 0.5}, 500_000),
+        ({"memory_mb": 2, "hardware": "a100-nvlink"}, 2 * 10**6),
     ],
 )
 def test_a_device_holds_what_its_profile_states_or_what_the_settings_say(settings, held):
@@ -134,8 +147,8 @@ def test_a_run_that_lacks_one_byte_fails_where_it_was_predicted(tight, tmp_path,
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith(said)
     assert (
-        "1 byte too few. Smaller micro-batches (rows) or more ranks would need less on each device.\n"
-        in run.diagnosis
+        "1 byte too few. Smaller micro-batches (rows) or more ranks would need less on each"
+        " device.\n" in run.diagnosis
     )
     assert [state.state == "failed" for state in run.waits] == [False, True] and run.waits[
         1
@@ -163,25 +176,15 @@ def test_a_limit_holds_without_a_modelled_clock_and_inside_actions(tmp_path):
         launch(program, 1, capacity_bytes=799, directory=tmp_path / "fails").wait()
     with pytest.raises(
         RankFailed,
-        match="Rank 0 runs out of memory at the start: it holds 400 B .weights 400 B., and its device has 399 B, 1 byte too",
+        match=(
+            "Rank 0 runs out of memory at the start: it holds 400 B .weights 400 B., and its device"
+            " has 399 B, 1 byte too"
+        ),
     ):
         launch(program, 1, capacity_bytes=399, directory=tmp_path / "at once").wait()
 
 
-def test_a_limit_holds_at_the_end_of_the_last_action(tmp_path):
-    def program(rank):
-        state = []
-        rank.watch(lambda: {"optimizer": state})
-        with rank.span("update"):
-            state.append(torch.ones(100))
-
-    with pytest.raises(
-        RankFailed, match="Rank 0 runs out of memory at update: it holds 400 B .optimizer 400 B."
-    ):
-        launch(program, 1, capacity_bytes=399, directory=tmp_path / "run").wait()
-
-
-# -- the machine's own memory ----------------------------------------------------------------------------------------
+# -- the machine's own memory ----------------------------------------------------------------------
 
 
 def group(folder, **files):
@@ -231,8 +234,11 @@ def test_more_than_the_machine_has_is_refused_before_a_process_starts(tmp_path, 
     monkeypatch.setattr(sys.modules[launch.__module__], "Watch", None)
     with pytest.raises(
         Impossible,
-        match=r"^The 2 ranks would hold .* of memory at the peak, and this machine has .* available: take fewer or "
-        "narrower layers, .*Smaller micro-batches",
+        match=(
+            r"^The 2 ranks would hold .* of memory at the peak, and this machine has .* available:"
+            r" take fewer or "
+            "narrower layers, .*Smaller micro-batches"
+        ),
     ):
         asked.run(directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,33 +1,34 @@
-"""The experiment checkpoint: what it predicts for a plan, what a real run then holds and does, and how deep a model fits."""
+"""The experiment checkpoint: what it predicts for a plan, what a real run then holds and does, and
+how deep a model fits."""
 
 from math import log10
 
 import pytest
 import torch
 
-from bigtrain_lab import figures
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.checkpoint import Checkpoint
 from bigtrain_lab.experiments.depths import deepest, within
-from bigtrain_lab.figures import depths
 from bigtrain_lab.models import GPT, GPTConfig, Noise
 from bigtrain_lab.models.chains import UnevenMLP, gpt_layers, gpt_weights, mlp_layers, mlp_weights
-from bigtrain_lab.recompute import Recompute, advances, peak_bytes
-from bigtrain_lab.recomputes.selective import selective_share, transformer_bytes
+from bigtrain_lab.order.recompute.plan import Recompute, advances, peak_bytes
+from bigtrain_lab.order.recompute.plans.selective import selective_share, transformer_bytes
 from bigtrain_lab.techniques.checkpoint import selective, weigh
+from bigtrain_lab.view import figures
+from bigtrain_lab.view.figures import depths
 from tests.unit.followed import first_difference
 
-SMALL = dict(layers=6, width=16, heads=2, sequence=8, rows=2, budget=45)
-RUNS = [dict(plan="optimal", steps=2), dict(plan="selective")]
+SMALL = {"layers": 6, "width": 16, "heads": 2, "sequence": 8, "rows": 2, "budget": 45}
+RUNS = [{"plan": "optimal", "steps": 2}, {"plan": "selective"}]
 SLOW = [
-    dict(plan="keep-all"),
-    dict(plan="keep-none", model="mlp", dropout=0.0),
-    dict(plan="sqrt"),
-    dict(plan="halving", optimizer="sgd", hardware="rtx3090-pcie"),
-    dict(plan="revolve", model="mlp", budget=80, dtype="float64"),
-    dict(plan="every-k", k=4, model="mlp", dropout=0.0, optimizer="momentum"),
-    dict(plan="optimal", model="mlp", steps=2, budget=60),
+    {"plan": "keep-all"},
+    {"plan": "keep-none", "model": "mlp", "dropout": 0.0},
+    {"plan": "sqrt"},
+    {"plan": "halving", "optimizer": "sgd", "hardware": "rtx3090-pcie"},
+    {"plan": "revolve", "model": "mlp", "budget": 80, "dtype": "float64"},
+    {"plan": "every-k", "k": 4, "model": "mlp", "dropout": 0.0, "optimizer": "momentum"},
+    {"plan": "optimal", "model": "mlp", "steps": 2, "budget": 60},
 ]
 
 
@@ -94,7 +95,8 @@ def test_what_layers_weigh_from_shapes_is_what_they_weigh(dropout, inside):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_selective_makes_again_is_attention_s_square_without_its_last_product(dropout):
-    """B rows, H heads, S tokens: scores 2 B S^2 D flops; scaled, masked, softmax: read and written once each, the mask made (4 S^2)."""
+    """B rows, H heads, S tokens: scores 2 B S^2 D flops; scaled, masked, softmax: read and written
+    once each, the mask made (4 S^2)."""
     config = GPTConfig(layers=1, width=16, heads=2, sequence=8, dropout=dropout)
     (_, forwards, plain), (_, same, longer) = (
         gpt_weights(config, 3, inside) for inside in (None, selective)
@@ -181,7 +183,7 @@ def test_it_says_what_a_plan_does():
 
 def test_a_device_that_is_too_small_is_told_with_what_would_help():
     asked = Checkpoint(plan="keep-all", layers=4, memory_mb=1)
-    (said, *_) = asked.explain(asked.predict())
+    said, *_ = asked.explain(asked.predict())
     assert "The plan optimal would need less (activations down to 419.8 kB), or fewer rows" in said
 
 
@@ -225,19 +227,23 @@ def test_the_picture_has_every_plan_and_the_chosen_one():
 def test_what_cannot_be_is_said():
     for settings, why in [
         (
-            dict(budget=1),
-            r"A budget of .* is below the smallest peak that any plan reaches, .*: take at least 6.5% of keep-all",
+            {"budget": 1},
+            (
+                r"A budget of .* is below the smallest peak that any plan reaches, .*: take at"
+                r" least 6.5% of keep-all"
+            ),
         ),
-        (dict(plan="nix"), "plan is 'nix': choose one of keep-all, keep-none"),
-        (dict(plan="selective", model="mlp"), "an MLP has none"),
-        (dict(heads=3), "heads"),
+        ({"plan": "nix"}, "plan is 'nix': choose one of keep-all, keep-none"),
+        ({"plan": "selective", "model": "mlp"}, "an MLP has none"),
+        ({"heads": 3}, "heads"),
     ]:
         with pytest.raises(Impossible, match=why):
             Checkpoint(**settings)
 
 
 def test_a_limit_that_is_near_is_told_to_hold_inside_actions_too():
-    """The prediction of a long plan, which knows actions' ends alone; far from the limit, or above it, that is no matter."""
+    """The prediction of a long plan, which knows actions' ends alone; far from the limit, or above
+    it, that is no matter."""
     asked = Checkpoint(**{**SMALL, "layers": 24, "plan": "keep-none"})
     most = asked.predict().peak_bytes(0)
 

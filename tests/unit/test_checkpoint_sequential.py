@@ -1,6 +1,6 @@
-"""A chain of layers under a plan: the plain run's bits, the plan's own operations, the plan's own bytes."""
+"""A chain of layers under a plan: the plain run's bits, the plan's own operations, the plan's own
+bytes."""
 
-import gc
 import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,12 +16,14 @@ from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.models.blocks import Block
 from bigtrain_lab.models.dropout import Noise
 from bigtrain_lab.models.gpt import initialise
-from bigtrain_lab.recompute import A, B, Chain, F, Op, held, live, peak_bytes, plan_of
+from bigtrain_lab.order.recompute.plan import A, B, Chain, F, Op, held, live, peak_bytes, plan_of
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.ledger import Ledger
-from bigtrain_lab.runtime.meter import Meter
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.runtime.memory.ledger import Ledger
+from bigtrain_lab.runtime.memory.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
+from bigtrain_lab.techniques.precision_policy import Policy
+from tests.unit.reruns import same
 from tests.unit.square import Square
 
 WIDTHS = [6, 20, 9, 30, 4, 16, 8, 5]
@@ -97,15 +99,14 @@ def start(shape, grad=True):
     return torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).requires_grad_(grad)
 
 
+def by_plan(plan, layers, x, **options):
+    return checkpoint_sequential(layers, plan, x, **options)
+
+
 def run_plain(layers, x):
     for layer in layers:
         x = layer(x)
     return x
-
-
-@torch.no_grad()
-def stepped(weight):
-    weight.sub_(weight.grad)
 
 
 def trained(layers, x, forward):
@@ -115,12 +116,6 @@ def trained(layers, x, forward):
     between = torch.rand(2)
     (y.square().sum() + y.exp().mean()).backward()
     return [y.detach(), between, torch.rand(2), *(p.grad for p in layers.parameters())]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(
-        (x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b)
-    )
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -160,43 +155,74 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
     assert max(inside) == peak_bytes(ops, chain) and after[-1] == 0
 
 
-@pytest.mark.parametrize("plan", ["every-2", "halving", "optimal"])
-def test_by_name_and_budget_and_without_a_gradient_of_x(plan):
-    layers, x = unequal(), start((7, 6), grad=False)
-    expected = trained(layers, x, lambda x: run_plain(layers, x))
-    assert same(
-        trained(layers, x, lambda x: checkpoint_sequential(layers, plan, x, budget_bytes=7_000)),
-        expected,
-    )
-    assert x.grad is None
+def penalised(x):
+    y = (nn.functional.dropout(x, 0.4).sin() * x).exp()
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return y + slope.square()
 
 
-def test_x_in_the_middle_of_a_graph_and_the_loss_beyond():
-    layers = unequal()
-    before, x = nn.Linear(2, 6), start((7, 2))
+def alone(chain, layers, x):
+    return chain(layers, x)
 
-    def forward(chain):
-        def run(x):
-            h = before(x)
-            return chain(h).cos() * h.sum()
 
-        return run
+def in_the_middle_of_a_graph(chain, layers, x):
+    h = layers[-1](x).exp()
+    return chain(layers[:-1], h).cos() * h.sum()
 
-    expected = trained(layers, x, forward(lambda h: run_plain(layers, h))) + [
-        x.grad,
-        before.weight.grad,
-    ]
-    x.grad = before.weight.grad = None
-    assert same(
-        trained(layers, x, forward(lambda h: checkpoint_sequential(layers, "every-3", h)))
-        + [x.grad, before.weight.grad],
-        expected,
-    )
+
+def beside_a_graph(chain, layers, x):
+    c = layers[0](x.detach()).exp()
+    return chain([lambda x: (x * c).tanh()] * 3, x)
+
+
+def inside_a_checkpoint(chain, layers, x):
+    return checkpoint(lambda x: chain(layers, x), x)
+
+
+def with_checkpoints_inside(chain, layers, x):
+    return chain([partial(checkpoint, layer) for layer in layers], x)
+
+
+def with_gradients_of_its_own(chain, layers, x):
+    return chain([Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x)
+
+
+def sharing(linear):
+    return nn.ModuleList([linear, Same(), linear, linear])
+
+
+CASES = {  # where a chain is, and of what -> how, its layers, x
+    "x without a gradient": lambda: (alone, unequal(), start((7, 6), grad=False)),
+    "in the middle of a graph": lambda: (
+        in_the_middle_of_a_graph,
+        unequal().append(nn.Linear(2, 6)),
+        start((7, 2)),
+    ),
+    "beside a graph": lambda: (beside_a_graph, sharing(nn.Linear(6, 6)), start((2, 6))),
+    "inside a checkpoint": lambda: (inside_a_checkpoint, unequal(), start((7, 6))),
+    "checkpoints inside": lambda: (with_checkpoints_inside, unequal(), start((7, 6))),
+    "gradients of its own": lambda: (with_gradients_of_its_own, unequal(), start((2, 3))),
+    "shared weights": lambda: (alone, sharing(nn.Linear(6, 6)), start((2, 6))),
+    "integers in front": lambda: (
+        alone,
+        nn.ModuleList([nn.Embedding(10, 6), nn.Linear(6, 2), Same()]),
+        torch.tensor([[1, 4, 1]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "every-3", "keep-none", "optimal"])
+@pytest.mark.parametrize("case", CASES)
+def test_bits_wherever_a_chain_is(case, plan):
+    how, layers, x = CASES[case]()
+    found = []
+    for chain in (partial(by_plan, plan, budget_bytes=10_000), run_plain):
+        x.grad = None
+        found.append([*trained(layers, x, partial(how, chain, layers)), x.grad])
+    assert same(*found)
 
 
 def test_under_autocast_and_a_function_mode_left_before_the_backward():
-    from bigtrain_lab.techniques.precision_policy import Policy
-
     for context in (lambda: torch.autocast("cpu", torch.bfloat16), lambda: Policy(torch.bfloat16)):
         layers, x = unequal(), start((7, 6))
 
@@ -218,19 +244,6 @@ def test_under_autocast_and_a_function_mode_left_before_the_backward():
             results.append(trained(layers, x, under(chain)) + [x.grad])
         assert same(results[1], results[0]) and same(results[2], results[0])
         assert not same(results[0], trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad])
-
-
-def test_inside_a_checkpoint_and_with_checkpoints_inside():
-    layers, x = unequal(), start((7, 6))
-    expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
-    for forward in (
-        lambda x: checkpoint(lambda x: checkpoint_sequential(layers, "every-3", x), x),
-        lambda x: checkpoint_sequential(
-            [partial(checkpoint, layer) for layer in layers], "every-3", x
-        ),
-    ):
-        x.grad = None
-        assert same(trained(layers, x, forward) + [x.grad], expected)
 
 
 class Two(nn.Module):
@@ -324,79 +337,6 @@ def test_a_state_in_hand_is_let_go_before_a_backward():
     assert len(made) == 3 and alive == [False]
 
 
-def test_integers_in_front():
-    table, linear = nn.Embedding(10, 6), nn.Linear(6, 2)
-    layers, ids = nn.ModuleList([table, linear, Same()]), torch.tensor([[1, 4, 1]])
-    assert same(
-        trained(layers, ids, lambda x: checkpoint_sequential(layers, "keep-none", x)),
-        trained(layers, ids, lambda x: run_plain(layers, x)),
-    )
-
-
-def test_shared_weights_gather_all_their_gradients():
-    linear = nn.Linear(6, 6)
-    layers, x = nn.ModuleList([linear, Same(), linear, linear]), start((2, 6))
-    assert same(
-        trained(layers, x, lambda x: checkpoint_sequential(layers, "every-2", x)),
-        trained(layers, x, lambda x: run_plain(layers, x)),
-    )
-
-
-@pytest.mark.parametrize("last", [Same(), nn.Softmax(-1), nn.Identity()])
-@pytest.mark.parametrize("moved", ["weight", "bias"])
-def test_a_weight_that_moved_between_forward_and_backward(last, moved):
-    layers = [partial(nn.Linear(6, 6)), Same(), nn.Linear(6, 4), last]
-    y = checkpoint_sequential(layers, "keep-none", start((2, 6), grad=False))
-    with torch.no_grad():
-        getattr(layers[2], moved).mul_(3)
-        layers[0].func.bias.mul_(3)
-    with pytest.raises(
-        Impossible,
-        match=r"weight of shape .* was changed in place between the forward of layer \d and its backward",
-    ):
-        y.square().sum().backward()
-
-
-def test_weights_that_a_layer_moves_itself_or_that_step_as_their_gradients_come():
-    table = nn.Embedding(10, 6, max_norm=0.5)
-    checkpoint_sequential(
-        [table, Same(), Same(), Same()], "keep-none", torch.tensor([1, 2])
-    ).sum().backward()  # runs four times
-    ends = []
-    for chain in (run_plain, lambda layers, x: checkpoint_sequential(layers, "keep-none", x)):
-        layers = unequal()
-        for weight in layers.parameters():
-            weight.register_post_accumulate_grad_hook(stepped)
-        torch.manual_seed(5)
-        chain(layers, start((7, 6))).square().sum().backward()
-        ends.append([w.detach() for w in layers.parameters()])
-    assert same(*ends)
-
-
-def test_where_nothing_learns_nothing_is_recorded():
-    layers = unequal().requires_grad_(False)
-    assert not checkpoint_sequential(layers, "sqrt", start((7, 6), grad=False)).requires_grad
-    assert checkpoint_sequential(layers, "sqrt", start((7, 6))).requires_grad
-    layers[-2].bias.requires_grad_()
-    y = checkpoint_sequential(layers, "sqrt", start((7, 6), grad=False))
-    y.sum().backward()
-    assert layers[-2].bias.grad is not None
-
-
-@pytest.mark.parametrize("plan", ["keep-all", "every-2", "keep-none"])
-def test_layers_may_use_a_tensor_with_a_graph_beside_their_input(plan):
-    def outcome(chain):
-        torch.manual_seed(0)
-        code, x = nn.Linear(6, 6), start((2, 6))
-        c = code(start((2, 6), grad=False)).exp()
-        chain([lambda x: (x * c).tanh()] * 3, x).sum().backward()
-        return code.weight.grad, x.grad
-
-    assert same(
-        outcome(lambda layers, x: checkpoint_sequential(layers, plan, x)), outcome(run_plain)
-    )
-
-
 def test_without_gradients_every_layer_runs_once():
     layers, seen = unequal().eval(), []
     with torch.no_grad():
@@ -407,7 +347,8 @@ def test_without_gradients_every_layer_runs_once():
 
 
 def test_a_record_holds_what_its_layer_saves_and_nothing_more():
-    """tanh saves its output: its input and the layer's before go, though a leaf in their place would stay."""
+    """tanh saves its output: its input and the layer's before go, though a leaf in their place
+    would stay."""
     states = []
     layers = [
         lambda x: x + 1,
@@ -416,28 +357,6 @@ def test_a_record_holds_what_its_layer_saves_and_nothing_more():
     ]
     y = checkpoint_sequential(layers, "keep-all", start((4,)))
     assert states[0]() is None and y.shape == (4,)
-
-
-def test_all_goes_with_the_output():
-    class Marked(nn.Module):
-        def forward(self, x):
-            y = x.exp()
-            alive.append(weakref.ref(y))
-            return y
-
-    for finish in (lambda y: y.sum().backward(), lambda y: None):
-        alive = []
-        gc.disable()
-        try:
-            meter = Meter()
-            with meter.begin():
-                y = checkpoint_sequential([Marked() for _ in range(5)], "every-2", start((4,)))
-            assert meter._measure()["activations"] > 0
-            finish(y)
-            del y
-            assert meter._measure()["activations"] == 0 and not any(r() is not None for r in alive)
-        finally:
-            gc.enable()
 
 
 GRAPHS = {  # all that a plain graph answers: the gradients of x and of all weights
@@ -462,12 +381,14 @@ GRAPHS = {  # all that a plain graph answers: the gradients of x and of all weig
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, "checkpoint"])
 @pytest.mark.parametrize("ask", GRAPHS.values(), ids=GRAPHS)
 def test_every_backward_is_the_plain_graph_s(ask, plan):
     layers, found = unequal(), []
-    ops = operations(plan, weigh(layers, start((7, 6))))
-    for chain in (run_plain, lambda layers, x: checkpoint_sequential(layers, ops, x)):
+    again = partial(checkpoint, run_plain)
+    if plan != "checkpoint":
+        again = partial(by_plan, operations(plan, weigh(layers, start((7, 6)))))
+    for chain in (run_plain, again):
         layers.zero_grad()
         torch.manual_seed(5)
         x = start((7, 6))
@@ -499,23 +420,6 @@ def test_hooks_of_a_shared_weight_run_once_with_the_sum():
     assert len(seen) == 1 and torch.equal(seen[0], linear.weight.grad)
 
 
-def test_a_saved_tensor_may_be_asked_for_twice_and_a_layer_may_ask_for_gradients():
-    def penalised(x):
-        y = (nn.functional.dropout(x, 0.4).sin() * x).exp()
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        return y + slope.square()
-
-    def outcome(chain):
-        torch.manual_seed(3)
-        x = start((2, 3))
-        chain([Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x).sum().backward()
-        return [x.grad]
-
-    assert same(
-        outcome(lambda layers, x: checkpoint_sequential(layers, "keep-none", x)), outcome(run_plain)
-    )
-
-
 def test_a_pass_in_the_backward_ends_with_what_its_layer_saves_unless_the_state_is_read():
     done = []
 
@@ -530,9 +434,10 @@ def test_a_pass_in_the_backward_ends_with_what_its_layer_saves_unless_the_state_
     assert done == ["saved", "end"] * 4
     done.clear()
     y.sum().backward()
-    assert done == ["saved", "end"], (
-        "layer 0 alone: layer 1 ends inside exp, which saves its result"
-    )
+    assert done == [
+        "saved",
+        "end",
+    ], "layer 0 alone: layer 1 ends inside exp, which saves its result"
 
 
 def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
@@ -577,7 +482,10 @@ def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
         (
             [Same()] * 5,
             2,
-            'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to one kept input',
+            (
+                'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to'
+                " one kept input"
+            ),
         ),
         ([Same()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
         ([Same()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
@@ -590,33 +498,27 @@ def test_bad_chains_are_a_sentence(layers, plan, sentence):
         checkpoint_sequential(layers, plan, start((7, 6)))
 
 
-def test_a_budget_below_the_smallest_peak_is_a_sentence():
-    with pytest.raises(Impossible, match="below the smallest peak"):
-        checkpoint_sequential(unequal(), "optimal", start((7, 6)), budget_bytes=100)
-
-
-@pytest.mark.parametrize("plan", ["keep-none", "sqrt", [F(0), F(1), B(1), B(0)]])
-def test_a_budget_that_a_plan_exceeds_is_a_sentence(plan):
+@pytest.mark.parametrize(
+    "plan, budget, sentence",
+    [
+        ("optimal", 100, "below the smallest peak"),
+        ("keep-none", -1, "exceeds the budget of .* take the plan optimal"),
+        ("sqrt", -1, "exceeds the budget"),
+        ([F(0), F(1), B(1), B(0)], -1, "exceeds the budget"),
+        ("sqrt", "1MB", "budget_bytes is '1MB': give a number of bytes"),
+        ("optimal", float("nan"), "budget_bytes is nan"),
+    ],
+)
+def test_budgets_that_cannot_be_kept_are_a_sentence(plan, budget, sentence):
+    """-1: a byte less than the plan's peak, which is enough."""
     layers, x = [nn.Linear(6, 6), Same()], start((7, 6))
-    chain = weigh(layers, x)
-    peak = peak_bytes(plan_of(plan, chain), chain)
-    with pytest.raises(
-        Impossible,
-        match=f"The plan keeps {peak} B at its peak, which exceeds the budget of {peak - 1} B: take the plan optimal",
-    ):
-        checkpoint_sequential(layers, plan, x, budget_bytes=peak - 1)
-    checkpoint_sequential(layers, plan, x, budget_bytes=peak).sum().backward()
-    with pytest.raises(Impossible, match="budget_bytes is '1MB': give a number of bytes"):
-        checkpoint_sequential(layers, plan, x, budget_bytes="1MB")
-    with pytest.raises(Impossible, match="budget_bytes is nan: give a number of bytes"):
-        checkpoint_sequential(layers, "optimal", x, budget_bytes=float("nan"))
-
-
-def test_x_of_inference_mode_is_a_sentence():
-    with torch.inference_mode():
-        x = torch.ones(2, 6)
-    with pytest.raises(Impossible, match="x was made in inference mode"):
-        checkpoint_sequential([nn.Linear(6, 6)], "sqrt", x)
+    if budget == -1:
+        chain = weigh(layers, x)
+        peak = peak_bytes(plan_of(plan, chain), chain)
+        checkpoint_sequential(layers, plan, x, budget_bytes=peak).sum().backward()
+        budget = peak - 1
+    with pytest.raises(Impossible, match=sentence):
+        checkpoint_sequential(layers, plan, x, budget_bytes=budget)
 
 
 @pytest.mark.parametrize(
@@ -634,7 +536,8 @@ def test_x_of_inference_mode_is_a_sentence():
     ],
 )
 def test_kinds_at_each_operation_are_the_ledger_s(order):
-    """Layer 0 saves its output and is recorded early; in the backward layer 1 saves that too, and it stays an activation."""
+    """Layer 0 saves its output and is recorded early; in the backward layer 1 saves that too, and
+    it stays an activation."""
     sizes = [4, 6, 3, 5, 2]
     layers = nn.ModuleList(
         nn.Sequential(nn.Linear(a, b), nn.Tanh() if b != 5 else nn.GELU())
@@ -658,11 +561,12 @@ def test_kinds_at_each_operation_are_the_ledger_s(order):
     ]
 
 
-# -- weighing, and a part only ----------------------------------------------------------------------------------
+# -- weighing, and a part only ---------------------------------------------------------------------
 
 
 def test_weights_of_layers_by_hand():
-    """Linear saves its input; tanh its output; dropout its mask, which is a float tensor in torch's own."""
+    """Linear saves its input; tanh its output; dropout its mask, which is a float tensor in torch's
+    own."""
     layers = [nn.Linear(6, 4), Same(), nn.Sequential(nn.Linear(4, 8), nn.GELU()), lambda x: x + 1]
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -708,6 +612,11 @@ class Attention(nn.Module):
         return self.core(self.linear(x))
 
 
+def test_selective_of_what_is_not_there():
+    with pytest.raises(Impossible, match="Nothing in Linear has a method 'kernel'"):
+        selective(nn.Linear(2, 2), "kernel")
+
+
 def test_selective_leaves_a_method_of_the_instance_s_own_and_may_be_nested():
     attention, x = Attention(), start((2, 4))
     attention.core = torch.sin
@@ -717,13 +626,6 @@ def test_selective_leaves_a_method_of_the_instance_s_own_and_may_be_nested():
     outer = nn.Sequential(attention)
     outer.forward = selective(attention)
     assert torch.equal(selective(outer)(x), attention(x)) and "core" not in vars(attention)
-
-
-def test_selective_of_what_is_not_there():
-    with pytest.raises(
-        Impossible, match="Nothing in Linear has a method 'kernel' to run again: name the method"
-    ):
-        selective(nn.Linear(2, 2), "kernel")
 
 
 def test_one_square_at_a_time_is_alive_in_the_backward():
@@ -743,7 +645,7 @@ def test_one_square_at_a_time_is_alive_in_the_backward():
     assert forward - chain.record(0) + square < highest < forward + square
 
 
-# -- in a run that only a meter looks at ------------------------------------------------------------------------
+# -- in a run that only a meter looks at -----------------------------------------------------------
 
 
 def spanned(rank, how):
@@ -769,7 +671,7 @@ def spanned(rank, how):
 
 @pytest.mark.parametrize(
     "how",
-    ["by the chain", "around it", "by the chain, inside a ledger", "around it, inside a ledger"],
+    ["around it", "by the chain, inside a ledger"],
 )
 def test_spans_of_a_run_around_its_operations(tmp_path, how):
     """A meter's span sets hooks, which autograd sets anew between two of its nodes."""
@@ -784,7 +686,8 @@ def test_spans_of_a_run_around_its_operations(tmp_path, how):
 
 
 def test_a_span_that_sets_hooks_leaves_those_around_it():
-    """Whether it is the only one, or another observer's are there: after the backward the same hooks are active as before."""
+    """Whether it is the only one, or another observer's are there: after the backward the same
+    hooks are active as before."""
     layers, x, seen = [torch.sin, torch.exp, torch.sin], torch.ones(3, requires_grad=True), []
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""The comparison of two sets of tensors: a training that diverged equals one that diverged alike, and else the place is told, without a warning."""
+"""The comparison of two sets of tensors: a training that diverged equals one that diverged alike,
+and else the place is told, without a warning."""
 
 import numpy as np
 import pytest

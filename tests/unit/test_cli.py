@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from bigtrain_lab import report
 from bigtrain_lab.cli import labs, main
-from bigtrain_lab.collective import Collective
 from bigtrain_lab.core import CLOCKS, Hardware, Impossible, Scalar, Span, Trace, knob
 from bigtrain_lab.core.trace import Shares
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.recompute import Recompute
+from bigtrain_lab.order.collective import Collective
+from bigtrain_lab.order.recompute.plan import Recompute
+from bigtrain_lab.order.schedule import F, Schedule
 from bigtrain_lab.runtime import Run, calibrate, launch
-from bigtrain_lab.schedule import F, Schedule
+from bigtrain_lab.view import report
 
 SMALL = [
     "--ranks",
@@ -77,13 +77,13 @@ def refused(answer, *words: str):
     assert "Traceback" not in err
 
 
-# -- help and lists ----------------------------------------------------------------------------------------------
+# -- help and lists --------------------------------------------------------------------------------
 
 
 def test_help_names_the_commands_and_imports_nothing_heavy():
     code = (
-        "import sys\nfrom bigtrain_lab.cli import main\ncode = main(['--help'])\n"
-        "print('HEAVY', [m for m in ('torch', 'numpy', 'plotly', 'IPython') if m in sys.modules], code)"
+        "import sys\nfrom bigtrain_lab.cli import main\ncode = main(['--help'])\nprint('HEAVY', [m"
+        " for m in ('torch', 'numpy', 'plotly', 'IPython') if m in sys.modules], code)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -127,7 +127,7 @@ def test_list_says_what_there_is(cli):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["experiments", "schedules"])
+@pytest.mark.parametrize("folder", ["experiments", "order/schedules"])
 def test_a_file_that_does_not_import_is_one_sentence_and_the_others_work(folder, tmp_path):
     shutil.copytree(
         ROOT / "bigtrain_lab",
@@ -146,7 +146,8 @@ def test_a_file_that_does_not_import_is_one_sentence_and_the_others_work(folder,
     assert done.returncode == 0 and "pipeline" in done.stdout and "gpipe" in done.stdout
     assert (
         done.stderr
-        == f"bigtrain: {broken}, line 3: SyntaxError: invalid syntax; nothing of this file is there until it is mended.\n"
+        == f"bigtrain: {broken}, line 3: SyntaxError: invalid syntax; nothing of this file is there"
+        " until it is mended.\n"
     )
 
 
@@ -190,7 +191,7 @@ def test_help_of_run_has_the_options_of_a_run(cli):
     )
 
 
-# -- predict -----------------------------------------------------------------------------------------------------
+# -- predict ---------------------------------------------------------------------------------------
 
 
 def test_predict_gives_the_papers_numbers_the_timeline_and_the_sentences(cli):
@@ -277,7 +278,7 @@ def test_run_refuses_in_a_sentence(cli, words, said):
     assert not Path("runs").exists()
 
 
-# -- run, show, export -------------------------------------------------------------------------------------------
+# -- run, show, export -----------------------------------------------------------------------------
 
 
 def test_run_compares_the_three_clocks(cli):
@@ -313,7 +314,8 @@ def test_run_compares_the_three_clocks(cli):
 def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
     out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
     assert re.search(
-        r"^modelled: [\d.]+ µs a step, compute [\d.]+%, waits [\d.]+%, idle [\d.]+%, [\d.]+ ms of device time, [\d.]+ m?J\.$",
+        r"^modelled: [\d.]+ µs a step, compute [\d.]+%, waits [\d.]+%, idle [\d.]+%, [\d.]+ ms of"
+        r" device time, [\d.]+ m?J\.$",
         out,
         re.M,
     )
@@ -434,7 +436,11 @@ def test_export_writes_a_page_and_the_other_file_too(cli, done):
     )
     page = Path("o.html").read_text()
     assert (
-        (code, err) == (0, "")
+        (code, err)
+        == (
+            0,
+            "",
+        )
         and f"The page is in o.html ({len(page.encode()) / 1000:.4g} kB): any browser plays it.\n"
         in out
     )
@@ -510,7 +516,7 @@ def test_of_a_run_that_was_cut_off_what_is_whole_is_shown(cli, done, tmp_path):
         and "step time" not in out
         and "a step" not in out
     )
-    lanes = {name: text for name, text in re.findall(r"^(rank \d) (.*)$", out, re.M)}
+    lanes = dict(re.findall(r"^(rank \d) (.*)$", out, re.M))
     assert "B1" in lanes["rank 0"] and "F1" in lanes["rank 1"] and "B1" not in lanes["rank 1"]
     assert (
         said in cli("export", place, "--chrome", "o.json")[1]
@@ -553,11 +559,12 @@ def test_without_a_run_the_newest_is_named(cli):
     refused(cli("export", "--chrome", "o.json"), "Name a run directory")
 
 
-# -- ends other than well ----------------------------------------------------------------------------------------
+# -- ends other than well --------------------------------------------------------------------------
 
 
 def gone(directory) -> bool:
-    """Whether nothing of the run is left: it is not running, and the ranks' processes have ended."""
+    """Whether nothing of the run is left: it is not running, and the ranks' processes have
+    ended."""
     import psutil
 
     ranks = [
@@ -569,7 +576,8 @@ def gone(directory) -> bool:
 
 
 def define_failing() -> None:
-    """An experiment as typed in a notebook; in a function of its own, since pydantic keeps the names around a class."""
+    """An experiment as typed in a notebook; in a function of its own, since pydantic keeps the
+    names around a class."""
 
     class Failing(PipelineExperiment):
         __module__ = "__main__"  # so it travels by value
@@ -631,7 +639,8 @@ def cli_title() -> str:
 
 
 def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
-    from bigtrain_lab.runtime import board, border
+    from bigtrain_lab.runtime.process import border
+    from bigtrain_lab.runtime.torchrun import board
 
     monkeypatch.setattr(
         board, "join", lambda place, point: board.Board(dist.HashStore(), place.index, place.ranks)
@@ -650,8 +659,9 @@ def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
     "words", [("--ranks", "2"), ("--rows", "x"), ("--no-such-setting",), ("--chunks", "3")]
 )
 def test_under_torchrun_what_is_refused_is_told_once_a_machine(cli, monkeypatch, words):
-    """All ranks refuse alike: the first rank of each machine says why. By hand every rank does, each in a terminal of its own."""
-    from bigtrain_lab.runtime import board
+    """All ranks refuse alike: the first rank of each machine says why. By hand every rank does,
+    each in a terminal of its own."""
+    from bigtrain_lab.runtime.torchrun import board
 
     monkeypatch.setattr(
         PipelineExperiment,
@@ -675,8 +685,10 @@ def test_under_torchrun_what_is_refused_is_told_once_a_machine(cli, monkeypatch,
         for rank, local in ((0, 0), (1, 1), (2, 0), (3, 1)):
             monkeypatch.setenv("RANK", str(rank))
             monkeypatch.setenv("LOCAL_RANK", str(local))
-            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one") if agent else monkeypatch.delenv(
-                "TORCHELASTIC_RUN_ID", raising=False
+            (
+                monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+                if agent
+                else monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
             )
             code, _, err = cli("run", "pipeline", *words)
             assert (code, err.count("bigtrain: ")) == (2, 0 if agent and local else 1)
@@ -684,7 +696,7 @@ def test_under_torchrun_what_is_refused_is_told_once_a_machine(cli, monkeypatch,
 
 
 def test_under_torchrun_a_reason_of_its_own_is_told_by_any_rank(cli, monkeypatch):
-    from bigtrain_lab.runtime import board
+    from bigtrain_lab.runtime.torchrun import board
 
     job = board.Board(dist.HashStore(), 0, 4)
     job.run(1).refuse("The settings are wrong.")
@@ -712,7 +724,7 @@ def work(rank):
     """A program for two ranks that is importable where they are."""
 
 
-# -- a new member appears by itself ------------------------------------------------------------------------------
+# -- a new member appears by itself ----------------------------------------------------------------
 
 
 def test_a_new_experiment_gains_its_commands(cli, family):
@@ -774,7 +786,7 @@ def test_a_new_schedule_joins_the_menu(cli, family):
     refused(cli("predict", "pipeline", "--schedule", "onl"), '"only"')
 
 
-# -- the report --------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------
 
 
 A, S = report.Amount, "slot"

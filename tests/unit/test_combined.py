@@ -1,28 +1,29 @@
-"""All axes at once: every product of data, pipeline and tensor parallel on 8 ranks is one training, as predicted."""
+"""All axes at once: every product of data, pipeline and tensor parallel on 8 ranks is one training,
+as predicted."""
 
 import json
 from itertools import product
 
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Mesh, Span, Transfer
 from bigtrain_lab.experiments.combined import Combined
+from bigtrain_lab.order.rates import axes
 from bigtrain_lab.panel import show
-from bigtrain_lab.rates import axes
-from bigtrain_lab.recipe import Recipe
+from bigtrain_lab.train.recipe import Recipe
+from bigtrain_lab.view import figures
 
-SMALL = dict(
-    layers=2,
-    micro_batches=2,
-    width=16,
-    heads=8,
-    vocabulary=256,
-    sequence=8,
-    dtype="float64",
-    steps=2,
-)
+SMALL = {
+    "layers": 2,
+    "micro_batches": 2,
+    "width": 16,
+    "heads": 8,
+    "vocabulary": 256,
+    "sequence": 8,
+    "dtype": "float64",
+    "steps": 2,
+}
 PRODUCTS = [
     sizes for sizes in product((1, 2, 4, 8), repeat=3) if sizes[0] * sizes[1] * sizes[2] == 8
 ]
@@ -32,7 +33,8 @@ PRODUCTS = [
     "number, sizes", [*enumerate(PRODUCTS)], ids=["x".join(map(str, sizes)) for sizes in PRODUCTS]
 )
 def test_every_product_of_the_axes_runs_as_predicted_and_as_one_process(number, sizes, tmp_path):
-    """With recompute, sequence parallelism and ZeRO-1 in turn: clock, bytes, memory inside actions, weights and losses of all ranks."""
+    """With recompute, sequence parallelism and ZeRO-1 in turn: clock, bytes, memory inside actions,
+    weights and losses of all ranks."""
     replicas, pipeline, slices = sizes
     asked = Combined(
         replicas=replicas,

@@ -1,4 +1,5 @@
-"""The lab compile: the lesson's numbers, every compiler's run as predicted, and what is told of graphs captured again."""
+"""The lab compile: the lesson's numbers, every compiler's run as predicted, and what is told of
+graphs captured again."""
 
 import shutil
 from statistics import median
@@ -16,11 +17,11 @@ from bigtrain_lab.experiments.compilers import (
     Compile,
     break_even,
 )
-from bigtrain_lab.figures import figure
-from bigtrain_lab.rates import last
-from bigtrain_lab.report import column
+from bigtrain_lab.order.rates import last
+from bigtrain_lab.view.figures import figure
+from bigtrain_lab.view.report import column
 
-SMALL = dict(rows=70, columns=96, dtype="float64", steps=2)
+SMALL = {"rows": 70, "columns": 96, "dtype": "float64", "steps": 2}
 
 
 def table(**settings) -> dict:
@@ -43,8 +44,8 @@ def test_the_numbers_of_the_lesson():
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(compiler="ours", function="softmax", block=256),
-        dict(compiler="eager", function="product"),
+        {"compiler": "ours", "function": "softmax", "block": 256},
+        {"compiler": "eager", "function": "product"},
     ],
 )
 def test_a_run_is_as_predicted(settings, tmp_path):
@@ -65,12 +66,15 @@ def test_a_run_is_as_predicted(settings, tmp_path):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_is_launched_at_once_costs_one_launch(function):
-    """A small tensor's kernels take the time of their launches, which a CUDA graph pays once a pass; a large one's that of its bytes."""
+    """A small tensor's kernels take the time of their launches, which a CUDA graph pays once a
+    pass; a large one's that of its bytes."""
     small, large = (
         {
-            name: Compile(function=function, rows=rows, columns=rows, compiler=name)
-            .predict()
-            .step_time
+            name: (
+                Compile(function=function, rows=rows, columns=rows, compiler=name)
+                .predict()
+                .step_time
+            )
             for name in ("eager", "ours", "cuda-graph")
         }
         for rows in (64, 8192)
@@ -85,7 +89,10 @@ def test_a_run_that_does_not_fit_is_refused():
     huge = Compile(rows=65536, columns=65536)
     with pytest.raises(
         Impossible,
-        match="^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would need less.$",
+        match=(
+            "^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would"
+            " need less.$"
+        ),
     ):
         huge.run()
 

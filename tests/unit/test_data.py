@@ -29,7 +29,7 @@ def test_every_window_is_drawn_and_none_beyond_the_end():
 
 
 def test_a_batch_depends_on_its_arguments_only():
-    ask = dict(seed=1, step=2, micro_batch=3, batch=4, sequence=8)
+    ask = {"seed": 1, "step": 2, "micro_batch": 3, "batch": 4, "sequence": 8}
     first, _ = ALPHABET.batch(**ask)
     torch.manual_seed(99)
     ALPHABET.batch(**{**ask, "step": 7})

@@ -1,4 +1,5 @@
-"""A data loader is lanes of its rank: what real ranks model is what the plan predicts, and a slow disk hides behind workers."""
+"""A data loader is lanes of its rank: what real ranks model is what the plan predicts, and a slow
+disk hides behind workers."""
 
 from dataclasses import replace
 
@@ -8,12 +9,12 @@ from torch import nn
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Cost, Impossible, Span, Transfer
-from bigtrain_lab.recipe import Recipe, train
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.bucket_plan import with_buckets
 from bigtrain_lab.techniques.data_loader import Loader, Loading, with_loads
+from bigtrain_lab.train.recipe import Recipe, train
 
 ORDER = Schedule.named("1f1b")(1, 2)
 COST = Cost(
@@ -57,7 +58,8 @@ def predicted(loading: Loading, ranks: int, cost=COST):
     "ranks, loading", [(2, Loading(2, 2)), (2, Loading(3, 1, pinned=False)), (1, Loading())]
 )
 def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
-    """Micro-batches of other lengths, a slow rank, sleeps at random; and the numbers are those of one process."""
+    """Micro-batches of other lengths, a slow rank, sleeps at random; and the numbers are those of
+    one process."""
     recipe = recipe_of(ranks)
 
     def program(rank):
@@ -97,7 +99,8 @@ def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer(
         cost = Cost({"F": 1, "B": 2, "U": 0, "D": 5, "C": 1}, **more)
         return float(simulate(with_loads(plan, loading, [(n,) for n in range(60)]), cost).step_time)
 
-    # The first micro-batch comes after 6 slots, or 5 and a copy; then each costs what takes longest.
+    # The first micro-batch comes after 6 slots, or 5 and a copy; then each costs what takes
+    # longest.
     assert step(Loading()) == 9
     assert step(Loading(1, 1)) == step(Loading(1, 4)) == pytest.approx(6 + 3 / 60)
     assert step(Loading(2, 1)) == step(Loading(4, 2)) == pytest.approx(3 + 6 / 60)

@@ -1,4 +1,5 @@
-"""Data parallel ranks learn what one process learns from all samples; their buckets leave while the backward goes on."""
+"""Data parallel ranks learn what one process learns from all samples; their buckets leave while the
+backward goes on."""
 
 import copy
 import pickle
@@ -11,14 +12,11 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from bigtrain_lab.core import Cost, Impossible, Link, Mesh
-from bigtrain_lab.plan import Compute, Launch, Plan, Together, Wait
+from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
-from bigtrain_lab.schedule import Action
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
-from bigtrain_lab.techniques.bucket_plan import messages
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
@@ -31,13 +29,14 @@ from bigtrain_lab.techniques.reducers import (
     buckets_of,
 )
 
-from .test_group import lanes_of
+from .threads import on_processes, on_threads
 
-WIDTH, BUCKET_BYTES, STEPS = 6, 100, 50
+WIDTH, BUCKET_BYTES, STEPS, COUNT = 6, 100, 8, 7
 
 
 class Model(nn.Module):
-    """A tied weight, a frozen one, one that nothing uses (if asked for), and a buffer that counts in the output."""
+    """A tied weight, a frozen one, one that nothing uses (if asked for), and a buffer that counts
+    in the output."""
 
     def __init__(self, seed=0, spare=False):
         super().__init__()
@@ -74,7 +73,7 @@ def alone(steps, count, model=None):
         }
         optimizer.step()
         losses.append(loss.item())
-    return losses, first
+    return torch.tensor(losses, dtype=torch.float64), first
 
 
 def equal(gradients, expected):
@@ -85,133 +84,66 @@ def equal(gradients, expected):
         ) <= 1e-12 * torch.linalg.vector_norm(expected[name]), name
 
 
-OPTIONS = {
-    "alone": (1, {}, {"cost": {"B": 3, "U": 1}}),
-    "plain, kept gradients": (2, {"all_reduce": ring_all_reduce}, {"record": False}),
-    "ring, split": (
-        4,
-        {"all_reduce": ring_all_reduce, "strategy": Buckets(split=True)},
-        {"cost": {"B": 3, "U": 1}},
-    ),
-    "fused cycle": (
+def learnt(group, options, backwards=1, accumulates=False, keeps=False):
+    """What a rank ends with. `backwards` of a step; `accumulates`: under no_sync but for the last;
+    `keeps`: zero_grad fills gradients with zeros."""
+    model = DistributedDataParallel(
+        Model(seed=group.rank), group, **{"bucket_bytes": BUCKET_BYTES} | options
+    )
+    x, y = (part.tensor_split(group.size)[group.rank] for part in samples(COUNT))
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), 1e-2)
+    losses, first = [], {}
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=not keeps)
+        for part in range(backwards):
+            with model.no_sync() if accumulates and part == 0 else nullcontext():
+                a, b = x[part::backwards], y[part::backwards]
+                (mse_loss(model(a), b) * len(a) * group.size / COUNT).backward()
+        model.finish_gradient_synchronization()
+        learnt = {name: p.grad for name, p in model.module.named_parameters() if p.requires_grad}
+        first = first or {f"gradient {name}": grad.clone() for name, grad in learnt.items()}
+        losses.append(mse_loss(model(samples(COUNT)[0]), samples(COUNT)[1]).item())
+        optimizer.step()
+    losses = torch.tensor(losses, dtype=torch.float64)
+    return {**model.module.state_dict(), **first, "losses": losses}
+
+
+RING = {"all_reduce": ring_all_reduce}
+WAYS = {  # how the ranks run, how many, and what is asked of the model and of the loop
+    "alone": (on_threads, 1, {}, {}),
+    "plain, kept gradients": (on_threads, 2, RING, {"keeps": True}),
+    "ring, split": (on_threads, 4, RING | {"strategy": Buckets(split=True)}, {}),
+    "fused cycle": (on_threads, 2, {"strategy": FusedCycle(700), "bucket_bytes": 400}, {}),
+    "fused cycle, at the end": (on_threads, 3, {"strategy": FusedCycle(), "overlap": False}, {}),
+    "push-pull": (on_threads, 4, {"strategy": PushPull()}, {}),
+    "one bucket of two backwards": (
+        on_threads,
         2,
-        {"strategy": FusedCycle(every_ticks=700), "bucket_bytes": 400},
-        {"cost": {"B": 3, "U": 1}},
+        {"bucket_bytes": 2**20, "backwards": 2},
+        {"backwards": 2},
     ),
-    "push-pull": (4, {"strategy": PushPull()}, {"cost": {"B": 3, "U": 1}}),
-    "push-pull, no clock": (2, {"strategy": PushPull()}, {"record": False}),
-    "fused cycle, no clock": (2, {"strategy": FusedCycle(), "overlap": False}, {"record": False}),
-    "backend, one bucket": (2, {"bucket_bytes": 2**20, "backwards": 2}, {"cost": {"B": 3, "U": 1}}),
     "accumulated, at the end": (
+        on_threads,
         2,
         {"all_reduce": backend_all_reduce, "overlap": False},
-        {"clock": False},
+        {"backwards": 2, "accumulates": True},
     ),
+    "processes": (on_processes, 2, {"strategy": PushPull()}, {}),
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-def test_ranks_learn_what_one_process_learns(case, tmp_path):
-    """Tied, frozen weights, buffers, uneven shares of a batch; clock and bytes as planned."""
-    ranks, options, mode = OPTIONS[case]
-    options = {"bucket_bytes": BUCKET_BYTES} | options
-    count, pieces = 7, 2 if "accumulated" in case or "backwards" in options else 1
-
-    def program(rank):
-        model = DistributedDataParallel(Model(seed=rank.index), rank.group("dp"), **options)
-        x, y = (part.tensor_split(ranks)[rank.index] for part in samples(count))
-        optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), 1e-2)
-        losses, first = [], None
-        for step in range(STEPS):
-            optimizer.zero_grad(set_to_none="kept" not in case)
-            for piece in range(pieces):
-                with (
-                    rank.span((Action("B", 0, pieces * step + piece),)),
-                    model.no_sync() if piece == 0 and "accumulated" in case else nullcontext(),
-                ):
-                    a, b = x[piece::pieces], y[piece::pieces]
-                    (mse_loss(model(a), b) * len(a) * ranks / count).backward()
-            model.finish_gradient_synchronization()
-            first = first or {
-                name: p.grad.clone()
-                for name, p in model.module.named_parameters()
-                if p.grad is not None
-            }
-            with rank.span((Action("U", 0, step),)):
-                losses.append(mse_loss(model(samples(count)[0]), samples(count)[1]).item())
-                optimizer.step()
-        state = {f"{name} {rank.index}": value for name, value in model.module.state_dict().items()}
-        return (
-            state
-            | {f"losses {rank.index}": torch.tensor(losses, dtype=torch.float64)}
-            | {f"gradient {rank.index} {name}": g for name, g in first.items()}
-        )
-
-    links = {(a, b): Link(100 + a, 7, 3) for a in range(ranks) for b in range(ranks)}
-    cost = {"cost": Cost(mode["cost"], links=links)} if "cost" in mode else mode
-    run = launch(program, ranks, mesh=Mesh(dp=ranks), directory=tmp_path / "run", **cost)
-    found, trained = run.result, Model()
-    losses, first = alone(STEPS, count, trained)
-    for rank in range(ranks):
-        assert torch.allclose(
-            torch.from_numpy(found[f"losses {rank}"]),
-            torch.tensor(losses, dtype=torch.float64),
-            rtol=1e-9,
-            atol=0,
-        )
-        equal({name: torch.from_numpy(found[f"gradient {rank} {name}"]) for name in first}, first)
-        assert found[f"calls {rank}"] == 0 and found[f"scale {rank}"] == found["scale 0"]
-        assert all(
-            (found[f"{name} {rank}"] == found[f"{name} 0"]).all() for name in trained.state_dict()
-        )  # to the bit
-    if "cost" not in mode:
-        return
-    learnt = [p for p in trained.parameters() if p.requires_grad][::-1]
-    strategy, most_bytes = options.get("strategy", Buckets()), options["bucket_bytes"]
-    buckets = strategy.pieces(learnt, most_bytes, timed=True)
-    state, everyone = (
-        sum(t.nbytes for t in (*trained.parameters(), *trained.buffers())),
-        tuple(range(ranks)),
-    )
-    lanes = {}
-    for rank in range(ranks):
-        lanes[rank, "compute"], lanes[rank, "comm:dp"] = (
-            [Together("parameters and buffers", "broadcast", state, everyone)],
-            [],
-        )
-        for step in range(STEPS):
-            work = [Compute((Action("B", 0, pieces * step + piece),)) for piece in range(pieces)]
-            ready = [Launch(f"bucket {number} of batch {step}") for number in range(len(buckets))]
-            lanes[rank, "compute"] += [
-                *work,
-                *ready,
-                Wait(f"mean {step}"),
-                Compute((Action("U", 0, step),)),
-            ]
-            send = partial(
-                messages,
-                buckets,
-                step,
-                rank,
-                everyone,
-                options.get("all_reduce", strategy.all_reduce),
-            )
-            lanes[rank, "comm:dp"] += [
-                *strategy.program(step, buckets, most_bytes, True, everyone, send),
-                Launch(f"mean {step}"),
-            ]
-    plan = Plan({key: tuple(ops) for key, ops in lanes.items()}, ranks)
-    assert lanes_of(run.trace("modelled")) == lanes_of(simulate(plan, cost["cost"]))
-    assert (
-        len(buckets)
-        == {
-            "alone": 2,
-            "ring, split": 4,
-            "backend, one bucket": 1,
-            "fused cycle": 3,
-            "push-pull": 4,
-        }[case]
-    )
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_learn_what_one_process_learns(way):
+    """Tied, frozen weights, buffers, uneven shares of a batch."""
+    over, ranks, options, loop = WAYS[way]
+    trained = Model()
+    losses, first = alone(STEPS, COUNT, trained)
+    results = over(partial(learnt, options=options, **loop), ranks)
+    for found in results:
+        assert torch.allclose(found["losses"], losses, rtol=1e-9, atol=0)
+        equal({name: found[f"gradient {name}"] for name in first}, first)
+        assert found["calls"] == 0 and found["scale"] == trained.scale
+        assert all(torch.equal(found[name], results[0][name]) for name in found)  # to the bit
 
 
 def test_a_bucket_is_reduced_before_the_backward_ends(tmp_path):
@@ -247,108 +179,103 @@ def test_a_bucket_is_reduced_before_the_backward_ends(tmp_path):
         assert len(first) == 2 and all(backward.start < t.end < backward.end for t in first)
 
 
-def test_gradients_of_half_weights_are_averaged_at_their_masters(tmp_path):
-    def program(rank):
-        net, x = (
-            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)),
-            torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)),
-        )
-        torch.manual_seed(0)
-        for p in net.parameters():
-            nn.init.normal_(p)
-        found = []
-        for parallel in (True, False):
-            own, precision = copy.deepcopy(net), MixedPrecision("bf16")
-            precision.prepare(own)
-            model = DistributedDataParallel(own, rank.group("dp"), backwards=2) if parallel else own
-            with precision:
-                for part in range(4):
-                    if not parallel or part % 2 == rank.index:
-                        precision.backward(model(x[part // 2]).square().sum() * (part + 1))
-            if parallel:
-                model.finish_gradient_synchronization()
-            found.append([p.grad / (1 if parallel else 2) for p in precision.parameters()])
-        assert all(
-            torch.allclose(a, b, rtol=1e-5) and a.dtype == torch.float32
-            for a, b in zip(*found, strict=True)
-        )
+def test_gradients_of_half_weights_are_averaged_at_their_masters():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(2, 3, 4)
 
-    launch(program, 2, mesh=Mesh(dp=2), record=False, directory=tmp_path / "run").wait()
+    def program(group=None):
+        own, precision = copy.deepcopy(net), MixedPrecision("bf16")
+        precision.prepare(own)
+        model = DistributedDataParallel(own, group, backwards=2) if group else own
+        with precision:
+            for part in range(4):
+                if group is None or part % 2 == group.rank:
+                    precision.backward(model(x[part // 2]).square().sum() * (part + 1))
+        if group:
+            model.finish_gradient_synchronization()
+        return [p.grad for p in precision.parameters()]
+
+    for found in on_threads(program, 2):
+        for a, b in zip(found, program(), strict=True):
+            assert torch.allclose(a, b / 2, rtol=1e-5) and a.dtype == torch.float32
 
 
-def test_unused_parameters_are_named_on_every_rank_or_allowed(tmp_path):
-    """Rank 1 uses the spare layer; in the last step nobody does. Nothing hangs, whatever a rank lacks."""
+def test_unused_parameters_are_named_on_every_rank():
+    """Rank 1 uses the spare layer; in the last step nobody does. Nothing hangs, whatever a rank
+    lacks."""
 
-    def program(rank):
+    def program(group):
         told, x = [], torch.ones(1, WIDTH, dtype=torch.float64)
-        torch.distributed.new_group(
-            [0, 1]
-        )  # a group more than rank 2 has: a lane is made all the same
-        model = DistributedDataParallel(Model(spare=True), rank.group("dp"), BUCKET_BYTES)
-        for use in (rank.index == 1, False):
+        model = DistributedDataParallel(Model(spare=True), group, BUCKET_BYTES)
+        for use in (group.rank == 1, False):
             model(x, use).sum().backward()
             with pytest.raises(Impossible) as refused:
                 model.finish_gradient_synchronization()
             told.append(str(refused.value))
-        assert told == [
-            f"Parameters got no gradient, on {who}: spare.bias, spare.weight; let every rank's loss depend on them, freeze them, or pass "
-            "allow_unused=True."
-            for who in ("ranks 0 and 2", "ranks 0, 1 and 2")
-        ]
+        return told
+
+    for told in on_threads(program, 3):
+        for sentence, who in zip(told, ("ranks 0 and 2", "ranks 0, 1 and 2"), strict=True):
+            assert f"{who}: spare.bias, spare.weight" in sentence and "allow_unused" in sentence
+
+
+def test_unused_parameters_may_be_allowed():
+    x, one = torch.ones(1, WIDTH, dtype=torch.float64), Model(spare=True)
+    one(x, True).sum().backward()
+
+    def program(group):
         model = DistributedDataParallel(
-            Model(spare=True),
-            rank.group("dp"),
-            BUCKET_BYTES,
-            allow_unused=True,
-            all_reduce=ring_all_reduce,
+            Model(spare=True), group, BUCKET_BYTES, allow_unused=True, all_reduce=ring_all_reduce
         )
-        one = Model(spare=True)
-        one(x, True).sum().backward()
-        model(x, rank.index == 1).sum().backward()
-        model.finish_gradient_synchronization()
-        assert torch.allclose(model.module.spare.weight.grad, one.spare.weight.grad / 3, rtol=1e-12)
-        model.zero_grad()
-        model(x).sum().backward()
-        model.finish_gradient_synchronization()
-        assert model.module.spare.weight.grad is None and model.module.first.weight.grad is not None
+        found = []
+        for use in (group.rank == 1, False):
+            model(x, use).sum().backward()
+            model.finish_gradient_synchronization()
+            grads = model.module.spare.weight.grad, model.module.first.weight.grad
+            found.append([grad if grad is None else grad.clone() for grad in grads])
+            model.zero_grad()
+        return found
 
-    launch(program, 3, mesh=Mesh(dp=3), cost={}, directory=tmp_path / "run").wait()
+    for (spare, _), (nothing, first) in on_threads(program, 3):
+        assert torch.allclose(spare, one.spare.weight.grad / 3, rtol=1e-12)
+        assert nothing is None and first is not None
 
 
-@pytest.mark.parametrize("mode", [{"record": False}, {"cost": {}}], ids=["plain", "modelled"])
-def test_modules_that_differ_are_told_to_every_rank(mode, tmp_path):
-    wholes = {
-        "parameter 1.weight, float32 of shape (2, 3)": lambda odd: nn.Sequential(
-            nn.Linear(3, 3), nn.Linear(3, 2 + odd)
-        ),
-        "parameter bias, float32 of shape (3,)": lambda odd: nn.Linear(3, 3, bias=not odd),
-        "parameter weight, float32 of shape (3, 3)": lambda odd: (
-            nn.Linear(3, 3).requires_grad_(not odd) if not odd else frozen(nn.Linear(3, 3))
-        ),
-        "buckets of 1024 bytes by Buckets(split=False)": lambda odd: nn.Linear(2, 2),
-    }
-    others = [
-        "parameter 1.weight, float32 of shape (3, 3)",
-        "nothing more",
-        "parameter weight, float32 of shape (3, 3), frozen",
-        "buckets of 1025 bytes by Buckets(split=False)",
-    ]
+def frozen(layer):
+    layer.weight.requires_grad_(False)
+    return layer
 
-    def frozen(layer):
-        layer.weight.requires_grad_(False)
-        return layer
 
-    def program(rank):
-        odd = rank.index == 1
-        for (most, make), other in zip(wholes.items(), others):
-            with pytest.raises(Impossible) as refused:
-                DistributedDataParallel(make(odd), rank.group(), 1024 + odd * (most[0] == "b"))
-            assert str(refused.value) == (
-                f"The ranks' modules differ: ranks 0 and 2: {most}; rank 1: {other}; wrap the same module with the same "
-                "settings on every rank."
-            )
+DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and what is told of them
+    (
+        lambda odd: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2 + odd)),
+        1024,
+        "1.weight, float32 of shape (2, 3)",
+        "1.weight, float32 of shape (3, 3)",
+    ),
+    (lambda odd: nn.Linear(3, 3, bias=not odd), 1024, "bias, float32 of shape (3,)", "nothing"),
+    (
+        lambda odd: frozen(nn.Linear(3, 3)) if odd else nn.Linear(3, 3),
+        1024,
+        "weight, float32 of shape (3, 3)",
+        "weight, float32 of shape (3, 3), frozen",
+    ),
+    (lambda odd: nn.Linear(2, 2), 1025, "buckets of 1024 bytes", "buckets of 1025 bytes"),
+]
 
-    launch(program, 3, directory=tmp_path / "run", **mode).wait()
+
+@pytest.mark.parametrize("make, odd_bytes, most, other", DIFFERENT)
+def test_modules_that_differ_are_told_to_every_rank(make, odd_bytes, most, other):
+    def program(group):
+        odd = group.rank == 1
+        with pytest.raises(Impossible) as refused:
+            DistributedDataParallel(make(odd), group, odd_bytes if odd else 1024)
+        return str(refused.value)
+
+    for told in on_threads(program, 3):
+        others, mine = told.removeprefix("The ranks' modules differ: ").split("; ")[:2]
+        assert others.startswith("ranks 0 and 2: ") and most in others
+        assert mine.startswith("rank 1: ") and other in mine
 
 
 def reshaped(model):
@@ -401,7 +328,10 @@ def stepped_early(model, inside=nullcontext):
             nn.Linear(2, 3),
             {},
             stepped_early,
-            "The gradient of bias on rank 0 is not the ranks' mean yet: call finish_gradient_synchronization() before",
+            (
+                "The gradient of bias on rank 0 is not the ranks' mean yet: call"
+                " finish_gradient_synchronization() before"
+            ),
         ),
         (
             nn.Linear(2, 3),
@@ -421,7 +351,10 @@ def stepped_early(model, inside=nullcontext):
             nn.Linear(2, 3),
             {},
             reshaped,
-            "Parameter weight on rank 0 is float32 of shape (5, 2) on cpu and was float32 of shape (3, 2) on cpu when it was wrapped",
+            (
+                "Parameter weight on rank 0 is float32 of shape (5, 2) on cpu and was float32 of"
+                " shape (3, 2) on cpu when it was wrapped"
+            ),
         ),
         (
             nn.Embedding(4, 2, sparse=True),
@@ -433,7 +366,10 @@ def stepped_early(model, inside=nullcontext):
             nn.Linear(2, 3),
             {},
             twice,
-            "Parameter bias on rank 0 got a gradient from backward 2 of a batch of 1: call finish_gradient_synchronization() before",
+            (
+                "Parameter bias on rank 0 got a gradient from backward 2 of a batch of 1: call"
+                " finish_gradient_synchronization() before"
+            ),
         ),
         (
             nn.Linear(2, 3),

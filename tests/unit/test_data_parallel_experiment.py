@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.checks import clocks_differ, run_differs
 from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
-from bigtrain_lab.plan import Together
-from bigtrain_lab.rates import exposed
+from bigtrain_lab.order.plan import Together
+from bigtrain_lab.order.rates import exposed
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import RankFailed, launch
-from bigtrain_lab.runtime.execute import execute
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.runtime.talk.execute import execute
+from bigtrain_lab.view import figures
 
-SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
+SMALL = {"layers": 2, "width": 16, "vocabulary": 256, "sequence": 8, "dtype": "float64", "steps": 2}
 
 
 def told(experiment) -> dict:
@@ -68,7 +68,8 @@ def test_links_between_nodes_are_what_a_ring_over_them_pays():
 
 
 def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
-    """Micro-batches, a mesh of 2 x 2, nodes of 2 ranks: clock, bytes, memory, weights and losses."""
+    """Micro-batches, a mesh of 2 x 2, nodes of 2 ranks: clock, bytes, memory, weights and
+    losses."""
     asked = DataParallel(
         replicas=2,
         pipeline=2,
@@ -124,7 +125,8 @@ def test_other_strategies_run_as_predicted_send_as_many_bytes_and_learn_the_same
 
 @pytest.mark.parametrize("cycle_ms", [0.05, 0.3, 5])
 def test_a_cycle_takes_what_is_ready_on_all_ranks(cycle_ms):
-    """And no more: by the times of the backward, with a straggler among the ranks. All bytes leave in the order of the layers."""
+    """And no more: by the times of the backward, with a straggler among the ranks. All bytes leave
+    in the order of the layers."""
     asked = DataParallel(
         strategy="fused-cycle", cycle_ms=cycle_ms, bucket_mb=100, fault="straggler", steps=1
     )
@@ -158,7 +160,8 @@ def test_a_plan_with_cycles_runs_without_a_technique(tmp_path):
 
 
 def test_push_pull_lets_the_front_layers_go_first():
-    """All is ready at once: the pieces go from the first layer to the last. Beside the backward none waits for one that is not ready."""
+    """All is ready at once: the pieces go from the first layer to the last. Beside the backward
+    none waits for one that is not ready."""
     for overlap in (False, True):
         order = [
             int(name.split()[1])
@@ -202,16 +205,19 @@ def test_what_it_says():
     "settings, told",
     [
         (
-            dict(mistake="absent", fault_at=0),
-            "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (sum) of float32 of shape (4144,); rank 1 bucket 1",
+            {"mistake": "absent", "fault_at": 0},
+            (
+                "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (sum) of float32 of"
+                " shape (4144,); rank 1 bucket 1"
+            ),
         ),
         (
-            dict(mistake="swapped", fault_rank=2, fault_at=1),
+            {"mistake": "swapped", "fault_rank": 2, "fault_at": 1},
             "at one time: ranks 0 and 1 bucket 1 of batch 0",
         ),
-        (dict(mistake="absent", fault_at=0, ring=True), "bucket 0"),
+        ({"mistake": "absent", "fault_at": 0, "ring": True}, "bucket 0"),
         (
-            dict(mistake="short"),
+            {"mistake": "short"},
             "waits in bucket 0 of batch 1 for rank 1, which has finished without calling it.",
         ),
     ],
@@ -244,10 +250,10 @@ def test_a_nan_reaches_every_replica_and_its_rank_is_named(tmp_path):
 @pytest.mark.parametrize(
     "settings, told",
     [
-        (dict(mistake="absent", fault_at=99), "can make it at 0 to"),
-        (dict(mistake="swapped", fault_rank=5), "there are ranks 0 to 2"),
-        (dict(mistake="short", steps=1), "One step cannot"),
-        (dict(mistake="absent", replicas=1, fault_rank=0), "One replica cannot"),
+        ({"mistake": "absent", "fault_at": 99}, "can make it at 0 to"),
+        ({"mistake": "swapped", "fault_rank": 5}, "there are ranks 0 to 2"),
+        ({"mistake": "short", "steps": 1}, "One step cannot"),
+        ({"mistake": "absent", "replicas": 1, "fault_rank": 0}, "One replica cannot"),
     ],
 )
 def test_a_mistake_that_cannot_be_is_refused(settings, told):

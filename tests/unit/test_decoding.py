@@ -1,4 +1,5 @@
-"""Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not read."""
+"""Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not
+read."""
 
 from dataclasses import replace
 from functools import lru_cache, partial

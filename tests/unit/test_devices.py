@@ -108,7 +108,8 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(tmp_path, m
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_compute_on_gpus(tmp_path, ranks):
-    """Where there is a GPU: one rank alone, and two that share it where there is one, train as on the CPU."""
+    """Where there is a GPU: one rank alone, and two that share it where there is one, train as on
+    the CPU."""
     from bigtrain_lab.experiments.pipeline import PipelineExperiment
 
     lab = PipelineExperiment(
@@ -123,7 +124,8 @@ def test_ranks_compute_on_gpus(tmp_path, ranks):
 
 
 def arrives(rank):
-    """What one rank sends lies on the other's device when it has arrived; "meta" stands for a GPU."""
+    """What one rank sends lies on the other's device when it has arrived; "meta" stands for a
+    GPU."""
     group = rank.group()
     group.device = torch.device("meta")
     if rank.index == 0:

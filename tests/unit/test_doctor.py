@@ -10,79 +10,59 @@ import pytest
 from bigtrain_lab import doctor
 from bigtrain_lab.cli import main
 from bigtrain_lab.core.cost import COLLECTIVES
-from bigtrain_lab.runtime import peers
-from bigtrain_lab.runtime.border import LOOPBACK
+from bigtrain_lab.runtime.process.border import LOOPBACK
+from bigtrain_lab.runtime.torchrun import peers
 
 WANTED = {"ipywidgets": ">=8.1", "anywidget": ">=0.11", "jupyterlab": ">=4.6", "ipykernel": ">=7.4"}
 FOUND = {"ipywidgets": "8.1.9", "anywidget": "0.11.0", "jupyterlab": "4.6.6", "ipykernel": "7.4.0"}
 
 
-@pytest.fixture
-def only(monkeypatch):
-    """Let the doctor make these checks only."""
-    return lambda **checks: monkeypatch.setattr(doctor, "CHECKS", checks)
-
-
 def test_this_machine_can_run_the_labs(monkeypatch, tmp_path, tmp_path_factory, capsys):
-    """All checks for real: two ranks meet, ports, packages. One line each; where tests run, nothing may fail."""
+    """All checks for real: two ranks meet, ports, packages. One line each; where tests run, nothing
+    may fail."""
     monkeypatch.chdir(tmp_path)
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr("bigtrain_lab.runtime.calibrate.cache_directory", lambda: str(cache))
     assert main(["doctor", "--ranks", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == [
-        "python",
-        "torch",
-        "gloo",
-        "speed",
-        "nccl",
-        "devices",
-        "ports",
-        "cores",
-        "memory",
-        "widgets",
-        "browser",
-        "runs",
-    ]
+    assert [line.split()[1] for line in lines] == list(doctor.CHECKS)
     assert all(line.split()[0] in ("ok", "warn") for line in lines)
-    assert (
-        "two real ranks met" in lines[2]
-        and "ipykernel 7." in lines[9]
-        and "hardware profile this-machine" in lines[3]
-    )
     assert not list(tmp_path.iterdir()) and (cache / "bigtrain_lab" / "this-machine.json").exists()
 
 
-def test_a_failed_check_makes_exit_code_1_and_one_long_line(only, capsys):
-    only(
-        fine=lambda ranks: ("ok", "good"),
-        bad=lambda ranks: ("fail", "x" * 200, f"ask for {ranks} ranks."),
-    )
-    assert main(["doctor", "--ranks", "3"]) == 1
-    assert (
-        capsys.readouterr().out
-        == f"ok   fine     good\nfail bad      {'x' * 200}. Mend: ask for 3 ranks.\n"
-    )
-
-
-def test_a_warning_is_no_failure(only, capsys):
-    only(odd=lambda ranks: ("warn", "slow", "wait."))
-    assert main(["doctor"]) == 0
-
-
-def test_a_check_that_breaks_is_a_finding(only, capsys):
-    only(torch=lambda ranks: 1 / 0, next=lambda ranks: ("ok", "still asked"))
-    assert main(["doctor"]) == 1
-    out = capsys.readouterr().out
-    assert (
-        "could not be checked: ZeroDivisionError" in out
-        and "Mend: " in out
-        and "still asked" in out
-    )
+@pytest.mark.parametrize(
+    "checks, code, out",
+    [
+        (
+            {
+                "fine": lambda ranks: ("ok", "good"),
+                "bad": lambda ranks: ("fail", "x" * 200, f"ask for {ranks} ranks."),
+            },
+            1,
+            f"ok   fine     good\nfail bad      {'x' * 200}. Mend: ask for 3 ranks.\n",
+        ),
+        (
+            {"odd": lambda ranks: ("warn", "slow", "wait.")},
+            0,
+            "warn odd      slow. Mend: wait.\n",
+        ),
+        (
+            {"torch": lambda ranks: 1 / 0, "next": lambda ranks: ("ok", "still asked")},
+            1,
+            "fail torch    could not be checked: ZeroDivisionError: division by zero. Mend: install"
+            " the project again (make setup).\nok   next     still asked\n",
+        ),
+    ],
+    ids=["a failure", "a warning", "a check that breaks"],
+)
+def test_a_check_is_a_line_and_a_failed_one_the_exit_code(checks, code, out, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    assert (main(["doctor", "--ranks", "3"]), capsys.readouterr().out) == (code, out)
 
 
 def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsys):
-    """A new constant that stands in no source changes this count: find it a source, or add it here."""
+    """A new constant that stands in no source changes this count: find it a source, or add it
+    here."""
     monkeypatch.setattr("bigtrain_lab.runtime.this_machine", lambda measure: None)
     assert main(["doctor", "--constants"]) == 0
     told, rows = " ".join(capsys.readouterr().out.split()), doctor.constants()
@@ -112,9 +92,16 @@ def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsy
         assert value in told
 
 
-def test_no_ranks_is_refused(capsys):
-    assert main(["doctor", "--ranks", "0"]) == 2
-    assert "ranks is 0: ask for at least 1." in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--ranks", "0"], "ranks is 0: ask for at least 1."),
+        (["--peer", "node1"], "'node1' is no peer: write host:port"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(words, told, capsys):
+    assert main(["doctor", *words]) == 2
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -126,14 +113,20 @@ def test_no_ranks_is_refused(capsys):
             None,
             True,
             "ok",
-            "4 visible GPUs for 4 ranks: ranks compute on the CPU unless --device auto asks for more (one GPU a rank",
+            (
+                "4 visible GPUs for 4 ranks: ranks compute on the CPU unless --device auto asks for"
+                " more (one GPU a rank"
+            ),
         ),
         (
             2,
             None,
             True,
             "warn",
-            "(4 ranks share 2 GPUs through gloo: NCCL wants one for each rank), which this release has not been tested with",
+            (
+                "(4 ranks share 2 GPUs through gloo: NCCL wants one for each rank), which this"
+                " release has not been tested with"
+            ),
         ),
         (8, "0,1,2,3,4,5,6,7", True, "ok", "8 visible GPUs"),
         (1, None, True, "warn", 'asks for cuda:1 fails with "invalid device ordinal"'),
@@ -211,35 +204,13 @@ def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
     assert level == "warn" and "yet this machine has an NVIDIA GPU" in says and "TORCH=cuda" in mend
 
 
-def test_nccl_is_missed_only_where_gpus_are(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(doctor, "visible_devices", lambda: 2)
-    assert doctor.nccl(4)[0] == "warn"
-    monkeypatch.setattr(doctor, "visible_devices", lambda: 0)
-    assert doctor.nccl(4)[0] == "ok"
-
-
-def test_gloo_tells_why_ranks_do_not_meet(monkeypatch):
-    monkeypatch.setattr(doctor, "add_up", lambda rank: 1 / 0)
+@pytest.mark.parametrize(
+    "wrong, words", [(lambda rank: 1 / 0, "ZeroDivisionError"), (lambda rank: {"sum": 2.0}, "2")]
+)
+def test_gloo_tells_why_ranks_do_not_meet_and_checks_their_sum(wrong, words, monkeypatch):
+    monkeypatch.setattr(doctor, "add_up", wrong)
     level, says, mend = doctor.gloo(2)
-    assert level == "fail" and "ZeroDivisionError" in says and "\n" not in says and mend
-
-
-def test_gloo_checks_the_sum(monkeypatch):
-    monkeypatch.setattr(doctor, "add_up", lambda rank: {"sum": 2.0})
-    assert doctor.gloo(2)[0] == "fail"
-
-
-def test_ports(monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(1, "Operation not permitted")
-
-    assert doctor.ports(2)[0] == "ok"
-    monkeypatch.setattr(socket, "create_server", refuse)
-    level, says, mend = doctor.ports(2)
-    assert level == "fail" and "Operation not permitted" in says and "127.0.0.1" in mend
+    assert level == "fail" and words in says and "\n" not in says and mend
 
 
 def test_a_folder_that_takes_no_files(monkeypatch, tmp_path):
@@ -259,19 +230,7 @@ def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
     assert doctor.runs(2)[0] == "warn"
 
 
-def test_a_browser_is_only_for_the_tests(monkeypatch):
-    monkeypatch.delenv("BROWSER_PATH", raising=False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "playwrights_own", lambda: None)
-    level, says, mend = doctor.browser(2)
-    assert level == "warn" and "labs work in any browser" in says and mend
-    monkeypatch.setattr(
-        doctor.shutil, "which", lambda name: "/usr/bin/x" if name == "chromium" else None
-    )
-    assert doctor.browser(2)[0] == "ok"
-
-
-# -- the way to a peer ----------------------------------------------------------------------------------------------
+# -- the way to a peer -----------------------------------------------------------------------------
 
 
 def of_peer(capsys, peer: str) -> tuple[int, list[str]]:
@@ -344,10 +303,8 @@ def test_a_peer_beyond_every_route(capsys, monkeypatch):
         code == 1
         and len(lines) == 2
         and lines[1]
-        == (
-            "fail route    192.0.2.77: Network is unreachable. "
-            "Mend: connect this machine to the peer's network."
-        )
+        == "fail route    192.0.2.77: Network is unreachable. "
+        "Mend: connect this machine to the peer's network."
     )
 
 
@@ -357,7 +314,10 @@ def test_a_peer_beyond_every_route(capsys, monkeypatch):
         (
             None,
             "ok",
-            "eth1 with address 10.0.0.7 reaches 10.0.0.9; to insist on it: export GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1",
+            (
+                "eth1 with address 10.0.0.7 reaches 10.0.0.9; to insist on it: export"
+                " GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1"
+            ),
         ),
         ("eth1", "ok", "to insist on it"),
         (
@@ -371,11 +331,6 @@ def test_the_interface_that_reaches_a_peer(capsys, monkeypatch, chosen, level, w
     monkeypatch.setattr(peers, "own_address", lambda address: "10.0.0.7")
     monkeypatch.setattr(peers, "interface_of", lambda address: "eth1")
     monkeypatch.setattr(peers, "connect", lambda *_: None)
-    monkeypatch.setattr("bigtrain_lab.runtime.border.interface", lambda: chosen)
+    monkeypatch.setattr("bigtrain_lab.runtime.process.border.interface", lambda: chosen)
     code, lines = of_peer(capsys, "10.0.0.9:29400")
     assert code == 0 and lines[1].split()[0] == level and words in lines[1]
-
-
-def test_what_is_no_peer(capsys):
-    assert main(["doctor", "--peer", "node1"]) == 2
-    assert "'node1' is no peer: write host:port" in capsys.readouterr().err

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (
     GPT,
@@ -36,9 +35,11 @@ from bigtrain_lab.models import (
     saved_bytes,
     theory,
 )
-from bigtrain_lab.rehearsal import HALVES, WHOLE, Like
-from bigtrain_lab.runtime import Ledger, owned
+from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
+from bigtrain_lab.runtime.memory import owned
+from bigtrain_lab.train.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
+from bigtrain_lab.train.rehearsal import HALVES, WHOLE, Like
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 OPTIMIZERS = {
@@ -52,7 +53,8 @@ OPTIMIZERS = {
 
 
 class Witness(TorchDispatchMode):
-    """Bytes of every storage that any operator returns, from its birth to its death; nothing of the library in it."""
+    """Bytes of every storage that any operator returns, from its birth to its death; nothing of the
+    library in it."""
 
     def __init__(self, *given):
         super().__init__()
@@ -242,7 +244,8 @@ def test_unobserved_the_peak_is_that_of_torch_s_allocator(config, batch):
 
 
 def test_the_closed_forms_of_a_training_step():
-    """16 bytes a parameter under Adam in float32; three of the logits' size at the loss; what autograd saves."""
+    """16 bytes a parameter under Adam in float32; three of the logits' size at the loss; what
+    autograd saves."""
     config, batch = GPTConfig(layers=2, width=16, heads=2, sequence=8, vocabulary=5000), 16
     account, P = gpt_steps(config, batch), theory.gpt_weights(config)
     tensors = len(parameter_shapes(config))
@@ -316,9 +319,12 @@ def given_to(config, first, batch):
     targets = torch.randint(config.vocabulary, (batch, config.sequence), generator=draw)
     if first == 0:
         return targets, targets
-    return torch.randn(
-        batch, config.sequence, config.width, dtype=config.dtype, generator=draw
-    ).requires_grad_(), targets
+    return (
+        torch.randn(
+            batch, config.sequence, config.width, dtype=config.dtype, generator=draw
+        ).requires_grad_(),
+        targets,
+    )
 
 
 def forward(stage, x, targets, noise=NOISE):
@@ -346,7 +352,8 @@ def test_flops_equal_torchs_counter(first, last, batch):
 
 
 def packed_bytes(stage, x, targets, noise=NOISE):
-    """Bytes of each distinct storage that autograd packs, less the weights and what the stage was given; sorted."""
+    """Bytes of each distinct storage that autograd packs, less the weights and what the stage was
+    given; sorted."""
     storages = {}
 
     def pack(tensor):
@@ -367,10 +374,10 @@ def packed_bytes(stage, x, targets, noise=NOISE):
 @pytest.mark.parametrize(
     "size",
     [
-        dict(),
-        dict(sequence=1),
-        dict(heads=1),
-        dict(layers=1, width=6, heads=2, dtype=torch.float64),
+        {},
+        {"sequence": 1},
+        {"heads": 1},
+        {"layers": 1, "width": 6, "heads": 2, "dtype": torch.float64},
     ],
     ids=str,
 )
@@ -400,7 +407,8 @@ def test_boundary_bytes_are_those_of_the_message():
 
 
 class OperatorBytes(TorchDispatchMode):
-    """Inputs read once and outputs written once, for every operator that is neither a matmul nor a view; nothing of the library in it."""
+    """Inputs read once and outputs written once, for every operator that is neither a matmul nor a
+    view; nothing of the library in it."""
 
     FREE = (
         "mm",

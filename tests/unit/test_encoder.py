@@ -1,4 +1,5 @@
-"""The encoder: padding changes nothing, every word counts, and a dry run of it finds what torch itself counts."""
+"""The encoder: padding changes nothing, every word counts, and a dry run of it finds what torch
+itself counts."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,7 +9,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.models import (
     GPT,
     Encoder,
@@ -20,8 +20,9 @@ from bigtrain_lab.models import (
     parameters,
     theory,
 )
-from bigtrain_lab.runtime import owned
+from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
+from bigtrain_lab.train.dry_run import dry_run
 from tests.unit.test_dry_run import OperatorBytes
 
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
@@ -126,7 +127,7 @@ def test_flops_equal_torchs_counter(batch):
 
 
 @pytest.mark.parametrize(
-    "size", [dict(), dict(layers=1, heads=1), dict(width=24, sequence=33)], ids=str
+    "size", [{}, {"layers": 1, "heads": 1}, {"width": 24, "sequence": 33}], ids=str
 )
 @pytest.mark.parametrize("batch", [1, 4])
 def test_saved_bytes_are_exact(size, batch):

@@ -1,4 +1,5 @@
-"""The translator's epoch on three ranks from that on one: within 10% of the published run, whatever is assumed."""
+"""The translator's epoch on three ranks from that on one: within 10% of the published run, whatever
+is assumed."""
 
 from dataclasses import replace
 
@@ -44,7 +45,8 @@ def test_the_seconds_on_three_ranks_are_not_assumed():
 
 
 def test_a_step_is_exposed_to_the_source_table_alone():
-    """Kernels as fast beside the all-reduce, on a link that keeps up: the last gradient is that of the source's words."""
+    """Kernels as fast beside the all-reduce, on a link that keeps up: the last gradient is that of
+    the source's words."""
     fast = replace(RTX3090, overlap_slowdown=1.0)
     table_s = 4 / 3 * 4 * 32_000 * 512 / 12e9 + 4 * 5e-6
     assert step(3, 0.120, PUBLISHED, fast, TranslatorConfig()) == pytest.approx(

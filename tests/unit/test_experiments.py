@@ -4,57 +4,64 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models.theory import block_flops
-from bigtrain_lab.report import column, rows, strip
-from bigtrain_lab.runtime import owned
-from bigtrain_lab.schedule import B, F, Schedule
+from bigtrain_lab.order.schedule import B, F, Schedule
+from bigtrain_lab.view.report import column, rows, strip
 
 BAD = [
-    (dict(ranks=9), "ranks is 9: it must be a whole number from 1 to 8"),
-    (dict(micro_batches=0), "micro-batches is 0: it must be a whole number from 1 to 32"),
+    ({"ranks": 9}, "ranks is 9: it must be a whole number from 1 to 8"),
+    ({"micro_batches": 0}, "micro-batches is 0: it must be a whole number from 1 to 32"),
     (
-        dict(ranks=4, layers=3),
+        {"ranks": 4, "layers": 3},
         "4 stages need at least 4 layers; the model has 3: take 3 stages or 4 layers",
     ),
     (
-        dict(schedule="interleaved", chunks=3),
-        "4 ranks with 3 chunks each need at least 12 layers; the model has 8: take 2 chunks or 12 layers",
+        {"schedule": "interleaved", "chunks": 3},
+        (
+            "4 ranks with 3 chunks each need at least 12 layers; the model has 8: take 2 chunks or"
+            " 12 layers"
+        ),
     ),
     (
-        dict(schedule="interleaved", layers=7),
+        {"schedule": "interleaved", "layers": 7},
         "need at least 8 layers; the model has 7: take 1 chunk or 8 layers",
     ),
-    (dict(schedule="interleaved", layers=3, ranks=4), "the model has 3: take 1 rank or 8 layers"),
     (
-        dict(
-            schedule="interleaved",
-            layers=5,
-            partition="balanced",
-            hardware="v100-nvlink",
-            micro_batches=6,
-            ranks=6,
-            chunks=2,
-        ),
-        "6 ranks with 2 chunks each need at least 12 pieces; the model has 7, its embedding and head among them: take 1 chunk or 10 layers",
+        {"schedule": "interleaved", "layers": 3, "ranks": 4},
+        "the model has 3: take 1 rank or 8 layers",
     ),
-    (dict(schedule="x"), "no schedule called 'x': choose one of .*1f1b"),
-    (dict(nope=1), "pipeline has no setting 'nope'"),
-    (dict(heads=3), "take 2 or 4 heads"),
-    (dict(hardware="z"), "hardware is 'z': choose one of unit"),
-    (dict(optimizer="z"), "optimizer is 'z': choose one of sgd"),
-    (dict(dtype="float8"), "dtype is 'float8': it must be one of float32, float64"),
-    (dict(tied=True, schedule="pipedream"), "tied=False, or a synchronous schedule"),
-    (dict(text="/nowhere/at all"), "cannot be read"),
-    (dict(ranks=2.5), "ranks is 2.5: it must be a whole number from 1 to 8"),
-    (dict(stashing="x"), "stashing is 'x': it must be true or false"),
-    (dict(seed=-1), "a whole number from 0 to 2,147,483,647"),
-    (dict(learning_rate="fast"), "learning-rate is 'fast'"),
+    (
+        {
+            "schedule": "interleaved",
+            "layers": 5,
+            "partition": "balanced",
+            "hardware": "v100-nvlink",
+            "micro_batches": 6,
+            "ranks": 6,
+            "chunks": 2,
+        },
+        (
+            "6 ranks with 2 chunks each need at least 12 pieces; the model has 7, its embedding and"
+            " head among them: take 1 chunk or 10 layers"
+        ),
+    ),
+    ({"schedule": "x"}, "no schedule called 'x': choose one of .*1f1b"),
+    ({"nope": 1}, "pipeline has no setting 'nope'"),
+    ({"heads": 3}, "take 2 or 4 heads"),
+    ({"hardware": "z"}, "hardware is 'z': choose one of unit"),
+    ({"optimizer": "z"}, "optimizer is 'z': choose one of sgd"),
+    ({"dtype": "float8"}, "dtype is 'float8': it must be one of float32, float64"),
+    ({"tied": True, "schedule": "pipedream"}, "tied=False, or a synchronous schedule"),
+    ({"text": "/nowhere/at all"}, "cannot be read"),
+    ({"ranks": 2.5}, "ranks is 2.5: it must be a whole number from 1 to 8"),
+    ({"stashing": "x"}, "stashing is 'x': it must be true or false"),
+    ({"seed": -1}, "a whole number from 0 to 2,147,483,647"),
+    ({"learning_rate": "fast"}, "learning-rate is 'fast'"),
 ]
 
 
@@ -67,7 +74,8 @@ def test_what_cannot_be_is_one_sentence(settings, words):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
-    """On an A100 5 us each: an embedding and two blocks are 38 operators, which were charged 3.2 us."""
+    """On an A100 5 us each: an embedding and two blocks are 38 operators, which were charged 3.2
+    us."""
     lab = PipelineExperiment(hardware="a100-nvlink", dropout=dropout, schedule="zb-h1")
     embedding, block, head = (
         {kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()}

@@ -1,14 +1,15 @@
-"""Why ranks wait, in sentences: each wait is counted with those it is named with, and all of them are told."""
+"""Why ranks wait, in sentences: each wait is counted with those it is named with, and all of them
+are told."""
 
 import re
 
 import pytest
 
 from bigtrain_lab.core import Span, Trace
-from bigtrain_lab.explain import bubbles
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.schedules.gpipe import GPipe
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.explain import bubbles
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.schedules.gpipe import GPipe
+from bigtrain_lab.order.simulate import simulate
 
 SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
 
@@ -21,7 +22,8 @@ def told(name, ranks=4, micro_batches=8):
 
 @pytest.mark.parametrize("name", [name for name in Schedule.all() if not name.startswith("zb")])
 def test_the_slots_that_are_told_are_all_that_a_rank_idles(name):
-    """Zero-bubble orders wait for nothing but a first input or gradient; there a wait may end in a W that it does not explain."""
+    """Zero-bubble orders wait for nothing but a first input or gradient; there a wait may end in a
+    W that it does not explain."""
     trace, sentences = told(name)
     for rank in range(4):
         own = [s for s in sentences if s.startswith(f"Rank {rank} ")]
@@ -29,7 +31,8 @@ def test_the_slots_that_are_told_are_all_that_a_rank_idles(name):
 
 
 def idle_slots(sentence: str) -> float:
-    """The slots of a sentence: of the longest wait alone, or of all such waits, and of the others."""
+    """The slots of a sentence: of the longest wait alone, or of all such waits, and of the
+    others."""
     longest, *sums = map(float, re.findall(r"([\d.]+) slots?", sentence))
     return sum(sums) if "such waits" in sentence else longest + sum(sums)
 
@@ -82,7 +85,8 @@ def test_the_whole_is_told_of_every_kind_of_schedule(name, whole):
 
 @pytest.mark.parametrize("name", ["1f1b", "pipedream", "naive"])
 def test_what_the_whole_promises_holds(name):
-    """More micro-batches, or a longer run, make the share smaller, or leave it where that was said."""
+    """More micro-batches, or a longer run, make the share smaller, or leave it where that was
+    said."""
     shares = [told(name, micro_batches=m)[0].bubble() for m in (8, 16)]
     assert shares[1] == shares[0] if name == "naive" else shares[1] < shares[0]
 

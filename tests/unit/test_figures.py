@@ -6,20 +6,20 @@ from math import cbrt, dist
 
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Cost, Impossible, Link, Memory, Span, Trace
 from bigtrain_lab.core.waited import waited
-from bigtrain_lab.figures import palette, words
-from bigtrain_lab.figures.memory import byte_ticks
-from bigtrain_lab.figures.timeline import PAPER
-from bigtrain_lab.player import LOOK, Player, pack
-from bigtrain_lab.schedule import Action
-from bigtrain_lab.schedules.gpipe import GPipe
-from bigtrain_lab.schedules.naive import Naive
-from bigtrain_lab.schedules.one_f_one_b import OneFOneB
-from bigtrain_lab.schedules.pipedream import PipeDream
-from bigtrain_lab.simulate import simulate
-from bigtrain_lab.words import duration, size
+from bigtrain_lab.core.words import duration, size
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.order.schedules.gpipe import GPipe
+from bigtrain_lab.order.schedules.naive import Naive
+from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.order.schedules.pipedream import PipeDream
+from bigtrain_lab.order.simulate import simulate
+from bigtrain_lab.view import figures
+from bigtrain_lab.view.figures import palette, words
+from bigtrain_lab.view.figures.memory import byte_ticks
+from bigtrain_lab.view.figures.timeline import PAPER
+from bigtrain_lab.view.player import LOOK, Player, pack
 
 
 def cost_of(ranks, micro_batches, **links):
@@ -32,7 +32,7 @@ def cost_of(ranks, micro_batches, **links):
         {"F": 1, "B": 2, "U": 0},
         messages={"F": 512, "B": 512},
         changes=changes,
-        resident={r: (("weights", 500),) for r in range(ranks)},
+        resident=dict.fromkeys(range(ranks), (("weights", 500),)),
         **links,
     )
 
@@ -300,7 +300,7 @@ def test_the_versions_of_a_long_run_look_apart():
     ]  # the player's are the figures'
 
 
-# -- the player's bytes ---------------------------------------------------------------------------------------------------
+# -- the player's bytes ----------------------------------------------------------------------------
 
 
 def test_player_holds_every_event():

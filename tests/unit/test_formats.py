@@ -1,4 +1,5 @@
-"""The table of formats is torch's; what a histogram of exponents says is lost is what torch's conversions lose."""
+"""The table of formats is torch's; what a histogram of exponents says is lost is what torch's
+conversions lose."""
 
 import math
 
@@ -6,9 +7,9 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible, Trace
-from bigtrain_lab.formats import FORMATS, Exponents, Format
+from bigtrain_lab.core.formats import FORMATS, Exponents, Format
 from bigtrain_lab.runtime import Run, launch
-from bigtrain_lab.runtime.exponents import exponents
+from bigtrain_lab.runtime.record.exponents import exponents
 
 TORCH = {
     "fp32": torch.float32,
@@ -22,13 +23,9 @@ TORCH = {
 @pytest.mark.parametrize("name", TORCH)
 def test_the_table_is_torch_s(name):
     ours, info = FORMATS[name], torch.finfo(TORCH[name])
-    assert (ours.bits, ours.largest, ours.smallest_normal, ours.epsilon) == (
-        info.bits,
-        info.max,
-        info.smallest_normal,
-        info.eps,
-    )
-    sub = torch.tensor(ours.smallest_subnormal, dtype=torch.float64)
+    assert (ours.bits, ours.largest) == (info.bits, info.max)
+    assert (2.0**ours.lowest_normal, 2.0**-ours.mantissa_bits) == (info.smallest_normal, info.eps)
+    sub = torch.tensor(2.0**ours.lowest, dtype=torch.float64)
     assert (
         sub.to(TORCH[name]).double() == sub and (sub / 2).to(TORCH[name]).double() == 0
     )  # the tie goes to the even 0
@@ -39,11 +36,7 @@ def test_the_table_is_torch_s(name):
 
 def test_tf32_has_fp32_s_range_and_fp16_s_digits():
     tf32 = FORMATS["tf32"]
-    assert (tf32.bits, tf32.smallest_normal, tf32.epsilon) == (
-        19,
-        2.0**-126,
-        torch.finfo(torch.float16).eps,
-    )
+    assert (tf32.bits, tf32.lowest_normal, tf32.mantissa_bits) == (19, -126, 10)
     assert tf32.largest == torch.finfo(torch.float32).max - 2.0**127 * (2.0**-10 - 2.0**-23)
 
 
@@ -64,9 +57,10 @@ def test_shares_are_what_torch_s_conversion_does(name, log2_scale):
     x = spread(low=-30, high=30)
     scaled = torch.ldexp(x, torch.tensor(log2_scale))
     size = scaled.abs()
-    # The bins' stated exceptions, at their two ends: half the smallest subnormal itself, and the top bin's part that rounds up.
+    # The bins' stated exceptions, at their two ends: half the smallest subnormal itself, and the
+    # top bin's part that rounds up.
     size = size[
-        (size != number.smallest_subnormal / 2)
+        (size != 2.0**number.lowest / 2)
         & ((size <= number.largest) | (size >= 2.0 ** (number.highest + 1)))
     ]
     cast = size.float().to(dtype).float()
@@ -74,8 +68,8 @@ def test_shares_are_what_torch_s_conversion_does(name, log2_scale):
     over = cast.isinf() if number.infinite else size > number.largest  # which are clipped
     lost = [
         cast == 0,
-        (cast != 0) & (size < number.smallest_normal),
-        (size >= number.smallest_normal) & ~over,
+        (cast != 0) & (size < 2.0**number.lowest_normal),
+        (size >= 2.0**number.lowest_normal) & ~over,
         over,
     ]
     assert told == pytest.approx([part.double().mean().item() for part in lost], abs=1e-12) and sum(
@@ -87,7 +81,7 @@ def test_shares_are_what_torch_s_conversion_does(name, log2_scale):
 
 
 def test_the_stated_exceptions_at_both_ends():
-    half = FORMATS["fp16"].smallest_subnormal / 2
+    half = 2.0 ** (FORMATS["fp16"].lowest - 1)
     assert (
         exponents(torch.tensor([half])).shares("fp16").subnormal == 1
         and torch.tensor(half).half() == 0

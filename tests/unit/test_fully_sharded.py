@@ -1,7 +1,7 @@
-"""Ranks that keep a part of every unit learn what one process learns; the messages and the bytes held are those of the paper."""
+"""Ranks that keep a part of every unit learn what one process learns; the messages and the bytes
+held are those of the paper."""
 
 import copy
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
@@ -9,22 +9,21 @@ from itertools import pairwise, product
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.core.peak import readings
-from bigtrain_lab.dry_run import Slices, dry_run
-from bigtrain_lab.models import built
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint
-from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.units import units_of
+
+from .threads import on_processes, on_threads
 
 WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 2, 2
 
@@ -55,7 +54,8 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Tied weights, a frozen unit, a parameter of its own, one that nothing uses, a buffer; parts used in several ways."""
+    """Tied weights, a frozen unit, a parameter of its own, one that nothing uses, a buffer; parts
+    used in several ways."""
 
     def __init__(self, way="", seed=0):
         super().__init__()
@@ -128,81 +128,67 @@ def alone(way, ranks):
     return model, norms
 
 
-def train(way, group, index, size, span=lambda *_: nullcontext()):
-    model = FullyShardedDataParallel(Model(way, seed=index), group, allow_unused=way == "unused")
+def train(way, group):
+    model = FullyShardedDataParallel(
+        Model(way, seed=group.rank), group, allow_unused=way == "unused"
+    )
     together = {"group": group, "pieces": lambda p: True} if way in ("twice", "chain") else {}
     optimizer, norms = OPTIMIZERS[way](model.parameters(), **together), []
     for step in range(STEPS):
         optimizer.zero_grad()
         for number in range(BACKWARDS):
-            with span((Action("B", 0, BACKWARDS * step + number),)):
-                loss_of(model, index, step, number).backward()
+            loss_of(model, group.rank, step, number).backward()
         model.finish_gradient_synchronization()
         norms.append(model.clip_grad_norm_(0.3))
         optimizer.step()
     return model, norms
 
 
-WAYS = {
-    1: [*OPTIMIZERS],
-    2: [*OPTIMIZERS][7:],
-    3: [*OPTIMIZERS][:4],
-    4: [*OPTIMIZERS][4:7],
-}  # of so many ranks
-
-
-def every_way(group, index, size):
+def learnt(group, ways):
     found = {}
-    for way in WAYS[size]:
-        model, norms = train(way, group, index, size)
-        assert not model.under_way and not any(
-            unit.whole.untyped_storage().nbytes() for unit in model.units
-        )
-        found |= {
-            f"{size} {way} {index} {name}": value for name, value in model.full_state_dict().items()
-        }
-        found[f"{size} {way} {index} norms"] = torch.tensor(norms, dtype=torch.float64)
+    for way in ways:
+        model, norms = train(way, group)
+        freed = [unit.whole.untyped_storage().nbytes() for unit in model.units]
+        assert not model.under_way and not any(freed)
+        found |= {f"{way} {name}": value for name, value in model.full_state_dict().items()}
+        found[f"{way} norms"] = torch.tensor(norms, dtype=torch.float64)
         with torch.no_grad():
-            found[f"{size} {way} {index} read"] = loss_of(model.eval(), 0, 0, 0)
+            found[f"{way} read"] = loss_of(model.eval(), 0, 0, 0)
     other = FullyShardedDataParallel(Model(way, seed=9), group)
     other.load_full_state_dict(model.full_state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters()))
+    assert all(map(torch.equal, other.parameters(), model.parameters()))
     return found
+
+
+EVERY = [*OPTIMIZERS]
 
 
 @pytest.mark.filterwarnings(
     "ignore:None of the inputs"
 )  # torch's reentrant checkpoint, read without gradients
-def test_ranks_learn_what_one_process_learns(tmp_path):
-    """On 1 to 4 ranks, on each of them: with clipping, over accumulated backwards, from rank 0's weights, whatever the way units are used."""
-
-    def program(rank):
-        found = {}
-        for size in (3, 4, 2):
-            group = rank.among(tuple(range(size)))  # all of them ask for it
-            if rank.index < size:
-                found |= every_way(group, rank.index, size)
-        return found
-
-    found = {name: torch.as_tensor(value) for name, value in every_way(Alone(), 0, 1).items()}
-    run = launch(program, 4, mesh=Mesh(dp=4), record=False, directory=tmp_path / "run")
-    found |= {name: torch.from_numpy(value) for name, value in run.result.items()}
-    for size, way in ((size, way) for size, ways in WAYS.items() for way in ways):
-        model, norms = alone(way, size)
+@pytest.mark.parametrize(
+    "over, ranks, ways",
+    [
+        (on_threads, 1, EVERY),
+        (on_threads, 3, EVERY[:4]),
+        (on_threads, 4, EVERY[4:]),
+        (on_processes, 2, EVERY[6:8]),
+    ],
+)
+def test_ranks_learn_what_one_process_learns(over, ranks, ways):
+    """On each of them: with clipping, over accumulated backwards, from rank 0's weights, whatever
+    the way units are used."""
+    results = over(partial(learnt, ways=ways), ranks)
+    for way in ways:
+        model, norms = alone(way, ranks)
         expected = model.state_dict() | {
             "norms": torch.tensor(norms, dtype=torch.float64),
             "read": loss_of(model.eval(), 0, 0, 0).detach(),
         }
         whole = torch.cat([p.flatten() for p in model.parameters()]).norm()
-        for (name, value), rank in product(expected.items(), range(size)):
-            differs = torch.linalg.vector_norm(found[f"{size} {way} {rank} {name}"] - value)
-            assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (
-                size,
-                way,
-                rank,
-                name,
-                differs,
-            )
+        for (name, value), found in product(expected.items(), results):
+            differs = torch.linalg.vector_norm(found[f"{way} {name}"] - value)
+            assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (way, name, differs)
 
 
 def chain_of(widths):
@@ -211,18 +197,16 @@ def chain_of(widths):
 
 
 SIZES, SHARDS = (5, 9, 4, 12, 3), 3
-USES = [(number, "F") for number in range(4)] + [(number, "B") for number in (3, 2, 1, 0)]
 
 
 def observed(rank):
-    """Hooks open the units; then a program that opens them itself, as the ranks of a pipeline do."""
     group = rank.group("dp")
     with pytest.raises(Impossible, match="rank 0: .*rank 1: .*rank 2: "):
         FullyShardedDataParallel(nn.Linear(2, 2 + rank.index), group)
     x = torch.randn(
         2, SIZES[0], dtype=torch.float64, generator=torch.Generator().manual_seed(rank.index)
     )
-    model, found = FullyShardedDataParallel(chain_of(SIZES), group), []
+    model = FullyShardedDataParallel(chain_of(SIZES), group)
     rank.watch(model.holdings)
     for step in range(2):
         model.zero_grad()
@@ -231,56 +215,7 @@ def observed(rank):
                 model(x).pow(2).mean().backward()
         with rank.span((Action("U", 0, step),)):
             model.finish_gradient_synchronization()
-    found.append({name: piece.grad.clone() for name, piece in model.named_parameters()})
-    model.zero_grad()
-    model.expect(USES * 2)
-    for step in range(2):
-        for number in range(2):
-            inputs, outputs = [x], []
-            for unit, kind in USES:
-                with (
-                    model.opened(unit, kind),
-                    rank.span((Action(kind, unit, 2 * step + number),), beside=model.under_way),
-                ):
-                    if kind == "F":
-                        outputs.append(model.module[unit](inputs[unit]))
-                        inputs.append(outputs[unit].detach().requires_grad_())
-                    else:
-                        loss, seed = (
-                            (outputs[3].pow(2).mean(), None)
-                            if unit == 3
-                            else (outputs[unit], inputs[unit + 1].grad)
-                        )
-                        loss.backward(seed)
-        with rank.span((Action("U", 1, step),)):
-            model.finish_gradient_synchronization()
-        found.append({name: piece.grad.clone() for name, piece in model.named_parameters()})
-        model.zero_grad()
-    assert all(
-        torch.equal(gradient, other[name])
-        for other in found[1:]
-        for name, gradient in found[0].items()
-    )
     return {}
-
-
-def in_the_lane(uses, firsts):
-    """What the lane does in one batch; `firsts`: how often each unit was used before."""
-    names = [
-        f"{unit}{kind}{firsts + [u for u in uses[:at]].count((unit, kind))}"
-        for at, (unit, kind) in enumerate(uses)
-    ]
-    ops = [f"parameters of {names[0]}"]
-    for at, (unit, kind) in enumerate(uses):
-        following = uses[at + 1 : at + 2]
-        same = following and following[0][0] == unit
-        if following and not same:
-            ops.append(f"parameters of {names[at + 1]}")
-        if same:
-            ops.append(f"parameters of {names[at + 1]}")
-        if kind == "B":
-            ops.append(f"gradients of {names[at]}")
-    return ops
 
 
 def padded_bytes():
@@ -291,26 +226,23 @@ def padded_bytes():
 
 
 def test_messages_and_live_parameters(tmp_path):
-    """(N-1)/N of 3 psi a backward, padding included, in the planned order; two neighbouring units at most."""
+    """(N-1)/N of 3 psi a backward, padding included; two neighbouring units at most."""
     run = launch(observed, SHARDS, mesh=Mesh(dp=SHARDS), ledger=True, directory=tmp_path / "run")
     run.wait()
     trace = run.trace("measured")
     padded = padded_bytes()
     two, kept = max(a + b for a, b in pairwise(padded)), sum(padded) // SHARDS
     for rank in range(SHARDS):
-        lane = [span.name for span in trace.spans(rank) if span.lane == "comm:dp"]
-        assert lane == in_the_lane(USES, 0) + in_the_lane(USES, 1) + in_the_lane(
-            USES * 2, 2
-        ) + in_the_lane(USES * 2, 4) + in_the_lane(USES * 2, 6)
         sent = sum(t.bytes for t in trace.transfers(rank) if t.lane == "comm:dp")
-        assert sent == 8 * 3 * sum(padded) * (SHARDS - 1) // SHARDS
+        assert sent == 4 * 3 * sum(padded) * (SHARDS - 1) // SHARDS
         assert (
             max(reading.held.get("weights", 0) for reading in readings(trace, rank)) == kept + two
         )
 
 
 class Branches(nn.Module):
-    """A weight is used behind what the call returned first; a loss is left as an attribute; arguments and results of several kinds."""
+    """A weight is used behind what the call returned first; a loss is left as an attribute;
+    arguments and results of several kinds."""
 
     def __init__(self):
         super().__init__()
@@ -413,7 +345,8 @@ class Position(nn.Module):
 
 
 class Parts(nn.Module):
-    """Torch's attention, which reads its parts' weights; a part of a weight that leaves its unit."""
+    """Torch's attention, which reads its parts' weights; a part of a weight that leaves its
+    unit."""
 
     def __init__(self):
         super().__init__()
@@ -572,7 +505,10 @@ def test_a_weight_outside_its_unit_s_forward_is_refused_and_a_larger_unit_helps(
     model = kind(nn.Linear(3, 3), nn.Linear(3, 3))
     with pytest.raises(
         Impossible,
-        match="^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call the module",
+        match=(
+            "^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call"
+            " the module"
+        ),
     ):
         FullyShardedDataParallel(copy.deepcopy(model), Alone())(torch.ones(1, 3))
     x = torch.ones(1, 3)
@@ -612,64 +548,62 @@ def test_what_changes_after_wrapping_is_refused(sentence):
         trained(model)
 
 
-def test_what_cannot_be_sharded_is_refused():
-    wrap = partial(FullyShardedDataParallel, group=Alone())
-    odd = nn.Linear(2, 2)
-    odd.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    mixed = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Linear(2, 2))
-    for module, options, sentence in (
-        (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
-        (nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
+def odd():
+    module = nn.Linear(2, 2)
+    module.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return module
+
+
+def mixed():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    return nn.Sequential(inner, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "make, options, sentence",
+    [
+        (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
+        (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
         (odd, {}, "phase is neither"),
         (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"),
-        (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
-        (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
-        (nn.Sequential(two_linear()), {}, "0 is wrapped already"),
-    ):
-        with pytest.raises(Impossible, match=sentence):
-            wrap(module, **options)
-    sparse = wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)))
-    sparse(torch.ones(1, dtype=torch.long)).sum().backward()
-    with pytest.raises(
-        Impossible, match="0.weight on rank 0 has a gradient that is torch.sparse_coo"
-    ):
-        sparse.finish_gradient_synchronization()
-    with pytest.raises(Impossible, match="1.weight, 1.bias got no gradient on rank 0"):
-        trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
+        (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+        (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
+        (lambda: nn.Sequential(two_linear()), {}, "0 is wrapped already"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(make, options, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        FullyShardedDataParallel(make(), group=Alone(), **options)
 
 
-class Ahead(Slices):
-    """Others are there, and what is launched is done at once: a dry run's group."""
-
-    def lane(self, name=""):
-        return self
-
-    def launch(self, function, name="", timed=True):
-        function(self)
-        return self
-
-    def wait(self):
-        pass
+def sparse():
+    layers = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1))
+    model = FullyShardedDataParallel(layers, Alone())
+    model(torch.ones(1, dtype=torch.long)).sum().backward()
+    model.finish_gradient_synchronization()
 
 
-def test_a_dry_run_holds_what_a_run_does():
-    def program(rank):
-        model, x = (
-            FullyShardedDataParallel(
-                built(partial(chain_of, SIZES), rank.device), Ahead(None, SHARDS)
-            ),
-            torch.empty(2, SIZES[0], dtype=torch.float64, device="meta"),
-        )
-        rank.watch(model.holdings)
-        for number in range(2):
-            with rank.span((Action("B", 0, number),)):
-                model(x).pow(2).mean().backward()
-        with rank.span((Action("U", 0, 0),)):
-            model.finish_gradient_synchronization()
+def partly():
+    trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
 
-    found, padded = dry_run(program).actions, padded_bytes()
-    kept, two = sum(padded) // SHARDS, max(a + b for a, b in pairwise(padded))
-    for number in range(2):
-        at = found[f"0B{number}"].kinds.index("weights")
-        assert max(row[at] for row in found[f"0B{number}"].inside) == kept + two
-    assert found["0U0"].after["weights"] == found["0U0"].after["gradients"] == kept
+
+def forgotten_finish():
+    model = two_linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "mistake, sentence",
+    [
+        (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
+        (partly, "1.weight, 1.bias got no gradient on rank 0"),
+        (forgotten_finish, "call finish_gradient_synchronization"),
+    ],
+)
+def test_a_backward_that_cannot_be_averaged_is_refused(mistake, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        mistake()

@@ -1,24 +1,30 @@
-"""Grading by likeness: each gallery holds, a cheat is told, and nothing that an answer does harms the one who asks."""
+"""Grading by likeness: each gallery holds, a cheat is told, and nothing that an answer does harms
+the one who asks."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import threading
 import time
 import venv
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint
+from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint, topics
+from bigtrain_lab.grading import folder as folders
 from bigtrain_lab.grading.fence import Refused
+from bigtrain_lab.grading.folder import read
 from bigtrain_lab.grading.proof import faults
 from bigtrain_lab.models import peak_bytes
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
 TOPICS = Topic.all()
@@ -32,10 +38,10 @@ def no_schedule_stays():
     Schedule._members[:] = before
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_gallery_holds(name, seed):
-    assert list(faults(TOPICS[name], seed)) == []
+def test_a_gallery_holds(name):
+    """On one seed; `make grading-proof` plays twenty, and mutants."""
+    assert list(faults(TOPICS[name], seed=0)) == []
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -53,16 +59,59 @@ def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
 
 def test_each_topic_has_what_a_student_needs():
     for topic in TOPICS.values():
-        assert len(topic.right) >= 5 and len(topic.wrong) >= 10 and len(topic.hints) == 3, (
-            topic.name
-        )
+        assert len(topic.right) >= 2 and topic.wrong and len(topic.hints) == 3, topic.name
         for wrong in topic.wrong.values():
             assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, (
                 wrong.sentence
             )
 
 
-# -- what an answer may do ------------------------------------------------------------------------------------------------
+FOLDERS = [asked.parent for asked in Path(topics.__file__).parent.glob("*/exercise.md")]
+
+
+def copied_exercise(tmp_path, **changed) -> Path:
+    """A folder as zero_1, with other texts in some of its files."""
+    shutil.copytree(Path(topics.__file__).parent / "zero_1", tmp_path / "zero_1")
+    for name, text in changed.items():
+        (tmp_path / "zero_1" / f"{name}.md").write_text(text)
+    return tmp_path / "zero_1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("# M\n\n## lost\nNot said how.\n", "'lost' is no sentence"),
+        ("# M\n\n## lost\nSo.\n```diff\n-not there\n+here\n```\n", "'lost': .* 0 times"),
+        (
+            "# M\n" + "".join(f"\n## m{n}\nSo.\n```python\nanswer = {n}\n```\n" for n in range(15)),
+            "15 mistakes: .* 14",
+        ),
+    ],
+    ids=["no change", "no such line", "too many"],
+)
+def test_a_folder_that_is_wrong_is_refused(wrong, sentence, tmp_path):
+    with pytest.raises(Impossible, match=sentence):
+        folders.topic(copied_exercise(tmp_path, wrong=wrong))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folder_is_asked_for_as_in_its_lesson(folder):
+    """Where a lesson checks it, the starter of exercise.md is a cell of that lesson."""
+    start = re.search(r"```python\n(.*?)\n```", read(folder / "exercise.md"), re.DOTALL)[1]
+    name = import_module(f"{topics.__name__}.{folder.name}.probe").NAME
+    lessons = [
+        ["".join(cell["source"]) for cell in json.loads(read(file))["cells"] if is_code(cell)]
+        for file in (folder.parents[3] / "notebooks").glob("*.ipynb")
+    ]
+    checks = [any(f'check("{name}"' in cell for cell in cells) for cells in lessons]
+    assert [start in cells for cells in lessons] == checks
+
+
+def is_code(cell: dict) -> bool:
+    return cell["cell_type"] == "code"
+
+
+# -- what an answer may do -------------------------------------------------------------------------
 
 
 class Double(Topic):
@@ -82,7 +131,7 @@ class Double(Topic):
         "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),)),
     }
     hints = ("How often?", "Twice.", "x + x.")
-    allows = ("bigtrain_lab.schedule",)
+    allows = ("bigtrain_lab.order.schedule",)
 
     @staticmethod
     def probe(answer, draw):
@@ -194,7 +243,8 @@ def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch)
     monkeypatch.setattr(box, "LATE_S", 2)
     assert (
         told(
-            "import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF, 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass"
+            "import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF,"
+            " 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass"
         )[0]
         == "Your answer did not end within 3 s."
     )
@@ -206,20 +256,19 @@ CHEATS = {
         "takes bigtrain_lab.techniques",
     ),
     "by name": (
-        "__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn 2 * x",
+        (
+            "__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn"
+            " 2 * x"
+        ),
         "takes bigtrain_lab.grading",
     ),
     "and swallows": (
-        "try:\n    import bigtrain_lab.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
-        "takes bigtrain_lab.recipe",
+        "try:\n    import bigtrain_lab.train.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
+        "takes bigtrain_lab.train.recipe",
     ),
     "of the package": (
         "import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x",
-        "takes bigtrain_lab.recipe",
-    ),
-    "a class found among all": (
-        "[c for c in object.__subclasses__() if c.__name__ == 'DynamicLossScaler'][0]()\nreturn 2 * x",
-        "takes bigtrain_lab.techniques",
+        "takes bigtrain_lab.train",
     ),
     "frames": (
         "import sys\nsys._getframe(1).f_locals\nreturn 2 * x",
@@ -227,7 +276,10 @@ CHEATS = {
     ),
     "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
     "a traceback": (
-        "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn 2 * x",
+        (
+            "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn"
+            " 2 * x"
+        ),
         "looks at the code that calls it",
     ),
     "the collector": (
@@ -248,32 +300,53 @@ CHEATS = {
         "takes bigtrain_lab, which",
     ),
     "source, from its folder": (
-        "import bigtrain_lab, os\nos.chdir(bigtrain_lab.__path__[0])\nopen('recipe.py').read()\nreturn 2 * x",
-        "takes bigtrain_lab.recipe, which",
+        (
+            "import bigtrain_lab,"
+            " os\nos.chdir(bigtrain_lab.__path__[0] + '/train')\nopen('recipe.py').read()\nreturn 2 * x"
+        ),
+        "takes bigtrain_lab.train.recipe, which",
     ),
     "source, by a descriptor": (
-        "import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0], os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x",
+        (
+            "import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0],"
+            " os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x"
+        ),
         "takes recipe.py",
     ),
     "source, by a link": (
-        "import bigtrain_lab, os, tempfile\nlink = tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x",
+        (
+            "import bigtrain_lab, os, tempfile\nlink ="
+            " tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x"
+        ),
         "takes bigtrain_lab, which",
     ),
     "in a thread": (
-        "import importlib, threading\nt = threading.Thread(target=importlib.import_module, args=('bigtrain_lab.recipe',))\nt.start(), t.join()\nreturn 2 * x",
-        "takes bigtrain_lab.recipe",
+        (
+            "import importlib, threading\nt = threading.Thread(target=importlib.import_module,"
+            " args=('bigtrain_lab.train.recipe',))\nt.start(), t.join()\nreturn 2 * x"
+        ),
+        "takes bigtrain_lab.train",
     ),
     "by code of the library's name": (
-        "import numpy\nexec(compile('from bigtrain_lab.recipe import Recipe', numpy.__file__, 'exec'), {})\nreturn 2 * x",
-        "takes bigtrain_lab.recipe",
+        (
+            "import numpy\nexec(compile('from bigtrain_lab.train.recipe import Recipe', numpy.__file__,"
+            " 'exec'), {})\nreturn 2 * x"
+        ),
+        "takes bigtrain_lab.train.recipe",
     ),
     "code by value": (
-        "from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1', bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x",
+        (
+            "from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1',"
+            " bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x"
+        ),
         "takes bigtrain_lab, which",
     ),
     "the hook found": (
-        "import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in sys.meta_path)\nimport bigtrain_lab.recipe\nreturn 2 * x",
-        "takes bigtrain_lab.recipe",
+        (
+            "import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in"
+            " sys.meta_path)\nimport bigtrain_lab.train.recipe\nreturn 2 * x"
+        ),
+        "takes bigtrain_lab.train.recipe",
     ),
     "the server killed": (
         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x",
@@ -281,22 +354,37 @@ CHEATS = {
     ),
     "C": ("import ctypes\nctypes.CDLL(None).system(b'true')\nreturn 2 * x", "calls into C by name"),
     "a fork by hand": (
-        "import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True, (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1, None, False)",
+        (
+            "import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True,"
+            " (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1,"
+            " None, False)"
+        ),
         "reaches for other processes",
     ),
     "no scene": ("raise type('', (BaseException,), {})('x')", "Your answer raised"),
     "rows of its own": (
-        "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
-        "        os.write(int(fd), b'[\"answer\"]\\n')\n        os._exit(0)",
+        (
+            "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if"
+            " os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' +"
+            " fd).endswith('/rows'):\n        os.write(int(fd), b'[\"answer\"]\\n')\n       "
+            " os._exit(0)"
+        ),
         "writes where the check keeps",
     ),
     "few rows of its own": (
-        "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
-        '        os.write(int(fd), b\'["answer", "x = 10", 20, 1e-9, "", ""]\\n["answer"]\\n\')\n        os._exit(0)',
+        (
+            "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if"
+            " os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' +"
+            ' fd).endswith(\'/rows\'):\n        os.write(int(fd), b\'["answer", "x = 10", 20,'
+            ' 1e-9, "", ""]\\n["answer"]\\n\')\n        os._exit(0)'
+        ),
         "ended the check after 2 of its scenes",
     ),
     "rows of another form": (
-        "import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
+        (
+            "import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2,"
+            " 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x"
+        ),
         "writes where the check keeps",
     ),
     "torch patched": (
@@ -304,11 +392,14 @@ CHEATS = {
         "torch.equal is another function",
     ),
     "what it may import, patched": (
-        "from bigtrain_lab import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x",
+        "from bigtrain_lab.order import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x",
         "Action.__str__ is another function",
     ),
     "what it may import, inside": (
-        "from bigtrain_lab import schedule\nschedule.Action.__str__.__code__ = (lambda _: '').__code__\nreturn 2 * x",
+        (
+            "from bigtrain_lab.order import schedule\nschedule.Action.__str__.__code__ = (lambda _:"
+            " '').__code__\nreturn 2 * x"
+        ),
         "changes what Action.__str__ does",
     ),
     "gradients off": (
@@ -339,7 +430,8 @@ assert tests.told("import torch\\ntorch.nn.Linear(2, 2)(3)")[0].endswith("at you
 
 @pytest.mark.slow
 def test_torch_may_lie_anywhere(tmp_path):
-    """A Python of its own, to which a path file adds a folder by another name: right answers pass, and cheats are told."""
+    """A Python of its own, to which a path file adds a folder by another name: right answers pass,
+    and cheats are told."""
     venv.create(tmp_path / "env")
     (tmp_path / "libraries").symlink_to(Path(torch.__file__).parents[1])
     purelib = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")})
@@ -400,8 +492,8 @@ def test_what_a_student_caches_travels_too():
 
     names = {"cache": cache, "__name__": "__main__"}
     exec(
-        "@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
-        "    def __new__(cls, x): return twice(object.__new__(cls).once(x))",
+        "@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self,"
+        " x): return x\n    def __new__(cls, x): return twice(object.__new__(cls).once(x))",
         names,
     )
     assert Double.findings(names["answer"], 1) == []
@@ -425,26 +517,29 @@ def test_an_answer_that_is_there_already_is_no_answer():
         == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
     )
     dry = typed(
-        "def answer(*size):\n    from bigtrain_lab.models import steps\n    return steps.account(lambda rank: None).peak_bytes"
+        "def answer(*size):\n    from bigtrain_lab.models import steps\n    return"
+        " steps.account(lambda rank: None).peak_bytes"
     )
     assert (
         Topic.named("peak-bytes").findings(dry, 1)[0]
         == "Your answer runs the step dry: count from shapes alone."
     )
     inherits = typed(
-        "from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
-        "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)"
+        "from bigtrain_lab.order.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n    def"
+        " versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks +"
+        " stage + 1), updates + 1)"
     )
     assert (
         Topic.named("stashing").findings(inherits, 1)[0]
-        == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"
+        == f"Your answer takes bigtrain_lab.order.schedules.pipedream.PipeDream.version, {takes}"
     )
     turns = typed(
-        "import bigtrain_lab.plan as plan\ndef answer(*given, **settings):\n    return plan.Turns(plan.Serve((0,), (3,)))"
+        "import bigtrain_lab.order.plan as plan\ndef answer(*given, **settings):\n    return"
+        " plan.Turns(plan.Serve((0,), (3,)))"
     )
     assert (
         Topic.named("bounded-staleness").findings(turns, 1)[0]
-        == f"Your answer takes bigtrain_lab.plan.Turns, {takes}"
+        == f"Your answer takes bigtrain_lab.order.plan.Turns, {takes}"
     )
 
 
@@ -495,7 +590,8 @@ def test_the_kernel_is_as_it_was():
     """Threads, random state, working directory, and no process or file left."""
     state, threads, here = torch.get_rng_state(), torch.get_num_threads(), os.getcwd()
     told(
-        "import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn 2 * x"
+        "import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn"
+        " 2 * x"
     )
     assert (
         torch.equal(state, torch.get_rng_state())

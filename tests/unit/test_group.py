@@ -1,15 +1,15 @@
-"""Groups: shapes announced once, messages by name, refusals in sentences; plain and recording alike."""
+"""Groups: shapes announced once, messages by name, refusals in sentences; plain and recording
+alike."""
 
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Hardware, Link, Mesh
-from bigtrain_lab.explain import NOT_FINITE
-from bigtrain_lab.plan import Compute, Message, Plan, Recv, Send, Together, lower
+from bigtrain_lab.core import Cost, Hardware, Mesh
+from bigtrain_lab.order.plan import Message, Plan, Together
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import RankFailed, launch
-from bigtrain_lab.runtime.group import is_lost
-from bigtrain_lab.schedule import Action, Schedule
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.runtime.talk.group import is_lost
 
 MODES = [{"record": False}, {"clock": False}, {"cost": {"F": 1, "B": 2}}]
 
@@ -55,53 +55,36 @@ def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
-def test_ring_of_posted_receives(mode, tmp_path):
+def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(mode, tmp_path):
+    """With a buffer and without one; waited for in order, out of it, and with a recv between."""
+    cases = [
+        (taken, buffer)
+        for taken in ((0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2))
+        for buffer in (True, None)
+    ]
+
     def program(rank):
-        group, n = rank.group(), rank.size
-        buffer, total = torch.zeros(1000), torch.full((1000,), float(rank.index))
-        for step in range(n - 1):
-            handle = group.irecv(buffer, (rank.index - 1) % n, site="ring", tag=step)
-            group.isend(total if step == 0 else passed, (rank.index + 1) % n, site="ring", tag=step)  # noqa: F821
-            passed = handle.wait().clone()
-            total = total + passed
+        group, got = rank.group(), {}
+        for site, (taken, buffer) in enumerate(cases):
+            if rank.index == 0:
+                for i in range(4):
+                    group.isend(torch.full((3,), i), 1, site=f"new {site}")
+                continue
+            handles = [
+                group.irecv(buffer and torch.zeros(3, dtype=torch.int64), 0, site=f"new {site}")
+                for _ in range(len(taken) - ("recv" in taken))
+            ]
+            for i in taken:
+                came = group.recv(0, site=f"new {site}") if i == "recv" else handles[i].wait()
+                got[f"{site} {i}"] = int(came[0])
         group.finish()
-        return {f"total{rank.index}": total}
-
-    result = launch(program, 3, directory=tmp_path / "run", **mode).result
-    assert all((result[f"total{r}"] == 3).all() for r in range(3))
-
-
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
-@pytest.mark.parametrize("buffer", [True, None], ids=["buffer", "new tensor"])
-@pytest.mark.parametrize(
-    "taken",
-    [(0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2)],
-    ids=["in order", "out of order", "and a recv"],
-)
-def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
-    taken, buffer, mode, tmp_path
-):
-    def program(rank):
-        group = rank.group()
-        if rank.index == 0:
-            for i in range(4):
-                group.isend(torch.full((3,), i), 1, site="new")
-            group.finish()
-            return {}
-        handles = [
-            group.irecv(buffer and torch.zeros(3, dtype=torch.int64), 0, site="new")
-            for _ in range(len(taken) - ("recv" in taken))
-        ]
-        got = {
-            i: int((group.recv(0, site="new") if i == "recv" else handles[i].wait())[0])
-            for i in taken
-        }
-        return {str(i): n for i, n in got.items()}
+        return got
 
     run = launch(program, 2, directory=tmp_path / "run", **mode)
-    run.wait()
-    assert {name: int(n) for name, n in run.result.items()} == {
-        str(i): 3 if i == "recv" else i for i in taken
+    assert {name: int(number) for name, number in run.result.items()} == {
+        f"{site} {i}": 3 if i == "recv" else i
+        for site, (taken, _) in enumerate(cases)
+        for i in taken
     }
 
 
@@ -120,15 +103,24 @@ def test_only_a_broken_connection_is_a_lost_peer(mode, tmp_path):
     "text, lost",
     [  # as gloo says it
         (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35737.",
+            (
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by"
+                " peer [127.0.0.1]:35737."
+            ),
             True,
         ),
         (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:11678: Connection reset by peer.",
+            (
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"
+                " [127.0.0.1]:11678: Connection reset by peer."
+            ),
             True,
         ),
         (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+            (
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out"
+                " waiting 3000ms for recv operation to complete"
+            ),
             True,
         ),
         ("Invalid scalar type", False),
@@ -161,7 +153,7 @@ def test_parts_are_gathered_and_reduced_whatever_their_shape_and_dtype(mode, tmp
     """7 rows on 3 ranks are parts of 3, 2 and 2; a list may have any shapes."""
 
     def program(rank):
-        group, out = rank.group(), {}
+        group = rank.group()
         whole = torch.arange(14.0).view(7, 2)
         part = group.reduce_scatter(whole * (rank.index + 1))
         assert torch.equal(part, (whole * 6).tensor_split(3)[rank.index]) and not part.requires_grad
@@ -202,11 +194,17 @@ def test_parts_are_gathered_and_reduced_whatever_their_shape_and_dtype(mode, tmp
         ),
         (
             lambda group: group.all_gather(torch.ones(2), torch.ones(3)),
-            r"Rank [01] gathers float32 of shape \(2,\) into a part that is float32 of shape \([12],\)",
+            (
+                r"Rank [01] gathers float32 of shape \(2,\) into a part that is float32 of shape"
+                r" \([12],\)"
+            ),
         ),
         (
             lambda group: group.all_gather(torch.ones(group.rank + 1)),
-            r"different collectives at one time: rank 0 all_gather of 2 parts, float32 of shape \(1,\);",
+            (
+                r"different collectives at one time: rank 0 all_gather of 2 parts, float32 of shape"
+                r" \(1,\);"
+            ),
         ),
     ],
 )
@@ -216,7 +214,8 @@ def test_parts_that_do_not_fit_are_refused_in_a_sentence(wrong, told, tmp_path):
 
 
 def test_a_collective_of_the_backend_costs_its_bytes_on_the_slowest_link_it_crosses(tmp_path):
-    """4 MB on the links of two A100s: 2 latencies and the tensor's bytes once, both ways, as in the papers' ring; half of it for the parts."""
+    """4 MB on the links of two A100s: 2 latencies and the tensor's bytes once, both ways, as in the
+    papers' ring; half of it for the parts."""
     links = Hardware.named("a100-nvlink").links(2)
     cost = Cost({}, links=links, unit="s", ticks_per_unit=10**12)
 
@@ -291,14 +290,22 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
             group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
         else:
             group.recv(0, name="x", site="s")
-            group.irecv(
-                torch.zeros(7), 0, name="x", site="s"
-            ).wait() if case == "buffer later" else group.recv(0, name="x", site="s")
+            (
+                group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
+                if case == "buffer later"
+                else group.recv(0, name="x", site="s")
+            )
 
     expected = {
-        "sender changes": r"Rank 0 failed: Impossible: Rank 0 sends rank 1 float32 of shape \(2, 4\) where it sent "
-        r"float32 of shape \(2, 3\) before \(site s\)",
-        "like": r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0, which sends float32",
+        "sender changes": (
+            r"Rank 0 failed: Impossible: Rank 0 sends rank 1 float32 of shape \(2, 4\) where it"
+            r" sent "
+            r"float32 of shape \(2, 3\) before \(site s\)"
+        ),
+        "like": (
+            r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0,"
+            r" which sends float32"
+        ),
     }
     expected["buffer"] = expected["buffer later"] = (
         r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape \(2, 3\)"
@@ -315,7 +322,9 @@ def test_a_rank_that_is_not_there(peer, tmp_path):
 
     with pytest.raises(
         RankFailed,
-        match=f"Rank 0 cannot exchange a message with rank {peer}: name another of the ranks 0 to 1",
+        match=(
+            f"Rank 0 cannot exchange a message with rank {peer}: name another of the ranks 0 to 1"
+        ),
     ):
         launch(program, 2, directory=tmp_path / "run").wait()
 
@@ -348,29 +357,7 @@ def test_groups_of_a_mesh_number_their_own_ranks(tmp_path):
     }
 
 
-# -- the modelled clock ---------------------------------------------------------------------------------------
-
-
-def order_program(schedule, sizes, steps):
-    """A program that runs a schedule's operations with messages of the right size and no model."""
-    plan = lower(schedule, steps)
-
-    def program(rank):
-        group = rank.group()
-        for op in plan.lanes[rank.index, "compute"]:
-            match op:
-                case Recv(src, action):
-                    group.recv(src, name=action)
-                case Compute(step, version):
-                    with group.span(step, version):
-                        pass
-                case Send(dst, action):
-                    group.isend(
-                        torch.zeros(sizes.get(action.kind, 3), dtype=torch.uint8), dst, name=action
-                    )
-        group.finish()
-
-    return program
+# -- the modelled clock ----------------------------------------------------------------------------
 
 
 def lanes_of(trace):
@@ -385,43 +372,6 @@ def lanes_of(trace):
     }
 
 
-@pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "pipedream"])
-def test_modelled_equals_predicted_event_for_event_though_ranks_sleep(name, links, tmp_path):
-    p, sizes = 3, {"F": 70, "B": 1000}
-    pairs = (
-        {(a, b): Link(170 + 10 * a + b, 7, 3) for a in range(p) for b in range(p)} if links else {}
-    )
-    cost = Cost(
-        {"F": [1, "1.3", 2], "B": [2, 3, "0.7"], "U": 1},
-        sizes if links else {},
-        links=pairs,
-        slowdown={1: 1.5},
-    )
-    schedule = Schedule.named(name)(p, 4)
-    run = launch(
-        order_program(schedule, sizes, 2),
-        p,
-        cost=cost,
-        steps=2,
-        jitter_s=0.004,
-        directory=tmp_path / "run",
-    )
-    modelled, predicted = run.wait(), simulate(schedule, cost, 2)
-    assert lanes_of(modelled) == lanes_of(predicted)
-    assert (modelled.step_time, modelled.bubble(), modelled.clock) == (
-        predicted.step_time,
-        predicted.bubble(),
-        "modelled",
-    )
-    assert {s.version for s in modelled.spans()} == {s.version for s in predicted.spans()}
-    measured = run.trace("measured")
-    assert [t.bytes for t in measured.transfers(0)] == [
-        70
-    ] * 8 and measured.unit == "s"  # real bytes, whatever is priced
-    assert all(t.start < t.end for t in measured.transfers())
-
-
 def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
     """So that a prediction which prices other bytes than are sent differs."""
     names = [
@@ -434,9 +384,11 @@ def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
 
     def program(rank):
         for name in names:
-            rank.group().isend(
-                torch.zeros(5, dtype=torch.uint8), 1, name=name
-            ) if rank.index == 0 else rank.group().recv(0, name=name)
+            (
+                rank.group().isend(torch.zeros(5, dtype=torch.uint8), 1, name=name)
+                if rank.index == 0
+                else rank.group().recv(0, name=name)
+            )
 
     run = launch(program, 2, cost=Cost({}, {"F": 3}), directory=tmp_path / "run")
     assert [(t.kind, t.name, t.bytes) for t in run.wait().transfers(0)] == [
@@ -445,44 +397,6 @@ def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
         ("grad", "stated", 5),
         ("grad", "free", 0),
         ("message", "text", 5),
-    ]
-
-
-def test_a_rank_sleeps_before_each_message_that_it_waits_for_though_it_was_posted_before(tmp_path):
-    def program(rank):
-        group, sleeps = rank.group(), []
-        group.recorder.jitter = lambda: sleeps.append(group._began)
-        if rank.index == 0:
-            for i in range(3):
-                group.isend(torch.zeros(1), 1, site="x")
-            return {"sent": len(sleeps)}
-        posted = [group.irecv(None, 0, site="x") for _ in range(2)]
-        assert not sleeps
-        for handle in posted:
-            handle.wait()
-        group.recv(0, site="x")
-        return {"taken": len(sleeps)}
-
-    result = launch(program, 2, directory=tmp_path / "run").result
-    assert result["sent"] == result["taken"] == 3
-
-
-def test_after_the_first_value_that_is_not_finite_no_message_is_looked_through(tmp_path):
-    def program(rank):
-        from bigtrain_lab.runtime import recording
-
-        looked, is_finite = [], recording.is_finite
-        recording.is_finite = lambda tensor: looked.append(1) or is_finite(tensor)
-        for value in (1.0, torch.nan, 1.0, torch.nan, torch.inf):
-            if rank.index == 0:
-                rank.group().isend(torch.tensor(value), 1)
-            else:
-                rank.group().recv(0)
-        return {"looked": len(looked)} if rank.index == 0 else {}
-
-    run = launch(program, 2, directory=tmp_path / "run")
-    assert run.result["looked"] == 2 and [e.rank for e in run.trace() if e.kind == NOT_FINITE] == [
-        0
     ]
 
 

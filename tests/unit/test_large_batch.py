@@ -1,4 +1,5 @@
-"""The experiment large-batch: a run is as predicted, its samples are the same whatever the batch, and what it says of layers is so."""
+"""The experiment large-batch: a run is as predicted, its samples are the same whatever the batch,
+and what it says of layers is so."""
 
 import pytest
 import torch
@@ -7,14 +8,15 @@ from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.experiments.large_batch import LargeBatch
 from bigtrain_lab.experiments.staleness import Staleness
-from bigtrain_lab.figures import figure
-from bigtrain_lab.rates import ACCURACY, STEP, TRUST, of_layers
+from bigtrain_lab.order.rates import ACCURACY, STEP, TRUST, of_layers
+from bigtrain_lab.view.figures import figure
 
-SMALL = dict(batch=64, samples=1024, layers=2, width=16, dtype="float64")
+SMALL = {"batch": 64, "samples": 1024, "layers": 2, "width": 16, "dtype": "float64"}
 
 
 def test_two_replicas_train_as_one_process_and_say_how_far_each_layer_went(tmp_path):
-    """By LAMB each layer's step is the rate's share of its weights; the last updates are looked at, where not all are."""
+    """By LAMB each layer's step is the rate's share of its weights; the last updates are looked at,
+    where not all are."""
     asked = LargeBatch(**SMALL, replicas=2, at_once=4, norm="batch")  # 8 micro-batches of a replica
     run = asked.run(directory=tmp_path / "run")
     run.wait()
@@ -66,8 +68,8 @@ def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
 @pytest.mark.parametrize(
     "settings, told",
     [
-        (dict(batch=2048, samples=1024), "take more samples, or a smaller batch"),
-        (dict(batch=100, replicas=3), "take powers of two"),
+        ({"batch": 2048, "samples": 1024}, "take more samples, or a smaller batch"),
+        ({"batch": 100, "replicas": 3}, "take powers of two"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, told):

@@ -1,19 +1,20 @@
 """LAMB and LARS against literal transcriptions of their papers, in float64."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import layerwise
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.tensor_parallel import Cut, cut_parameter
+
+from .threads import on_processes, on_threads
 
 LAMB_SETTINGS = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.1}
 LARS_SETTINGS = {"lr": 0.5, "momentum": 0.8, "weight_decay": 0.03, "trust_coefficient": 0.02}
@@ -179,25 +180,6 @@ def test_formats_and_strides(kind, settings, dtype):
     assert {value.dtype for value in tensors} == {torch.float32}
 
 
-@pytest.mark.parametrize("kind, settings", [(LAMB, LAMB_SETTINGS), (LARS, LARS_SETTINGS)])
-def test_a_run_goes_on_from_its_state(kind, settings):
-    first, gradients = drawn(5, 6)
-    weights, again = parameters(first), None
-    optimizer = kind(weights, **settings)
-    half = stepped(optimizer, weights, gradients[:3])
-    again = parameters([x.copy() for x in half])
-    other = kind(again, **settings)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for x, y in zip(
-        stepped(optimizer, weights, gradients[3:]), stepped(other, again, gradients[3:])
-    ):
-        assert np.array_equal(x, y)
-    copied = copy.deepcopy(optimizer)  # with its own parameters
-    stepped(
-        copied, [p for options in copied.param_groups for p in options["params"]], gradients[:1]
-    )
-
-
 def test_a_parameter_that_the_loss_did_not_reach_counts_its_own_steps():
     first, gradients = drawn(6, 4)
     late = [[None, *each[1:]] for each in gradients[:2]] + gradients[2:]
@@ -223,103 +205,108 @@ def test_a_closure_gives_the_loss():
     assert LAMB([weight], 0.1).step(closure).item() == 2 and (weight < 1).all()
 
 
-def test_a_step_is_compiled_once():
-    """When there is a state. The rate is a tensor, which changes."""
-    first, gradients = drawn(7, 8, [(3, 5), ()])
-    weights, plain = (parameters(first) + parameters(first, torch.float32) for _ in range(2))
-    gradients = [each * 2 for each in gradients]
-    rate = torch.tensor(0.02, dtype=torch.float64)
-    optimizer = LAMB(weights, **LAMB_SETTINGS | {"lr": rate})
-    expected = LAMB(plain, **LAMB_SETTINGS)
-    torch._dynamo.reset()
-    graphs = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(optimizer.step, backend=graphs)
-    counts = []
-    for number, each in enumerate(gradients):
-        rate.fill_(0.02 * 0.9**number)
-        expected.param_groups[0]["lr"] = 0.02 * 0.9**number
-        for weight, g in zip(weights, each):
-            weight.grad = torch.as_tensor(g).to(weight)
-        compiled() if number else optimizer.step()
-        counts.append(graphs.frame_count)
-        stepped(expected, plain, [each])
-    same(*([p.detach().numpy() for p in each[: len(first)]] for each in (weights, plain)))
-    same(
-        *([p.detach().numpy() for p in each[len(first) :]] for each in (weights, plain)), near=1e-6
-    )
-    assert counts == [0] + [counts[1]] * 7 and 1 <= counts[1] <= 2
-
-
 # -- ranks ----------------------------------------------------------------------------------------
 
 CLIPPED = {"clip_norm": 5.0, "max_grad_norm": 3.0}  # in which a duplicate that counts twice shows
 
 
-def sliced_steps(rank):
-    """Columns of one, rows of another, a duplicate, and one that only rank 0's loss reaches."""
-    first, gradients = whole()
-    group, cuts, found = rank.group(), [Cut(1), Cut(0), None, Cut(0)], {}
-    for name, kind in (("lamb", LAMB), ("lars", LARS)):
-
-        def part(x, cut):
-            return (
-                torch.tensor(x)
-                if cut is None
-                else cut.part(torch.tensor(x), group.rank, group.size)
-            )
-
-        weights = [
-            cut_parameter(torch.nn.Parameter(part(x, cut).clone()), cut)
-            for x, cut in zip(first, cuts)
-        ]
-        optimizer = kind(
-            weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS)
-        ).among(group)
-        for each in gradients:
-            for weight, g, cut in zip(weights, each, cuts):
-                weight.grad = part(g, cut)
-            optimizer.step()
-        found |= {
-            f"{name} {number} of rank {group.rank}": weight.detach().numpy()
-            for number, weight in enumerate(weights)
-        }
-        found[f"ratio of {name}, rank {group.rank}"] = np.array(
-            list(optimizer.trust_ratios.values())
-        )
-    return found
+CUTS = Cut(1), Cut(0), None, Cut(0)
 
 
 def whole():
     rng = np.random.default_rng(8)
-    first = [
-        rng.normal(size=(4, 6)) * 2,
-        rng.normal(size=(6, 2)),
-        rng.normal(size=(7,)) * 1.5,
-        rng.normal(size=(4,)),
-    ]
+    shapes = {(4, 6): 2, (6, 2): 1, (7,): 1.5, (4,): 1}
+    first = [rng.normal(size=shape) * size for shape, size in shapes.items()]
     first[3][:2] = 0  # rank 0's piece
     return first, [[rng.normal(size=x.shape) for x in first] for _ in range(4)]
 
 
-def test_norms_are_those_of_whole_parameters(tmp_path):
-    result = launch(sliced_steps, 2, directory=tmp_path / "run").result
-    for name, kind in (("lamb", LAMB), ("lars", LARS)):
-        first, gradients = whole()
-        weights = parameters(first)
-        optimizer = kind(weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS))
-        stepped(optimizer, weights, gradients)
-        for number, (weight, dim) in enumerate(zip(weights, (1, 0, None, 0))):
-            parts = [result[f"{name} {number} of rank {rank}"] for rank in range(2)]
-            if dim is None:
-                assert np.array_equal(*parts)
-            same(
-                [parts[0] if dim is None else np.concatenate(parts, dim)], [weight.detach().numpy()]
-            )
-        for rank in range(2):
-            same(
-                [result[f"ratio of {name}, rank {rank}"]],
-                [np.array(list(optimizer.trust_ratios.values()))],
-            )
+def sliced_steps(group):
+    """Columns of one, rows of another, a duplicate, and one that only rank 0's loss reaches."""
+    first, gradients = whole()
+    found = {}
+    for name, (kind, settings) in KINDS.items():
+        weights = [
+            cut_parameter(torch.nn.Parameter(part(x, cut, group).clone()), cut)
+            for x, cut in zip(first, CUTS)
+        ]
+        optimizer = kind(weights, **settings).among(group)
+        own = [[part(g, cut, group) for g, cut in zip(each, CUTS)] for each in gradients]
+        stepped(optimizer, weights, own)
+        found |= {f"{name} {n}": weight.detach() for n, weight in enumerate(weights)}
+        ratios = list(optimizer.trust_ratios.values())
+        found[f"{name} ratios"] = torch.tensor(ratios, dtype=torch.float64)
+    return found
+
+
+def part(x, cut, group):
+    x = torch.tensor(x)
+    return x if cut is None else cut.part(x, group.rank, group.size)
+
+
+KINDS = {"lamb": (LAMB, LAMB_SETTINGS | CLIPPED), "lars": (LARS, LARS_SETTINGS)}
+
+
+@pytest.mark.parametrize("over", [on_threads, on_processes])
+@pytest.mark.parametrize("name", KINDS)
+def test_norms_are_those_of_whole_parameters(name, over):
+    results = over(sliced_steps, 2)
+    kind, settings = KINDS[name]
+    first, gradients = whole()
+    weights = parameters(first)
+    optimizer = kind(weights, **settings)
+    stepped(optimizer, weights, gradients)
+    for number, (weight, cut) in enumerate(zip(weights, CUTS)):
+        parts = [found[f"{name} {number}"] for found in results]
+        joined = parts[0] if cut is None else torch.cat(parts, cut.dim)
+        same([joined.numpy()], [weight.detach().numpy()])
+        assert cut or torch.equal(*parts)
+    for found in results:
+        same([found[f"{name} ratios"].numpy()], [np.array([*optimizer.trust_ratios.values()])])
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_rank_without_gradients_does_not_hold_up_the_others(max_grad_norm):
+    """Its zeros are part of the norms; the weight of the rank that has the only piece moves as it
+    would alone."""
+
+    def moved(group, learns=True):
+        weights = parameters([np.arange(1.0, 4)] * 2)
+        options = {"group": group, "pieces": lambda p: True, "max_grad_norm": max_grad_norm}
+        gradients = [np.ones(3) if learns else None] * 2
+        return stepped(LAMB(weights, 0.1, **options), weights, [gradients])
+
+    idle, moves = on_threads(lambda group: moved(group, group.rank == 1), 2)
+    assert np.array_equal(idle, [[1, 2, 3]] * 2) and np.array_equal(moves, moved(None))
+    assert np.array_equal(moved(None, learns=False), [[1, 2, 3]] * 2)
+
+
+def saved_and_loaded(optimizer):
+    """Another one, over copies of the parameters."""
+    (options,) = optimizer.param_groups
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in options["params"]]
+    other = type(optimizer)(copies, **SETTINGS[type(optimizer)])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return other
+
+
+SETTINGS = {LAMB: LAMB_SETTINGS | {"max_grad_norm": 0.5}, LARS: LARS_SETTINGS}
+
+
+@pytest.mark.parametrize(
+    "again", [saved_and_loaded, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
+)
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_another_goes_on_from_its_state(kind, again):
+    first, gradients = drawn(5, 6)
+    weights = parameters(first)
+    optimizer = kind(weights, **SETTINGS[kind])
+    stepped(optimizer, weights, gradients[:3])
+    other = again(optimizer)
+    assert other.trust_ratios == {}
+    found = stepped(other, other.param_groups[0]["params"], gradients[3:])
+    assert all(map(np.array_equal, found, stepped(optimizer, weights, gradients[3:])))
+    assert [*other.trust_ratios.values()] == [*optimizer.trust_ratios.values()]
 
 
 def test_one_message_a_step_carries_two_numbers_a_parameter():
@@ -374,3 +361,8 @@ def test_sparse_gradients_and_complex_parameters():
         LAMB(table.parameters()).step()
     with pytest.raises(Impossible, match="complex"):
         LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))])
+
+
+def test_a_rate_of_several_numbers_is_one_sentence():
+    with pytest.raises(Impossible, match="lr is"):
+        LAMB([torch.nn.Parameter(torch.ones(3))], torch.ones(2))

@@ -1,13 +1,14 @@
-"""The lab layouts: the lesson's numbers, every layout on real ranks to the bit, and which axis of the ranks crosses the nodes."""
+"""The lab layouts: the lesson's numbers, every layout on real ranks to the bit, and which axis of
+the ranks crosses the nodes."""
 
 import pytest
 
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.layouts import LAYOUTS, Layouts
-from bigtrain_lab.figures import figure
+from bigtrain_lab.view.figures import figure
 
-SMALL = dict(n=24, d=16, f=8, seed=3)
+SMALL = {"n": 24, "d": 16, "f": 8, "seed": 3}
 
 
 def table(**settings) -> list:
@@ -36,8 +37,8 @@ def test_the_numbers_of_the_lesson(layout, forward, backward, held):
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(layout="split-d-f", ranks=4, node_size=2),
-        dict(layout="split-n-d", ranks=8, rows=4, swapped=True),
+        {"layout": "split-d-f", "ranks": 4, "node_size": 2},
+        {"layout": "split-n-d", "ranks": 8, "rows": 4, "swapped": True},
     ],
 )
 def test_parts_of_two_axes_are_those_of_one_process(settings, tmp_path):
@@ -48,7 +49,8 @@ def test_parts_of_two_axes_are_those_of_one_process(settings, tmp_path):
 
 
 def test_the_axis_that_sends_more_belongs_inside_a_node():
-    """Of 33.6 and 8.4 MB a rank, the sum of Y along the columns and of dW along the rows, one has 150 GB/s and the other 12.5."""
+    """Of 33.6 and 8.4 MB a rank, the sum of Y along the columns and of dW along the rows, one has
+    150 GB/s and the other 12.5."""
     near, far = (
         table(layout="split-n-d", node_size=2, hardware="v100-nvlink", swapped=swapped)
         for swapped in (False, True)
@@ -69,8 +71,8 @@ def test_all_layouts_are_compared_but_those_that_do_not_fit():
         and "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
     )
     assert (
-        "dX sums over f, of which each rank has 1 of 2 parts: an all-reduce of 8.389 MB along columns."
-        in lab.explain(lab.predict())
+        "dX sums over f, of which each rank has 1 of 2 parts: an all-reduce of 8.389 MB along"
+        " columns." in lab.explain(lab.predict())
     )
     assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"} and set(
         Layouts(ranks=3, n=4098).compared
@@ -84,11 +86,14 @@ def test_all_layouts_are_compared_but_those_that_do_not_fit():
     "settings, sentence",
     [
         (
-            dict(layout="split-d", d=1022),
-            "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020 or 1024.",
+            {"layout": "split-d", "d": 1022},
+            (
+                "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020"
+                " or 1024."
+            ),
         ),
         (
-            dict(layout="split-n-f", ranks=6, rows=4),
+            {"layout": "split-n-f", "ranks": 6, "rows": 4},
             "6 ranks have no 4 equal rows: take rows that divide the ranks, such as 1 or 6.",
         ),
     ],

@@ -1,8 +1,8 @@
-"""The ledger: peaks equal to hand counts, every way to allocate seen once, kinds by rule, ends at once, a limit at the operator."""
+"""The ledger: peaks equal to hand counts, every way to allocate seen once, kinds by rule, ends at
+once, a limit at the operator."""
 
 import copy
 import gc
-import io
 import pickle
 import random
 import threading
@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
 
-from bigtrain_lab.core import Alive, Impossible
+from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
-from bigtrain_lab.runtime.allocator import replayed
-from bigtrain_lab.runtime.balance import READINGS, Balance, read, together
-from bigtrain_lab.runtime.capacity import OutOfMemory
-from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.runtime.memory.balance import READINGS, Balance, read, together
+from bigtrain_lab.runtime.memory.capacity import OutOfMemory
+from bigtrain_lab.runtime.memory.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
@@ -54,7 +52,7 @@ def sums(alive):
     return found
 
 
-# -- hand counts ----------------------------------------------------------------------------------------------
+# -- hand counts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch", "where"), [(8, "update"), (512, "backward")])
@@ -79,7 +77,9 @@ def test_the_peak_of_an_mlp_is_the_hand_count(batch, where):
             "gradients": weights,
             "temporaries": 2 * F32 * I * H + loss,
         }
-    else:  # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its input goes out
+    # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its
+    # input goes out
+    else:
         expected = {
             "weights": weights,
             "optimizer": adam,
@@ -100,61 +100,40 @@ def test_the_peak_of_the_transformer_is_the_hand_count(vocabulary, where):
     adam = 2 * weights + F32 * (
         12 * L + 5
     )  # a step number for each of 12 tensors a block, two tables, a norm and the head
-    # A block saves: the input of each norm and its output (4 BSD), mean and 1/std of each norm (4 BS), q, k, v (3 BSD), the
-    # probabilities (B H S S), what the output projection gets (BSD), what GELU gets and gives (2 x 4 BSD).
+    # A block saves: the input of each norm and its output (4 BSD), mean and 1/std of each norm (4
+    # BS), q, k, v (3 BSD), the probabilities (B H S S), what the output projection gets (BSD), what
+    # GELU gets and gives (2 x 4 BSD).
     block = 16 * B * S * D + 4 * B * S + B * H * S * S
     head = 2 * B * S * D + 2 * B * S  # of its norm
     assert ledger.peak("activations") == F32 * (L * block + head + B * S * V)
     if (
         where == "loss"
-    ):  # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token (B S)
+        # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token
+        # (B S)
+    ):
         expected = {
             "weights": weights,
             "optimizer": adam,
             "activations": F32 * (L * block + head + B * S * V),
             "temporaries": F32 * (2 * B * S * V + B * S + 2),
         }  # and the loss and the 1 that the backward began with
-    else:  # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made (4 BSD)
+    # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made (4
+    # BSD)
+    else:
         expected = {
             "weights": weights,
             "optimizer": adam,
             "activations": F32 * L * block,
-            "gradients": F32
-            * (V * D + 2 * D + 4 * D * D + D),  # head, its norm, and the projection back to D
+            "gradients": (
+                F32 * (V * D + 2 * D + 4 * D * D + D)
+            ),  # head, its norm, and the projection back to D
             "temporaries": F32 * (5 * B * S * D + 2),
         }
     assert sums(ledger.at_peak()) == expected
     assert ledger.peak_bytes == sum(expected.values())
 
 
-@pytest.mark.parametrize("which", ["mlp", "transformer"])
-def test_the_peak_is_that_of_torch_s_own_tracker(which):
-    if which == "mlp":
-        model, loss_fn = mlp(16, 32, 4), nn.functional.mse_loss
-        data = lambda: (torch.randn(512, 16), torch.randn(512, 4))
-    else:
-        model, loss_fn = (
-            GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=32)),
-            cross_entropy,
-        )
-        data = lambda: (torch.randint(32, (4, 16)), torch.randint(32, (4, 16)))
-    theirs, ours = copy.deepcopy(model), model
-    optimizer = torch.optim.Adam(theirs.parameters())
-    tracker = MemTracker()
-    tracker.track_external(theirs, optimizer)
-    with tracker:
-        x, y = data()
-        train(theirs, optimizer, loss_fn, x, y, 1)
-        tracker.reset_mod_stats()
-        train(theirs, optimizer, loss_fn, x, y, 1)
-    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    optimizer = torch.optim.Adam(ours.parameters())
-    with Ledger(ours, optimizer) as ledger:
-        train(ours, optimizer, loss_fn, *data())
-    assert abs(ledger.peak_bytes - peak) <= 0.01 * peak
-
-
-# -- nothing twice, nothing missed ----------------------------------------------------------------------------
+# -- nothing twice, nothing missed -----------------------------------------------------------------
 
 
 class Doubled(torch.autograd.Function):
@@ -201,12 +180,6 @@ def emptied():
     return a
 
 
-def emptied_and_filled():
-    a = emptied()
-    a.untyped_storage().resize_(400)
-    return a
-
-
 def filled_from_nothing():
     a = torch.empty(0)
     a.untyped_storage().resize_(64)
@@ -224,10 +197,6 @@ def data_swapped():
     return a
 
 
-def out_new():
-    return torch.add(torch.zeros(100), 1, out=torch.empty(0))
-
-
 @torch.library.custom_op("bigtrain_lab_tests::fill", mutates_args=("out", "outs"))
 def fill(source: torch.Tensor, out: torch.Tensor, outs: list[torch.Tensor]) -> None:
     for each in (out, *outs):
@@ -242,24 +211,6 @@ def grown_by_an_operator_of_ones_own():
 
 def nested(layout):
     return torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=layout)
-
-
-def out_known():
-    a = torch.zeros(100)
-    return torch.mul(a, 2, out=a)
-
-
-def loaded():
-    file = io.BytesIO()
-    torch.save(OUTSIDE, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-def deleted():
-    a, b = torch.zeros(100), torch.zeros(9)
-    del a
-    return b
 
 
 def wrapped_a_buffer():
@@ -320,12 +271,6 @@ def recorded():
     )  # 400 each: both are saved, one by the graph alone; x by nothing, but the graph leads to it
 
 
-def not_recorded():
-    x = torch.zeros(100, requires_grad=True)
-    with torch.no_grad():
-        return x.exp().exp()
-
-
 def by_function():
     return Doubled.apply(torch.zeros(100, requires_grad=True))
 
@@ -379,8 +324,7 @@ WAYS = [
     (lambda: torch.from_numpy(np.zeros(6)), 48),
     (lambda: torch.empty(0), 0),
     (lambda: torch.empty(100, device="meta"), 0),
-    (out_new, 400),
-    (out_known, 400),
+    (lambda: torch.add(torch.zeros(100), 1, out=torch.empty(0)), 400),
     (lambda: torch.add(OUTSIDE, 1, out=OUTSIDE), 0),
     (
         lambda: torch.sort(
@@ -393,11 +337,9 @@ WAYS = [
     (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
     (grown, 1000),
     (emptied, 0),
-    (emptied_and_filled, 400),
     (filled_from_nothing, 64),
     (set_to_another, 28),
     (data_swapped, 44),
-    (deleted, 36),
     (lambda: OUTSIDE.clone(), 400),
     (lambda: OUTSIDE.view(10, 10).t().contiguous(), 400),
     (lambda: OUTSIDE.to(torch.float64), 800),
@@ -405,7 +347,6 @@ WAYS = [
     (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400),
     (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
     (lambda: copy.deepcopy([torch.zeros(100)]), 400),
-    (loaded, 400),
     (set_to_a_new_storage, 64),
     (set_to_one_from_before, 0),
     (lambda: copy.deepcopy(OUTSIDE), 400),
@@ -417,7 +358,6 @@ WAYS = [
     (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8),
     (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
     (recorded, 3 * 400),
-    (not_recorded, 400),
     (by_function, 400 + 400 + 400),
     (checkpointed, 400 + 400),
     (kept_by_hooks, 400 + 400 + 800),
@@ -497,7 +437,7 @@ def test_what_is_set_or_resized_aside_or_in_another_thread_is_not_met():
     assert len(kept) == 6
 
 
-# -- kinds ----------------------------------------------------------------------------------------------------
+# -- kinds -----------------------------------------------------------------------------------------
 
 
 def test_a_temporary_becomes_an_activation_and_a_temporary_again():
@@ -595,36 +535,6 @@ def test_recomputed_are_those_made_and_saved_inside_a_backward():
     assert ledger.peak("activations") == 64 * 16 * 4  # the checkpoint's input only
 
 
-def test_what_only_a_backward_saves_is_recomputed_too():
-    class Reaches(torch.autograd.Function):
-        """A backward that recomputes with a tensor that it finds outside of its graph."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            with torch.enable_grad():
-                kept.append((found * torch.ones(1, requires_grad=True)).sum())  # saves `found`
-            seen.append(ledger.now("recomputed"))
-            return gradient
-
-    kept, seen = [], []
-    with Ledger() as ledger:
-        found = torch.zeros(1000)
-        Reaches.apply(torch.ones(3, requires_grad=True)).sum().backward()
-        assert seen == [4000 + 4 + 4]  # with the one number that it was multiplied by and the sum
-        kept.clear()
-        assert ledger.now("recomputed") == 0 and ledger.now("temporaries") == 4000
-
-
-def test_a_derivative_by_torch_func_is_no_recompute():
-    with Ledger() as ledger:
-        torch.func.grad(lambda x: (x**2).sum())(OUTSIDE)
-        assert ledger.peak("recomputed") == 0 < ledger.peak_bytes
-
-
 def test_what_a_graph_lets_go_of_is_never_a_temporary_if_nothing_keeps_it():
     x = torch.ones(100, requires_grad=True)
     with Ledger() as ledger:
@@ -711,7 +621,7 @@ def test_tied_weights_and_two_modules_count_once_each():
         assert ledger.now("weights") == 4 * (100 + 20 + 30)
 
 
-# -- where ----------------------------------------------------------------------------------------------------
+# -- where -----------------------------------------------------------------------------------------
 
 
 def test_each_storage_says_what_made_it_and_where_in_the_backward_too():
@@ -745,21 +655,22 @@ def test_a_part_that_is_called_by_itself_has_its_path_in_the_model():
     assert kept is not None
 
 
-def test_a_module_that_raises_leaves_no_path_behind():
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_module_that_raises_leaves_no_path_behind(watched, error):
     class Raises(nn.Module):
         def forward(self, x):
-            raise ValueError
+            raise error
 
     model = nn.Sequential(nn.Linear(2, 2), Raises())
-    with Ledger(model) as ledger:
-        with pytest.raises(ValueError):
+    with Ledger(*[model] * watched) as ledger:
+        with pytest.raises(error):
             model(torch.ones(1, 2))
         kept = torch.ones(1000)
-        assert [a.module for a in ledger.at_peak() if a.bytes == 4000] == [""]
-    assert kept is not None
+        assert [a.module for a in ledger.at_peak() if a.bytes == kept.nbytes] == [""]
 
 
-# -- ends, threads, limits ------------------------------------------------------------------------------------
+# -- ends, threads, limits -------------------------------------------------------------------------
 
 
 def test_cycles_and_other_threads_give_back_what_they_held():
@@ -792,17 +703,6 @@ def test_a_result_that_its_own_graph_saves_does_not_live_for_ever():
         assert ledger.bytes == 0
 
 
-def test_numbers_are_those_without_a_ledger():
-    x, y = torch.randn(8, 16), torch.randn(8, 4)
-    one = mlp(16, 32, 4)
-    two = copy.deepcopy(one)
-    train(one, torch.optim.Adam(one.parameters()), nn.functional.mse_loss, x, y)
-    optimizer = torch.optim.Adam(two.parameters())
-    with Ledger(two, optimizer):
-        train(two, optimizer, nn.functional.mse_loss, x, y)
-    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
-
-
 def test_nothing_is_left_behind():
     hooks, resize = torch.autograd.graph.disable_saved_tensors_hooks, torch.UntypedStorage.resize_
     model = mlp(4, 4, 4)
@@ -831,18 +731,14 @@ def test_the_limit_is_kept_at_the_very_operator():
         train(model, optimizer, nn.functional.mse_loss, x, y)
     with pytest.raises(
         OutOfMemory,
-        match=r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte too few",
+        match=(
+            r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte"
+            r" too few"
+        ),
     ) as said:
         with Ledger(model, optimizer, capacity_bytes=peak - 1, rank=3):
             train(model, optimizer, nn.functional.mse_loss, x, y)
     assert str(said.value).startswith("Rank 3 ") and "activations 65.54 kB" in str(said.value)
-
-
-def test_the_first_byte_beyond_the_limit_is_refused():
-    with pytest.raises(OutOfMemory), Ledger(capacity_bytes=399):
-        torch.zeros(100)
-    with Ledger(capacity_bytes=400):
-        torch.zeros(100)
 
 
 def test_what_was_refused_does_not_count_and_the_program_may_go_on():
@@ -850,8 +746,8 @@ def test_what_was_refused_does_not_count_and_the_program_may_go_on():
         kept, grows = torch.zeros(50), torch.zeros(10)
         for refused in (
             lambda: torch.zeros(1000),
-            lambda: grows.resize_(1000),
-            lambda: grows.untyped_storage().resize_(4000),
+            lambda: grows.resize_(1000),  # noqa: F821
+            lambda: grows.untyped_storage().resize_(4000),  # noqa: F821
         ):
             with pytest.raises(OutOfMemory, match=r"asks for [34].* more than the 240 B held"):
                 refused()
@@ -873,12 +769,11 @@ def test_what_was_refused_does_not_count_and_the_program_may_go_on():
     [
         (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
         (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
-        (
-            lambda: Ledger(capacity_bytes="2GB"),
-            r"capacity_bytes is '2GB': give the bytes of the device as a number, such as 2 \* 10\*\*9, or None",
-        ),
+        (lambda: Ledger(capacity_bytes="2GB"), "capacity_bytes is '2GB': give the bytes"),
         (lambda: Ledger(capacity_bytes=float("nan")), "capacity_bytes is nan: give the bytes"),
         (lambda: Ledger(capacity_bytes=torch.ones(1)), "give the bytes"),
+        (lambda: Ledger(capacity_bytes=-5), "capacity_bytes is -5"),
+        (lambda: Ledger(LAYER, capacity_bytes=200).__enter__(), "it holds 440 B .weights 440 B."),
     ],
 )
 def test_what_cannot_be_is_a_sentence(wrong, sentence):
@@ -887,7 +782,8 @@ def test_what_cannot_be_is_a_sentence(wrong, sentence):
 
 
 def test_ledgers_inside_one_another_see_alike():
-    """Autograd asks the innermost hooks alone; torch.func wants none of them, and finds them again as they were."""
+    """Autograd asks the innermost hooks alone; torch.func wants none of them, and finds them again
+    as they were."""
 
     def steps(model):
         torch.func.grad(lambda w: (w**3).sum())(torch.ones(10))
@@ -915,7 +811,7 @@ def test_ledgers_inside_one_another_see_alike():
         ]
 
     (alone,) = seen(1)
-    assert alone[1] == F32 * 256 * (16 + 32 + 4) and alone[2] == 0
+    assert alone[1:4] == (F32 * 256 * (16 + 32 + 4), 0, 0)  # torch.func recomputes nothing
     assert seen(3) == [alone] * 3
 
 
@@ -971,7 +867,7 @@ def test_a_ledger_inside_itself_is_refused():
         ledger.__enter__()
 
 
-# -- the balance ----------------------------------------------------------------------------------------------
+# -- the balance -----------------------------------------------------------------------------------
 
 
 class Thing:
@@ -980,7 +876,8 @@ class Thing:
 
 
 def test_the_balance_is_that_of_a_full_record():
-    """Random lives: the peak, who was alive then, each kind's highest, and readings that hold the highest moment."""
+    """Random lives: the peak, who was alive then, each kind's highest, and readings that hold the
+    highest moment."""
     for seed in range(20):
         draw = random.Random(seed)
         balance, alive, peak, then, highest, totals = Balance(), [], 0, {}, {}, []
@@ -1015,20 +912,10 @@ def test_the_balance_is_that_of_a_full_record():
         assert len(told) <= READINGS and max(sum(levels[at]) for at in told) == peak
 
 
-def test_what_came_and_went_since_the_peak_is_forgotten():
-    balance, first = Balance(), Thing()
-    balance.change(first, ("a", 10), 0)
-    balance.change(first, ("a", 1), 0)
-    for wall in range(100):
-        thing = Thing()
-        balance.change(thing, ("a", 5), wall)
-        balance.change(thing, None, wall)
-    assert len(balance._since) == 1 and balance.at_peak([first]) == [(first, "a", 10)]
-
-
 @pytest.mark.parametrize("kind", ["stashed", "weights"])
 def test_the_peak_keeps_the_names_of_its_moment(kind):
-    """What is alive then may be called something else when its list is written, which is at no fixed moment."""
+    """What is alive then may be called something else when its list is written, which is at no
+    fixed moment."""
     weight, holdings = torch.zeros(10), {"stashed": {}}
     ledger = Ledger()
     ledger.holdings = lambda: holdings
@@ -1044,7 +931,7 @@ def test_the_peak_keeps_the_names_of_its_moment(kind):
         assert {a.name for a in ledger.at_peak()} == {
             "zeros",
             "w, version 3",
-        } and not ledger._balance.names
+        }
     del higher
 
 
@@ -1058,89 +945,6 @@ def test_few_rows_keep_the_sum():
             and rows[-1].name == "39 smaller ones"
         )
     del kept
-
-
-# -- CUDA's allocator -----------------------------------------------------------------------------------------
-
-
-def written(*entries, active=()):
-    """A snapshot as torch.cuda.memory._snapshot writes it, of one segment at address 0."""
-    actions = {"+": "alloc", "-": "free_requested"}
-    traces = [
-        {"action": actions[sign], "addr": address, "size": size} for sign, address, size in entries
-    ]
-    traces += [
-        {"action": "free_completed", "addr": a, "size": s} for sign, a, s in entries if sign == "-"
-    ]
-    blocks, end = [], 0
-    for address, size in sorted(active):
-        blocks += (
-            [{"size": address - end, "requested_size": 0, "state": "inactive"}]
-            if address > end
-            else []
-        )
-        end = address + -(-size // 512) * 512
-        blocks.append({"size": end - address, "requested_size": size, "state": "active_allocated"})
-    return {
-        "segments": [
-            {"device": 0, "address": 0, "blocks": blocks},
-            {"device": 1, "address": 0, "blocks": []},
-        ],
-        "device_traces": [traces, []],
-    }
-
-
-def test_the_allocator_s_record_gives_the_peak_in_requested_bytes():
-    # 700 (at 0) were there before; 100 (at 1024) too, and are freed; 300 and 50 come and go, 40 last.
-    record = written(
-        ("+", 2048, 300),
-        ("-", 1024, 100),
-        ("+", 1024, 50),
-        ("-", 2048, 300),
-        ("-", 1024, 50),
-        ("+", 2048, 40),
-        active=[(0, 700), (2048, 40)],
-    )
-    held = replayed(record, 0, returned={0, 1024, 2048})
-    assert held == (1100, {0: 700, 1024: 100, 2048: 300}, {})
-
-
-def test_what_no_operator_returned_is_a_workspace_and_cublas_keeps_its_own_apart():
-    # 10 (at 0) and 2,000 (at 65,536) were there before; the ledger knows the first one only.
-    record = written(
-        ("+", 512, 8_000),
-        ("+", 16_384, 64),
-        ("-", 16_384, 64),
-        ("+", 32_768, 400),
-        ("+", 16_384, 96),
-        ("-", 16_384, 96),
-        active=[(0, 10), (512, 8_000), (32_768, 400), (65_536, 2_000)],
-    )
-    held = replayed(record, 0, returned={0, 32_768})
-    assert held == (506, {0: 10, 32_768: 400, 16_384: 96}, {512: 8_000, 65_536: 2_000})
-    weight = Alive(0, "compute", "weights", "w", 5, 10)
-    rows = held.told({0: weight, 32_768: weight._replace(name="x", bytes=1)}, weight)
-    assert [
-        (row.kind, row.name, row.bytes, row.start)
-        for row in sorted(rows, key=lambda row: row.bytes)
-    ] == [("weights", "w", 10, 5), ("temporaries", "workspace", 96, 5), ("weights", "x", 400, 5)]
-
-
-@pytest.mark.gpu
-def test_on_cuda_the_peak_is_the_allocator_s():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU is here")
-    model = mlp(256, 512, 64).cuda()
-    optimizer = torch.optim.Adam(model.parameters())
-    x, y = torch.randn(512, 256, device="cuda"), torch.randn(512, 64, device="cuda")
-    train(model, optimizer, nn.functional.mse_loss, x, y)  # cuBLAS has its workspaces
-    torch.cuda.reset_peak_memory_stats()
-    with Ledger(model, optimizer) as ledger:
-        train(model, optimizer, nn.functional.mse_loss, x, y)
-    kept = sum(ledger._allocated.kept.values())
-    assert ledger.peak_bytes + kept == torch.cuda.memory_stats()["requested_bytes.all.peak"]
-    assert sum(a.bytes for a in ledger.at_peak()) == ledger.peak_bytes
-    assert {"weights", "optimizer", "gradients", "temporaries"} <= set(sums(ledger.at_peak()))
 
 
 def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
@@ -1159,24 +963,6 @@ def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
         y.sum().backward()
         assert ledger.now("gradients") == 400 and ledger.peak_bytes < before + 1000
     assert ledger.peak("inputs") == x.nbytes and looked[0].shape == (10, 10)
-
-
-def test_a_look_from_a_backward_s_hook_is_not_seen():
-    model, peaks = torch.nn.Linear(100, 100), []
-    for look in (lambda g: None, lambda g: torch.cat([g] * 50).sum()):
-        x = torch.ones(10, 100)
-        with Ledger(model) as ledger:
-
-            def seen(gradient):
-                with ledger.aside():
-                    look(gradient)
-
-            y = model(x)
-            y.register_hook(seen)
-            y.sum().backward()
-        model.zero_grad()
-        peaks.append(ledger.peak_bytes)
-    assert peaks[0] == peaks[1]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -1214,20 +1000,7 @@ def test_mixed_precision_under_a_ledger(level):
     assert ledger.now("gradients") == ledger.now("optimizer") == trained * weights
 
 
-def test_a_limit_that_is_passed_already_is_told_on_entry_and_one_of_nothing_at_once():
-    model = nn.Linear(8, 8, bias=False)
-    with (
-        pytest.raises(
-            OutOfMemory, match=r"it holds 256 B \(weights 256 B\), and its device has 200 B"
-        ),
-        Ledger(model, capacity_bytes=200),
-    ):
-        pass
-    with pytest.raises(Impossible, match="capacity_bytes is -5"):
-        Ledger(model, capacity_bytes=-5)
-
-
-# -- a recompute that ends early --------------------------------------------------------------------------------------------
+# -- a recompute that ends early -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1253,15 +1026,3 @@ def test_a_rerun_that_ends_within_a_module_leaves_no_path_behind(again):
         alive = ledger.at_peak()
     assert [a.module for a in alive if a.bytes == kept.nbytes] == [""]
     assert {a.module for a in alive if a.kind == "optimizer"} == {""}
-
-
-def test_an_interrupted_module_leaves_no_path_behind():
-    class Interrupted(nn.Module):
-        def forward(self, x):
-            raise KeyboardInterrupt
-
-    with Ledger() as ledger:
-        with pytest.raises(KeyboardInterrupt):
-            nn.Sequential(nn.Linear(2, 2), Interrupted())(torch.ones(1, 2))
-        kept = torch.ones(1000)
-        assert [a.module for a in ledger.at_peak() if a.bytes == kept.nbytes] == [""]

@@ -1,4 +1,5 @@
-"""The ledger in a run: kinds at action boundaries, readings that reach the peak, who was alive then, also when a rank fails."""
+"""The ledger in a run: kinds at action boundaries, readings that reach the peak, who was alive
+then, also when a rank fails."""
 
 import json
 from operator import attrgetter
@@ -9,9 +10,10 @@ import torch
 from bigtrain_lab.core import Alive, Memory, Span, Trace
 from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
-from bigtrain_lab.runtime import RankFailed, Run, launch, log
-from bigtrain_lab.runtime.balance import READINGS
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime.memory.balance import READINGS
+from bigtrain_lab.runtime.record import log
 
 L, D, H, S, V, B, STEPS = 2, 16, 2, 16, 32, 4, 2
 WEIGHTS = 4 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
@@ -129,7 +131,8 @@ def inside(trace):
 
 
 def test_readings_inside_an_action_stand_on_the_modelled_clock_by_their_order(runs):
-    """The same readings on both clocks; on the modelled one at equal distances between the action's start and end."""
+    """The same readings on both clocks; on the modelled one at equal distances between the action's
+    start and end."""
     modelled, measured = (runs["ledger"].trace(clock) for clock in ("modelled", "measured"))
     assert [(e.name, e.kind, e.bytes) for e in inside(modelled)] == [
         (e.name, e.kind, e.bytes) for e in inside(measured)

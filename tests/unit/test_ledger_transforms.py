@@ -1,12 +1,13 @@
-"""torch.func and torch.compile do what they do without anyone looking on: under a ledger, in a meter's span, and in a run's."""
+"""torch.func and torch.compile do what they do without anyone looking on: under a ledger and in a
+meter's span, as a run's are."""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from bigtrain_lab.runtime import Ledger, launch
-from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.runtime import Ledger
+from bigtrain_lab.runtime.memory.meter import Meter
 
 
 def f(x):
@@ -20,7 +21,10 @@ def x():
 def gradients_of_each_sample():
     model = nn.Linear(6, 1, dtype=torch.float64)
     weights = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    loss = lambda weights, sample: functional_call(model, weights, (sample,)).tanh().sum()
+
+    def loss(weights, sample):
+        return functional_call(model, weights, (sample,)).tanh().sum()
+
     return vmap(grad(loss), in_dims=(None, 0))(weights, torch.eye(6, dtype=torch.float64))["weight"]
 
 
@@ -46,20 +50,6 @@ def test_a_transform_gives_what_it_gives_alone(name, looks_on):
     alone = TRANSFORMS[name]()
     with looks_on():
         assert torch.equal(TRANSFORMS[name](), alone)
-
-
-def program(rank):
-    with rank.span("transforms"):
-        return {name: transform().numpy() for name, transform in TRANSFORMS.items()}
-
-
-@pytest.mark.parametrize("ledger", [False, True])
-def test_transforms_work_inside_a_run_s_span(ledger, tmp_path):
-    run = launch(program, 1, clock=False, ledger=ledger, directory=tmp_path / "run")
-    run.wait()
-    assert all(
-        (run.result[name] == transform().numpy()).all() for name, transform in TRANSFORMS.items()
-    )
 
 
 def test_after_a_transform_a_meter_goes_on():

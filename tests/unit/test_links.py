@@ -1,4 +1,5 @@
-"""The picture of a profile's links: the committed page is what the tool writes, and what it says are the profile's numbers."""
+"""The picture of a profile's links: the committed page is what the tool writes, and what it says
+are the profile's numbers."""
 
 import re
 from dataclasses import replace
@@ -7,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bigtrain_lab.core.hardware import PROFILES
-from bigtrain_lab.figures.links import MESSAGE, WIDTH, picture, ways
+from bigtrain_lab.view.figures.links import MESSAGE, WIDTH, picture, ways
 from tools import link_page
 
 LINKED = [profile for profile in PROFILES.values() if profile.inside]

@@ -1,21 +1,20 @@
-"""What the lookout of a rank of torchrun decides, without a torchrun: how an end is told once, and what must never keep a rank waiting."""
+"""What the lookout of a rank of torchrun decides, without a torchrun: how an end is told once, and
+what must never keep a rank waiting."""
 
-import os
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bigtrain_lab.core import Mesh
-from bigtrain_lab.runtime import diagnose, lookout, progress, pulse
-from bigtrain_lab.runtime.end import End
-from bigtrain_lab.runtime.log import EventLog
-from bigtrain_lab.runtime.lookout import Lookout
-from bigtrain_lab.runtime.process import Job
-from bigtrain_lab.runtime.pulse import Pulse, this_process
+from bigtrain_lab.runtime.failure import progress
+from bigtrain_lab.runtime.process import pulse
+from bigtrain_lab.runtime.process.child import Job
+from bigtrain_lab.runtime.process.end import End
+from bigtrain_lab.runtime.process.pulse import Pulse
+from bigtrain_lab.runtime.record.log import EventLog
+from bigtrain_lab.runtime.torchrun import lookout
+from bigtrain_lab.runtime.torchrun.lookout import Lookout
 
 END = End("failed", "Rank 1 failed.", teller=1)
 
@@ -55,15 +54,6 @@ def lookout_of(directory, index=0, size=2, board=None, mates=None) -> Lookout:
     return Lookout(team, Job(str(directory), Mesh(world=size), None, 0, ""), 30)
 
 
-def test_the_end_that_two_lookouts_find_has_one_teller(tmp_path):
-    first, second = lookout_of(tmp_path, 0), lookout_of(tmp_path, 1)
-    assert first._publish(END).teller == second._publish(END).teller == 1
-    assert (
-        second.words(second._publish(END)).endswith(f"kept in {tmp_path}.")
-        and first.words(END) == "Rank 1 failed."
-    )
-
-
 def test_the_end_that_was_kept_first_counts(tmp_path):
     END._replace(teller=0).note(tmp_path, by=0)
     assert END._replace(diagnosis="Something else.").note(tmp_path, by=1) == END._replace(teller=0)
@@ -96,72 +86,7 @@ def run(ours: Lookout, listen=set) -> End:
     return ours._end
 
 
-def named(pid: int) -> list:
-    """The name of a process that is there."""
-    return [this_process()[0], pid, psutil.Process(pid).create_time()]
-
-
-def test_a_lookout_notes_the_rank_of_its_machine_that_ended_without_a_word(tmp_path):
-    """Rank 4 has said that it is done, rank 6 lives."""
-    (tmp_path / "status-4.json").write_text('{"rank": 4, "state": "done", "wall": 0}')
-    nobody = {rank: [this_process()[0], 2**22 + rank, 0] for rank in (4, 5)}
-    ours = lookout_of(tmp_path, 3, 8, mates={**nobody, 6: this_process()})
-    ours._read, write = os.pipe()
-    os.write(write, bytes([signal.SIGINT]))  # so that it decides, and does no more
-    assert run(ours, listen=ours._listen).diagnosis == "The run was interrupted."
-    assert (
-        set(ours._exits) == {4, 5} and [*ours._silent()] == [5] and ours._silent()[5].code is None
-    )
-    os.close(ours._read)
-    os.close(write)
-
-
-LINUX = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="elsewhere only its parent knows how a process ended"
-)
-
-
-@LINUX
-@pytest.mark.parametrize("code", [-signal.SIGKILL, 3, 0])
-def test_a_lookout_sees_how_another_rank_ended_before_its_parent_asks(code, tmp_path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import os; os._exit(int(input()))"], stdin=subprocess.PIPE
-    )
-    ours = lookout_of(tmp_path, 0, mates={1: named(child.pid)})
-    ours._read, write = os.pipe()
-    assert ours._listen() == set() and ours._exits == {}
-    if code < 0:
-        child.kill()
-    else:
-        child.stdin.write(b"%d\n" % code)
-        child.stdin.flush()
-    while not ours._exits:
-        assert ours._listen() == set()
-    child.wait()
-    assert ours._silent()[1].code == code and ours._mates[1].fd is None
-    told = diagnose.failure(tmp_path, ours._progress.doings(), ours._silent())
-    assert told.startswith(
-        "Rank 1 was killed by signal 9 (SIGKILL; out of memory?)"
-        if code < 0
-        else f"Rank 1 exited with code {code} before"
-    )
-    os.close(ours._read)
-    os.close(write)
-    ours._listen = lambda: {signal.SIGTERM}
-    assert ours._until_the_end().diagnosis == told and ours._board.notes["gone"] == [1, code]
-
-
-@LINUX
-def test_of_a_process_that_is_buried_nobody_knows_how_it_ended():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    other = Pulse.of(named(child.pid)).open()
-    assert other.exit_code() is None and other.fd is not None  # it lives
-    child.communicate(b"\n")
-    assert other.exit_code() is None
-    other.close()
-
-
-# -- progress: one rule for a watch and a lookout --------------------------------------------------------------------
+# -- progress: one rule for a watch and a lookout --------------------------------------------------
 
 
 class Clock:
@@ -173,7 +98,8 @@ class Clock:
 
 @pytest.fixture
 def following(tmp_path, monkeypatch):
-    """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times that stacks were asked for)"""
+    """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times
+    that stacks were asked for)"""
     clock, asked, printed = Clock(), [], []
     for module in (progress, pulse):
         monkeypatch.setattr(module, "time", clock)
@@ -201,8 +127,6 @@ def following(tmp_path, monkeypatch):
             processes[1].status = line[0]
         elif what == "now":
             return found.now
-        elif what == "endless":
-            return found.endless()
         elif what == "output":
             with open(tmp_path / "rank-1.log", "a") as file:
                 file.write("x\n")
@@ -250,7 +174,7 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
     )
 
 
-def test_what_takes_long_is_said_and_since_when(following, tmp_path):
+def test_what_takes_long_is_said_and_since_when(following):
     look, grows, asked = following
     assert look(0) is None and grows("now") == ""
     for _ in range(6):
@@ -269,17 +193,6 @@ def test_what_takes_long_is_said_and_since_when(following, tmp_path):
         grows("computes", 0.5)
         look(1.0)
     assert grows("now") == "rank 1 has computed for 3 s in 2F3"
-    assert grows("endless") == []
-    for _ in range(117):
-        grows("computes", 0.5)
-        look(1.0)
-    assert grows("endless") == [1] and grows("endless") == []  # it is asked once
-    (tmp_path / "stacks-1.txt").write_text(
-        'Thread 0x07 (most recent call first):\n  File "mine.py", line 7 in spin\n'
-    )
-    grows("computes", 0.5)
-    look(1.0)
-    assert grows("now") == "rank 1 has computed for 121 s in 2F3 at mine.py:7, in spin"
     grows("1", "@wait", 0, 0, 7, "x")
     for _ in range(3):
         look(1.0)
@@ -292,7 +205,8 @@ def test_a_process_that_is_stopped_is_told_before_the_stall_limit(following, mon
     grows("status", psutil.STATUS_STOPPED)
     assert look(1.0) is None and look(1.9) is None
     assert look(0.2).startswith(
-        "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing yet)."
+        "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing"
+        " yet)."
     )
 
 
@@ -303,17 +217,6 @@ def test_a_watch_that_was_stopped_itself_begins_anew(following):
     assert look(1.5).startswith("Rank 0 hangs")
 
 
-def test_a_deadlock_is_certain_though_somebody_computes(following):
-    look, grows, asked = following
-    for rank in (0, 1):
-        grows(str(rank), "@wait", 0, 1 - rank, 7, "x")
-    look(1)
-    grows("computes", 1.0)
-    look(1)
-    grows("computes", 1.0)
-    assert look(1).startswith("Deadlock")
-
-
 def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(following):
     look, grows, asked = following
     for rank in (0, 1):
@@ -322,27 +225,13 @@ def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(f
     assert look(1) is None  # seen once
     grows("output")
     assert look(1) is None and look(1) is None  # once again
+    grows("computes", 1.0)  # somebody does, which changes nothing
     assert look(1).startswith("Deadlock: rank 0 waits for x from rank 1") and len(asked) == 1
 
 
-def test_what_a_rank_prints_is_counted_and_told_to_all_lookouts(tmp_path, monkeypatch):
-    notes = Notes()
-    ours, before = lookout_of(tmp_path, 1, board=notes), sys.stdout
-    monkeypatch.setattr(ours, "_look_out", lambda: None)
-    with ours:
-        print("a word")
-        assert sys.stdout.encoding == before.encoding
-    assert sys.stdout is before and sum(output.writes for output in ours._outputs) > 0
-    monkeypatch.setattr(
-        lookout, "time", SimpleNamespace(process_time=lambda: 1.0, thread_time=lambda: 1.0)
-    )
-    ours._tell_of_signs()
-    ours._tell_of_signs()  # nothing more
-    assert notes.notes == {"signs": 1}
-
-
 def test_a_rank_that_computes_says_so_and_its_lookout_alone_does_not(tmp_path, monkeypatch):
-    """(seconds since the last look, processor time of the process in them, that of its lookout alone) -> whether it computes."""
+    """(seconds since the last look, processor time of the process in them, that of its lookout
+    alone) -> whether it computes."""
     now = SimpleNamespace(clock=100.0, process=7.0, own=1.0)
     clocks = SimpleNamespace(
         monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own

@@ -1,18 +1,19 @@
-"""The lab of lesson 02: what the account predicts is what the ledger of a real run holds, to the byte."""
+"""The lab of lesson 02: what the account predicts is what the ledger of a real run holds, to the
+byte."""
 
 import pytest
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.core.peak import peak
+from bigtrain_lab.core.words import size
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.memory import KINDS, MemoryExperiment, at_peak, peak_of
-from bigtrain_lab.report import rows
 from bigtrain_lab.runtime import RankFailed
-from bigtrain_lab.words import size
+from bigtrain_lab.view.report import rows
 from tests.unit.followed import first_difference
 
-SMALL = dict(layers=2, width=32, heads=2, rows=8, sequence=24, vocabulary=512)
+SMALL = {"layers": 2, "width": 32, "heads": 2, "rows": 8, "sequence": 24, "vocabulary": 512}
 ASKED = {
     "adam": MemoryExperiment(**SMALL, steps=3, dtype="float64", learning_rate=1e-2),
     "momentum": MemoryExperiment(**SMALL, optimizer="momentum", tied=True, dropout=0.1),
@@ -46,7 +47,8 @@ def runs(tmp_path_factory):
 
 
 def test_a_small_model_takes_the_time_of_its_launches():
-    """5 us an operator on a GPU, whose host launches ahead; an operator of an update is one for all weights together."""
+    """5 us an operator on a GPU, whose host launches ahead; an operator of an update is one for all
+    weights together."""
     lab = ASKED["momentum"].replace(hardware="a100-nvlink")
     works, times = {kind: lab.dry.actions[f"0{kind}1"].work for kind in "FBU"}, lab.durations()
     assert min(works[kind].operators for kind in "FB") > 40
@@ -136,8 +138,8 @@ def test_it_says_where_the_peak_is_and_what_the_second_step_adds():
     peak, step = asked.explain(asked.predict())[-2:]
     assert "in the backward of step 2" in peak and "_log_softmax" in peak
     assert (
-        step
-        == f"Step 2 peaks {size(asked.account.after('0U0')['optimizer'])} above step 1: the optimizer's state is born in the first update."
+        step == f"Step 2 peaks {size(asked.account.after('0U0')['optimizer'])} above step 1: the"
+        " optimizer's state is born in the first update."
     )
     assert len(asked.replace(optimizer="sgd").explain(asked.predict())) == 1
 

@@ -1,4 +1,5 @@
-"""One equation under any layout: outputs and gradients of one process, and the bytes that the names of its dimensions say."""
+"""One equation under any layout: outputs and gradients of one process, and the bytes that the names
+of its dimensions say."""
 
 import random
 
@@ -7,7 +8,7 @@ import torch
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.mesh_tensor import collectives, einsum, laid_out, terms
 
 EQUATIONS = (
@@ -119,7 +120,7 @@ def test_any_layout_computes_what_one_process_does_and_sends_what_its_names_say(
     assert cut > CASES
 
 
-LINE, SIZES = "n d, d f -> n f", dict(n=4096, d=1024, f=4096)
+LINE, SIZES = "n d, d f -> n f", {"n": 4096, "d": 1024, "f": 4096}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_what_divides_by_no_rank_is_rounded_up():
         ),
         (
             "a b, c d ->",
-            dict(a=4, b=4, c=4, d=4),
+            {"a": 4, "b": 4, "c": 4, "d": 4},
             {"a": "dp", "c": "dp"},
             "The layout cuts both 'a' and 'c' along 'dp'",
         ),
@@ -176,7 +177,7 @@ def test_what_divides_by_no_rank_is_rounded_up():
             {"heads": "dp"},
             "The layout cuts 'heads', which is no dimension: cut one of n, d, f.",
         ),
-        (LINE, dict(n=4, d=4), {}, "Nobody says how long dimension 'f' is: add it to the sizes."),
+        (LINE, {"n": 4, "d": 4}, {}, "Nobody says how long dimension 'f' is: add it to the sizes."),
         (
             LINE,
             SIZES,
@@ -187,7 +188,10 @@ def test_what_divides_by_no_rank_is_rounded_up():
             LINE,
             SIZES | {"d": 1022},
             {"d": "dp"},
-            "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'dp': make it 1020 or 1024.",
+            (
+                "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'dp': make it 1020 or"
+                " 1024."
+            ),
         ),
         (LINE, SIZES | {"d": 3}, {"d": "dp"}, "make it 4."),
         ("n d, d f", SIZES, {}, "'n d, d f' is no equation of tensors: write it like"),
@@ -227,7 +231,8 @@ def test_parts_that_do_not_fit_are_refused(shapes, sentence):
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
-    """And a result never shares memory with an input, but a tensor that has its layout already is left alone."""
+    """And a result never shares memory with an input, but a tensor that has its layout already is
+    left alone."""
     x, w, asked = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True), []
 
     def multiply(letters, *factors):

@@ -1,20 +1,22 @@
-"""The microscope over ranks: the last step of several trainings side by side, and a panel that draws several predictions."""
+"""The microscope over ranks: the last step of several trainings side by side, and a panel that
+draws several predictions."""
 
 from typing import ClassVar
 
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.core import Impossible, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import over_step
+from bigtrain_lab.order.rates import sent_so_far
 from bigtrain_lab.panel import Panel
-from bigtrain_lab.rates import sent_so_far
+from bigtrain_lab.view import figures
 
 from .waves import Waves
 
 
 def trained(weights=4_000_000, sent=1000, clock="predicted", ranks=2, per_tick=1):
-    """Two steps of F and U, 10 ticks each; activations live in each F, and the optimizer's state from the first U on; rank 1 holds a byte less."""
+    """Two steps of F and U, 10 ticks each; activations live in each F, and the optimizer's state
+    from the first U on; rank 1 holds a byte less."""
     events = []
     for rank in range(ranks):
         events.append(Memory(rank, "compute", "weights", "start", 0, weights - rank))

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from bigtrain_lab.core import Cost, Impossible
-from bigtrain_lab.schedule import Action, Schedule, name_of
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.schedule import Action, Schedule, name_of
+from bigtrain_lab.order.simulate import simulate
 from tests.unit.sizes import traced
 
 P, M = (1, 2, 3, 4, 8), (1, 2, 4, 8, 16)
@@ -27,23 +27,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v):
     assert trace.bubble("window") == pytest.approx(trace.bubble(), abs=1e-12)
     if m > p:
         assert trace.peak_live(0) == p * v + p - 1
-
-
-def test_lesson_11_numbers_of_interleaving_and_zero_bubbles():
-    trace = chunked(4, 8, 2)
-    assert (trace.makespan, f"{100 * trace.bubble():.1f}") == (28.5, "15.8")
-    trace = simulate(Schedule.named("zb-h1")(4, 8), {"F": 1, "I": 1, "W": 1})
-    assert (
-        trace.makespan,
-        f"{100 * trace.bubble():.1f}",
-        [trace.peak_live(r) for r in range(4)],
-    ) == (27, "11.1", [4] * 4)
-    trace = simulate(Schedule.named("zb-h2")(4, 8), {"F": 1, "I": 1, "W": 1})
-    assert (trace.idle(0), trace.bubble("window"), [trace.peak_live(r) for r in range(4)]) == (
-        3,
-        0,
-        [7] * 4,
-    )
 
 
 @pytest.mark.parametrize("m,choices", [(6, "4 or 8"), (2, "take 4")])
@@ -124,7 +107,7 @@ def test_a_backward_needs_the_next_stage_s_whole_or_halved_as_the_order_has_it()
     ]
 
 
-# -- in a V, and breadth first ------------------------------------------------------------------------------------------
+# -- in a V, and breadth first ---------------------------------------------------------------------
 
 SLOTS = {"F": 1, "I": 1, "W": 1, "B": 2}
 
@@ -145,7 +128,8 @@ def test_zb_v_idles_only_outside_its_windows_and_holds_as_much_as_1f1b(p, m):
 @pytest.mark.parametrize("p,idle", [(2, 1), (3, 5), (4, 5), (5, 11), (6, 11), (7, 17), (8, 17)])
 @pytest.mark.parametrize("more", [0, 1, 9])
 def test_v_half_is_as_fast_as_the_authors_program_within_their_memory(p, idle, more):
-    """`idle`: what the order of their scheduler has for F = I = W, run with the same rules; m = 2p and more."""
+    """`idle`: what the order of their scheduler has for F = I = W, run with the same rules; m = 2p
+    and more."""
     m = 2 * p + more
     trace = simulate(Schedule.named("v-half")(p, m), SLOTS)
     assert (

@@ -1,4 +1,5 @@
-"""The recurrence of delayed weights against a literal transcription, and the instruments of comparison."""
+"""The recurrence of delayed weights against a literal transcription, and the instruments of
+comparison."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Memory, Span, Trace
 from bigtrain_lab.models import layered_mlp
-from bigtrain_lab.schedule import Action, Schedule
+from bigtrain_lab.order.schedule import Action, Schedule
 from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.one_process import Sample
 
@@ -48,7 +49,8 @@ PUBLISHED = {  # the version that stage s of p uses for micro-batch t
 
 
 def transcribed(samples, lr, version=PUBLISHED["pipedream"]):
-    """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with plain matrices."""
+    """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with
+    plain matrices."""
     p = STAGES
     w = [
         [dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()]

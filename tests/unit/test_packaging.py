@@ -59,13 +59,13 @@ def test_every_file_in_the_package_that_is_not_python_travels_with_it():
     package = ROOT / "bigtrain_lab"
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
-    ]["bigtrain_lab"]
-    shipped = {path for pattern in patterns for path in package.glob(pattern)}
+    ]["*"]
+    shipped = {path for pattern in patterns for path in package.rglob(pattern)}
     others = {
         path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}
     }
-    assert package / "player.js" in shipped
-    assert others == shipped
+    assert package / "view" / "player" / "player.js" in shipped
+    assert others == {path for path in shipped if path.suffix != ".py"}
 
 
 def test_the_command_of_the_shell_and_python_dash_m_answer():
@@ -104,7 +104,8 @@ PROJECT_ITSELF = ("-e", ".[test]")
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The set-up in a folder of its own, its two slow steps replaced by notes of having been called."""
+    """The set-up in a folder of its own, its two slow steps replaced by notes of having been
+    called."""
     calls = []
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())

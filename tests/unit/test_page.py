@@ -1,4 +1,5 @@
-"""A run's page: it holds the player as it is and every clock's trace, asks for nothing, and nothing in a run can break out of it."""
+"""A run's page: it holds the player as it is and every clock's trace, asks for nothing, and nothing
+in a run can break out of it."""
 
 import gzip
 import json
@@ -14,16 +15,17 @@ import pytest
 from bigtrain_lab.core import Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.page import page
-from bigtrain_lab.player import Player, pack
 from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.view.page import page
+from bigtrain_lab.view.player import Player, pack
 
 HERE = Path(__file__).parents[2] / "bigtrain_lab"
-SMALL = dict(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8)
+SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
 
 
 class Elements(HTMLParser):
-    """What a browser makes of a page: its elements, and the text of scripts, styles and of all the rest."""
+    """What a browser makes of a page: its elements, and the text of scripts, styles and of all the
+    rest."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -129,7 +131,9 @@ def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
     text = page(traces_of(*done), *done)
     held = Elements(text)
     assert Player._esm in held.text("script", type="module") and Player._css in held.text("style")
-    assert (HERE / "page.js").read_text(encoding="utf-8") in held.text("script", type="module")
+    assert (HERE / "view" / "page" / "page.js").read_text(encoding="utf-8") in held.text(
+        "script", type="module"
+    )
     assert not re.search(r"https?:|//cdn|@import|url\(|\bimport[ (]|fetch\(", text)
     assert not any(
         set(about) & {"src", "href", "srcset", "action", "style"} for _, about in held.found
@@ -148,9 +152,10 @@ def test_its_policy_allows_its_own_script_and_style_and_nothing_else(done):
     def digest(text):
         return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
-    assert policy == (
-        f"default-src 'none'; script-src {digest(held.text('script', type='module'))}; style-src {digest(held.text('style'))}; "
-        "base-uri 'none'; form-action 'none'"
+    assert (
+        policy
+        == f"default-src 'none'; script-src {digest(held.text('script', type='module'))}; style-src"
+        f" {digest(held.text('style'))}; base-uri 'none'; form-action 'none'"
     )
 
 

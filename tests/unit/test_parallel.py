@@ -1,4 +1,5 @@
-"""Pairs of sentences: what is generated is right, what is read is checked, batches hold each sentence once."""
+"""Pairs of sentences: what is generated is right, what is read is checked, batches hold each
+sentence once."""
 
 import re
 import sys
@@ -171,7 +172,7 @@ BAD = [
     ("one\teins\n".encode("utf-16"), None, "is not in UTF-8"),
     ("one\teins\n".encode("utf-16-le"), None, "is no text, or in UTF-16"),
     (b"one\teins\ntwo\t" + b"zwei " * 10_000, None, "Line 2 of {} has 10,000 words and"),
-    ("one\t".encode() + "三".encode() * 20_000, None, "has 1 words and 20,000 letters"),
+    (b"one\t" + "三".encode() * 20_000, None, "has 1 words and 20,000 letters"),
     (b"one\teins\none\tein\n", None, "has 1 different sources: give at least 2"),
 ]
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Cost, Impossible, Link
-from bigtrain_lab.plan import Message
-from bigtrain_lab.rates import applied
+from bigtrain_lab.order.plan import Message
+from bigtrain_lab.order.rates import applied
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
 from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order, shares
 
@@ -203,28 +203,32 @@ WRONG = [
 TOLD = [
     "5 of 5 ranks are servers and none is a worker: take fewer servers, or more ranks.",
     "2 servers share 1 parameters, and each keeps whole ones: take at most 1 servers.",
-    "The parameters are float32 on cpu and float64 on cpu: a message holds one format, so give the "
-    "module one dtype on one device.",
+    (
+        "The parameters are float32 on cpu and float64 on cpu: a message holds one format, so give"
+        " the module one dtype on one device."
+    ),
     "No parameter of the module needs a gradient: there is nothing to serve.",
     "requests names 2 workers and there are 3: give a number for each.",
-    "The ranks' settings differ: ranks 0, 1, 2 and 4: [8, 8, 8], 2 servers, bound 1, synchronous "
-    "False; rank 3: [8, 8, 8], 2 servers, bound 2, synchronous False; give every rank the same "
-    "module and settings.",
+    (
+        "The ranks' settings differ: ranks 0, 1, 2 and 4: [8, 8, 8], 2 servers, bound 1,"
+        " synchronous False; rank 3: [8, 8, 8], 2 servers, bound 2, synchronous False; give every"
+        " rank the same module and settings."
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     "asked, told",
     [
-        (dict(requests=[]), "There are no workers"),
-        (dict(requests=[3, 0]), "The workers have 3, 0 batches"),
-        (dict(requests=[3], shard_bytes=[]), "There are no servers"),
-        (dict(requests=[3], bound=-1), "bound is -1: give how many batches"),
+        ({"requests": []}, "There are no workers"),
+        ({"requests": [3, 0]}, "The workers have 3, 0 batches"),
+        ({"requests": [3], "shard_bytes": []}, "There are no servers"),
+        ({"requests": [3], "bound": -1}, "bound is -1: give how many batches"),
         (
-            dict(requests=[3], bound=1, synchronous=True),
+            {"requests": [3], "bound": 1, "synchronous": True},
             "synchronous and bound=1: .*; leave one out",
         ),
-        (dict(requests=[3, 2], synchronous=True), "needs one from each in every round"),
+        ({"requests": [3, 2], "synchronous": True}, "needs one from each in every round"),
     ],
 )
 def test_what_no_plan_can_be_made_of_is_refused(asked, told):

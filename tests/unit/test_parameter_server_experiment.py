@@ -5,8 +5,8 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.parameter_server import ParameterServing
-from bigtrain_lab.explain import NOT_FINITE, not_finite
-from bigtrain_lab.figures import figure
+from bigtrain_lab.order.explain import NOT_FINITE, not_finite
+from bigtrain_lab.view.figures import figure
 
 from .test_group import lanes_of
 
@@ -93,12 +93,12 @@ def test_what_a_straggler_costs():
 @pytest.mark.parametrize(
     "asked, told",
     [
-        (dict(workers=0), "workers is 0: it must be a whole number from 1 to 6"),
-        (dict(bound=-1), "bound is -1: it must be a whole number"),
-        (dict(mode="x"), "mode is 'x': choose one of synchronous"),
-        (dict(steps=500, slow=16, workers=6), "take fewer steps, a smaller slow, or a bound"),
-        (dict(fault="nan", fault_rank=7), "there are ranks 0 to 4"),
-        (dict(fault="kill", fault_rank=0, fault_at=500), "which has actions 0 to 159"),
+        ({"workers": 0}, "workers is 0: it must be a whole number from 1 to 6"),
+        ({"bound": -1}, "bound is -1: it must be a whole number"),
+        ({"mode": "x"}, "mode is 'x': choose one of synchronous"),
+        ({"steps": 500, "slow": 16, "workers": 6}, "take fewer steps, a smaller slow, or a bound"),
+        ({"fault": "nan", "fault_rank": 7}, "there are ranks 0 to 4"),
+        ({"fault": "kill", "fault_rank": 0, "fault_at": 500}, "which has actions 0 to 159"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(asked, told):

@@ -1,4 +1,5 @@
-"""The way to another machine, how far its clock is apart, and what torchrun's ranks must agree on; no other machine is needed."""
+"""The way to another machine, how far its clock is apart, and what torchrun's ranks must agree on;
+no other machine is needed."""
 
 import json
 import os
@@ -27,17 +28,20 @@ from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.runtime import board, border, launch, offset, peers, torchrun
-from bigtrain_lab.runtime.board import Board
-from bigtrain_lab.runtime.faults import Fault
-from bigtrain_lab.runtime.peers import Peer
-from bigtrain_lab.runtime.process import Job
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.failure.faults import Fault
+from bigtrain_lab.runtime.process import border
+from bigtrain_lab.runtime.process.child import Job
+from bigtrain_lab.runtime.torchrun import attach as torchrun
+from bigtrain_lab.runtime.torchrun import board, offset, peers
+from bigtrain_lab.runtime.torchrun.board import Board
+from bigtrain_lab.runtime.torchrun.peers import Peer
 
 NS = st.integers(1, 10**9)
 
 
-# -- clocks -------------------------------------------------------------------------------------------------------
+# -- clocks ----------------------------------------------------------------------------------------
 
 
 @given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=30))
@@ -73,26 +77,26 @@ def test_messages_as_slow_as_the_quickest_never_arrive_before_they_were_sent():
     assert there + true - found.ns > 0 and back + found.ns - true > 0 and found.ns != true
 
 
-def test_clocks_are_told_where_there_are_several():
-    here = {"name": "a", "ranks": [0, 1], "offset_ns": 0, "ahead_s": 0.0, "error_s": 0.0}
-    assert offset.told([]) == offset.told([here]) == ""
-    there = {"name": "b", "ranks": [2, 3], "offset_ns": 7, "ahead_s": 0.0013, "error_s": 5e-5}
-    assert offset.told([here, there]) == (
-        "Clocks of 2 machines: that of rank 2 (b) is 1.3 ms ahead of rank 0's, known to 50 µs. "
-        "Measured times are corrected by what was found at the start."
-    )
-    moved = [here | {"moved_s": 2e-9}, there | {"moved_s": 3.2e-4}]
-    assert (
-        offset.told(moved)
-        == offset.told([here, there]) + " By the end they had moved apart by 320 µs at most."
-    )
-    assert "is 1.3 ms behind rank 0's" in offset.told([here, {**there, "ahead_s": -0.0013}])
-    assert "that of rank 2 (b) agrees with rank 0's to 50 µs." in offset.told(
-        [here, {**there, "ahead_s": -4e-5}]
-    )
+HERE = {"name": "a", "ranks": [0, 1], "offset_ns": 0, "ahead_s": 0.0, "error_s": 0.0}
+THERE = {"name": "b", "ranks": [2, 3], "offset_ns": 7, "ahead_s": 0.0013, "error_s": 5e-5}
 
 
-# -- names, routes, ports -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "moved, there, words",
+    [
+        ({}, THERE, ["rank 2 (b) is 1.3 ms ahead of rank 0's", "50 µs", "corrected"]),
+        ({}, THERE | {"ahead_s": -0.0013}, ["is 1.3 ms behind rank 0's"]),
+        ({}, THERE | {"ahead_s": -4e-5}, ["rank 2 (b) agrees with rank 0's to 50 µs."]),
+        ({"moved_s": 2e-9}, THERE | {"moved_s": 3.2e-4}, ["1.3 ms ahead", "apart by 320 µs"]),
+    ],
+)
+def test_clocks_are_told_where_there_are_several(moved, there, words):
+    told = offset.told([HERE | moved, there])
+    assert told.startswith("Clocks of 2 machines") and all(word in told for word in words)
+    assert ("apart" in told) == bool(moved) and offset.told([HERE]) == offset.told([]) == ""
+
+
+# -- names, routes, ports --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_ranks_of_several_networks_talk_over_what_reaches_the_others(monkeypatch
     assert peers.between("127.0.1.1", ["127.0.0.1"]) == "eth1" and asked[-1] == peers.OUTSIDE
 
 
-# -- what torchrun says -------------------------------------------------------------------------------------------
+# -- what torchrun says ----------------------------------------------------------------------------
 
 
 def under(monkeypatch, **variables):
@@ -175,27 +179,28 @@ def under(monkeypatch, **variables):
         monkeypatch.setenv(name, value)
 
 
-def test_a_place_is_what_torchrun_sets(monkeypatch):
-    whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
-    under(monkeypatch, **whole)
-    assert border.place_given() == border.Place(3, 4) and border.meeting_point() == ("node1", 29400)
-    under(
-        monkeypatch,
-        **whole,
-        GROUP_WORLD_SIZE="2",
-        TORCHELASTIC_RESTART_COUNT="1",
-        TORCHELASTIC_RUN_ID="none",
-    )
-    assert border.place_given() == border.Place(3, 4, nodes=2, restart=1, agent=True)
-    under(monkeypatch, **{**whole, "RANK": "0"})
-    assert border.place_given() == border.Place(0, 4, hosts=True)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert border.place_given() == border.Place(0, 4)
-    for name in whole:
-        under(monkeypatch, **{k: v for k, v in whole.items() if k != name})
-        assert border.place_given() is None
-    under(monkeypatch, **{**whole, "MASTER_PORT": "x"})
-    assert border.place_given() is None
+WHOLE = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
+AGENT = {
+    "GROUP_WORLD_SIZE": "2",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+FIRST = WHOLE | {"RANK": "0"}
+PLACES = [
+    (WHOLE, border.Place(3, 4)),
+    (WHOLE | AGENT, border.Place(3, 4, nodes=2, restart=1, agent=True)),
+    (FIRST, border.Place(0, 4, hosts=True)),
+    (FIRST | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, border.Place(0, 4)),
+    (WHOLE | {"MASTER_PORT": "x"}, None),
+    *(({k: v for k, v in WHOLE.items() if k != name}, None) for name in WHOLE),
+]
+
+
+@pytest.mark.parametrize("variables, place", PLACES)
+def test_a_place_is_what_torchrun_sets(variables, place, monkeypatch):
+    under(monkeypatch, **variables)
+    assert border.place_given() == place
+    assert place is None or border.meeting_point() == ("node1", 29400)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +214,18 @@ def test_a_place_is_what_torchrun_sets(monkeypatch):
         (
             border.Place(0, 4, nodes=2),
             8,
-            "torchrun started 4 on 2 nodes: use torchrun --nnodes=2 --nproc-per-node=4 on each of the 2 nodes, or ask for 4 ranks.",
+            (
+                "torchrun started 4 on 2 nodes: use torchrun --nnodes=2 --nproc-per-node=4 on each"
+                " of the 2 nodes, or ask for 4 ranks."
+            ),
         ),
         (
             border.Place(0, 4, nodes=2),
             3,
-            "3 ranks cannot be shared out evenly over 2 nodes, so use torchrun --nproc-per-node=3 on one node, or ask for 4 ranks.",
+            (
+                "3 ranks cannot be shared out evenly over 2 nodes, so use torchrun"
+                " --nproc-per-node=3 on one node, or ask for 4 ranks."
+            ),
         ),
     ],
 )
@@ -265,17 +276,21 @@ def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
     under(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="nowhere.invalid", MASTER_PORT="29400")
     with pytest.raises(
         Impossible,
-        match="Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer nowhere.invalid:29400",
+        match=(
+            "Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer"
+            " nowhere.invalid:29400"
+        ),
     ):
         board.join(border.place_given(), border.meeting_point())
 
 
-# -- the board: ranks that are late, end or are refused -------------------------------------------------------------
+# -- the board: ranks that are late, end or are refused --------------------------------------------
 
 
 @pytest.fixture
 def boards(monkeypatch):
-    """The boards of so many ranks at a store of torch's, each with a connection of its own; and what they say on stderr."""
+    """The boards of so many ranks at a store of torch's, each with a connection of its own; and
+    what they say on stderr."""
     said = []
     monkeypatch.setattr(board, "say", said.append)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -334,11 +349,15 @@ def clock(monkeypatch):
 
 
 def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, clock):
-    """Ranks 1 and 3 were never started; rank 2 loads. Once one rank's patience has ended, the others wait no longer."""
+    """Ranks 1 and 3 were never started; rank 2 loads. Once one rank's patience has ended, the
+    others wait no longer."""
     make, said = boards
     five = make(5, never=(1, 3))
     five[2].store.check(["process 2"])
-    about = f"for ranks 1 and 3 (have not started) and rank 2 (process {os.getpid()} on {platform.node()} is not ready)"
+    about = (
+        f"for ranks 1 and 3 (have not started) and rank 2 (process {os.getpid()} on"
+        f" {platform.node()} is not ready)"
+    )
     five[4].post("here 4", 0)
     assert five[4].peek("here 4") == 0
     (first,) = answers(five[:1], lambda b: b.everyones("here", 0))
@@ -357,7 +376,10 @@ def test_a_rank_that_ends_before_the_run_is_named_at_once(boards):
     ended.wait()
     three = make(3)
     another_process(three, 1, process)
-    sentence = f"Rank 1 (process {ended.pid} on {platform.node()}) ended before the run began: see what it printed."
+    sentence = (
+        f"Rank 1 (process {ended.pid} on {platform.node()}) ended before the run began: see what it"
+        " printed."
+    )
     assert answers([three[0], three[2]], lambda b: b.everyones("here", 0)) == [sentence] * 2
     assert said == []
 
@@ -391,7 +413,8 @@ def test_a_rank_beats_until_it_is_done(boards, monkeypatch):
 
 
 def test_what_keeps_one_rank_from_taking_part_is_heard_by_every_other(boards, monkeypatch):
-    """From a launch that never comes to its ranks; the next launch of the same script starts afresh."""
+    """From a launch that never comes to its ranks; the next launch of the same script starts
+    afresh."""
     three = boards[0](3)
     monkeypatch.setattr(board, "join", lambda place, point: three[place.index])
     monkeypatch.setattr(border, "meeting_point", lambda: Peer("node1", 29400))
@@ -453,7 +476,7 @@ def test_the_last_word_waits_for_the_others_and_not_for_those_that_ended(boards,
     assert not three[1].store.check(["left 2"])
 
 
-# -- only values travel ---------------------------------------------------------------------------------------------
+# -- only values travel ----------------------------------------------------------------------------
 
 
 def test_a_job_travels_as_values_exactly():

@@ -2,12 +2,12 @@
 
 import json
 
-from bigtrain_lab import player
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import Peak, peak
-from bigtrain_lab.figures import memory, palette
 from bigtrain_lab.panel.picture import window
-from bigtrain_lab.player import LISTED, LOOK, pack
+from bigtrain_lab.view import player
+from bigtrain_lab.view.figures import memory, palette
+from bigtrain_lab.view.player import LISTED, LOOK, pack
 
 
 def test_versions_repeat_their_colours_in_other_shades():
@@ -19,7 +19,8 @@ def test_versions_repeat_their_colours_in_other_shades():
 
 
 def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
-    """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls and rises within one action."""
+    """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls
+    and rises within one action."""
     heights = {
         (0, "0F0"): (1, 2, 3, 4),
         (0, "0F1"): (4, 5, 6),
@@ -84,11 +85,12 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
     ]  # nothing comes to rank 0 on x
 
 
-# -- the peak of memory ---------------------------------------------------------------------------------------------------
+# -- the peak of memory ----------------------------------------------------------------------------
 
 
 def memories(*readings, more=(), clock="measured"):
-    """A trace of (time, action, kind, bytes, inside?) of rank 1, whose actions are 1F0 from 0 to 20 and 1B0 from 20 to 40."""
+    """A trace of (time, action, kind, bytes, inside?) of rank 1, whose actions are 1F0 from 0 to 20
+    and 1B0 from 20 to 40."""
     spans = [Span(1, "compute", "F", "1F0", 0, 20), Span(1, "compute", "B", "1B0", 20, 40)]
     events = [
         Memory(1, "compute", kind, name, time, size, *inside)
@@ -139,7 +141,8 @@ def test_a_peak_in_an_action_that_failed_is_told():
 
 
 def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
-    """A meter's readings, of activations alone, are a line of their own; a ledger's are levels of each kind."""
+    """A meter's readings, of activations alone, are a line of their own; a ledger's are levels of
+    each kind."""
     weights, activations, temporaries = (
         MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries")
     )
@@ -232,7 +235,8 @@ def test_storages_that_a_run_told_together_are_counted_one_by_one():
 
 
 def test_a_box_is_labelled_by_the_number_that_tells():
-    """Of a pipeline the micro-batch, of layers that run one by one the layer; an update by its step."""
+    """Of a pipeline the micro-batch, of layers that run one by one the layer; an update by its
+    step."""
     spans = [
         Span(0, "compute", name[-2], name, at, at + 1)
         for at, name in enumerate(("3F0", "11A2", "3B0", "0U4"))
@@ -276,19 +280,6 @@ def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():
     assert [len(window(trace, step, 1).at_peak(1)) for step in (0, 1)] == [0, 1]
     first, second = (json.loads(pack(window(trace, step, 1)))["peaks"][1] for step in (0, 1))
     assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"]
-
-
-def test_the_figure_of_memory_draws_the_limit_where_it_is_within_sight():
-    def drawn(limit):
-        figure = memory(memories(*LEVELS), limit_bytes=limit)
-        return [line.y0 for line in figure.layout.shapes], [
-            note.text for note in figure.layout.annotations
-        ]
-
-    assert drawn(None) == ([], [])
-    assert drawn(375) == ([375], ["dashed: device memory 375 B"])  # 150 is 40% of it
-    assert drawn(376) == ([], ["limit 376 B, far above"])
-    assert drawn(24 * 2**30) == ([], ["limit 24 GiB, far above"])
 
 
 def test_a_step_is_cut_at_its_last_update():

@@ -1,4 +1,5 @@
-"""The experiment `precision`: prediction equals the run at every level, and each broken level fails by the mechanism that it names."""
+"""The experiment `precision`: prediction equals the run at every level, and each broken level fails
+by the mechanism that it names."""
 
 import re
 from dataclasses import replace
@@ -7,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Histogram, Impossible, Scalar
+from bigtrain_lab.core.formats import Exponents
 from bigtrain_lab.experiments.precision import Precision
-from bigtrain_lab.figures import figure
-from bigtrain_lab.formats import Exponents
 from bigtrain_lab.models import parameters, theory
-from bigtrain_lab.rates import checkpoint_bytes, field, last, reading_rate, training_rate
+from bigtrain_lab.order.rates import checkpoint_bytes, field, last, reading_rate, training_rate
 from bigtrain_lab.techniques.mixed_precision import LEVELS
+from bigtrain_lab.view import report
+from bigtrain_lab.view.figures import figure
 from tests.unit.followed import first_difference
 
-TINY = dict(steps=3, layers=1, width=32, rows=4, train_size=32, dev_size=64)
+TINY = {"steps": 3, "layers": 1, "width": 32, "rows": 4, "train_size": 32, "dev_size": 64}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,8 @@ def test_the_run_is_the_training_that_nobody_watches(runs, level):
 
 
 def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(runs):
-    """2 + 4 + 4 + 8 = 18 while the gradient is float32 (14 to keep, 12 in float32), less what the norms' float32 saves; 8 for all in half."""
+    """2 + 4 + 4 + 8 = 18 while the gradient is float32 (14 to keep, 12 in float32), less what the
+    norms' float32 saves; 8 for all in half."""
     sizes = {level: asked.bytes for level, (asked, _) in runs.items()}
     norms = 2 * 32 * (2 * 1 + 1)  # weight and bias of a block's two norms, and of the head's
     low = theory.encoder_weights(runs["fp16"][0].config) - norms
@@ -78,7 +80,8 @@ def test_the_forward_saves_less_in_half(runs):
 
 
 def test_gradients_are_counted_where_they_are_asked_for(runs):
-    """At steps 0 and 2, of each weight, and of the output of each Linear, block, embedding and head."""
+    """At steps 0 and 2, of each weight, and of the output of each Linear, block, embedding and
+    head."""
     asked, run = runs["fp16"]
     trace = run.trace("modelled")
     found = list(trace.where(Histogram))
@@ -160,13 +163,13 @@ def test_where_every_step_was_skipped_the_table_says_why_less_is_held_than_was_p
 @pytest.mark.parametrize(
     "ask, mend",
     [
-        (dict(level="fp12"), "level is 'fp12': choose one of fp32, bf16"),
+        ({"level": "fp12"}, "level is 'fp12': choose one of fp32, bf16"),
         (
-            dict(level="bf16", hardware="titan-rtx-nvlink"),
+            {"level": "bf16", "hardware": "titan-rtx-nvlink"},
             "titan-rtx-nvlink states no speed for bfloat16.*float32 or float16",
         ),
-        (dict(width=48, heads=5), "5 heads cannot share"),
-        (dict(optimizer="adagrad"), "optimizer is 'adagrad'"),
+        ({"width": 48, "heads": 5}, "5 heads cannot share"),
+        ({"optimizer": "adagrad"}, "optimizer is 'adagrad'"),
     ],
 )
 def test_what_cannot_run_is_refused(ask, mend):
@@ -179,11 +182,18 @@ def test_a_loss_scale_has_no_effect_where_nothing_is_scaled():
     assert not {"loss_scale", "growth_interval"} & Precision.idle_settings({"level": "fp16"})
 
 
-# Broken levels. Each against fp32 at the same settings, on one small set of sentences that fp32 learns by heart.
+# Broken levels. Each against fp32 at the same settings, on one small set of sentences that fp32
+# learns by heart.
 
-BY_HEART = dict(
-    layers=1, width=32, rows=16, train_size=64, dev_size=64, steps=80, learning_rate=3e-3
-)
+BY_HEART = {
+    "layers": 1,
+    "width": 32,
+    "rows": 16,
+    "train_size": 64,
+    "dev_size": 64,
+    "steps": 80,
+    "learning_rate": 3e-3,
+}
 
 
 def losses(**settings):
@@ -196,7 +206,8 @@ def falls(losses):
 
 @pytest.mark.slow
 def test_fp16_without_scaling_fails_where_gradients_are_small():
-    """The gradients of a mean over 1.6 million samples: fp32 learns, fp16 with scaling learns alike, fp16 without does not."""
+    """The gradients of a mean over 1.6 million samples: fp32 learns, fp16 with scaling learns
+    alike, fp16 without does not."""
     plain, scaled, without = (
         losses(level=level, loss_weight=1e-5, steps=50)[-10:].mean()
         for level in ("fp32", "fp16", "fp16-no-scaling")
@@ -215,8 +226,9 @@ def test_fp16_moments_break_in_the_first_step(level):
 
 @pytest.mark.slow
 def test_bf16_without_masters_stalls_at_a_small_learning_rate():
-    """And fp16 without masters does not, where the optimizer has no moments that underflow: bf16 needs masters more."""
-    small = dict(train_size=32, learning_rate=3e-5, steps=80)
+    """And fp16 without masters does not, where the optimizer has no moments that underflow: bf16
+    needs masters more."""
+    small = {"train_size": 32, "learning_rate": 3e-5, "steps": 80}
     plain, masters, without = (
         falls(losses(level=level, **small)) for level in ("fp32", "bf16", "bf16-no-masters")
     )
@@ -231,16 +243,18 @@ def test_bf16_without_masters_stalls_at_a_small_learning_rate():
 
 @pytest.mark.slow
 def test_the_whole_flow_trains_as_fp32_does():
-    """Five seeds, gradients of a mean over 1.6 million samples: the difference of the mean last losses is at most two standard
-    errors of it, and without scaling it is more."""
-    asked = dict(steps=30, loss_weight=1e-5)
+    """Five seeds, gradients of a mean over 1.6 million samples: the difference of the mean last
+    losses is at most two standard errors of it, and without scaling it is more."""
+    asked = {"steps": 30, "loss_weight": 1e-5}
     ends = {
         level: np.array([losses(level=level, seed=seed, **asked)[-5:].mean() for seed in range(5)])
         for level in ("fp32", "fp16", "bf16", "fp16-no-scaling")
     }
     off = {
-        level: abs(found.mean() - ends["fp32"].mean())
-        / np.sqrt((ends["fp32"].var(ddof=1) + found.var(ddof=1)) / 5)
+        level: (
+            abs(found.mean() - ends["fp32"].mean())
+            / np.sqrt((ends["fp32"].var(ddof=1) + found.var(ddof=1)) / 5)
+        )
         for level, found in ends.items()
     }
     assert 0 < off["fp16"] <= 2 and 0 < off["bf16"] <= 2

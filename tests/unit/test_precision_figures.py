@@ -1,16 +1,17 @@
-"""The microscope draws what the histograms say, at every position of its slider; the flow what the tensors of a step are."""
+"""The microscope draws what the histograms say, at every position of its slider; the flow what the
+tensors of a step are."""
 
 import pytest
 import torch
 
-from bigtrain_lab import figures
 from bigtrain_lab.core import Impossible, Scalar, Trace
-from bigtrain_lab.figures.exponents import LOSSES, SCALES, SHOWN, losses, percent, told
-from bigtrain_lab.figures.levels import COLOURS, levels
-from bigtrain_lab.formats import ACTIVATIONS, WEIGHTS, Station, layers, looks
-from bigtrain_lab.runtime.exponents import exponents
+from bigtrain_lab.core.formats import ACTIVATIONS, WEIGHTS, Station, layers, looks
+from bigtrain_lab.runtime.record.exponents import exponents
 from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.precision_flow import flow
+from bigtrain_lab.view import figures
+from bigtrain_lab.view.figures.exponents import LOSSES, SCALES, SHOWN, losses, percent, told
+from bigtrain_lab.view.figures.levels import COLOURS, levels
 
 SMALL, LARGE = torch.full((4,), 1.5 * 2.0**-27), torch.full((12,), 2.0**-3)
 
@@ -20,7 +21,8 @@ def report(at, kind, path, tensor):
 
 
 def trace():
-    """Two looks at a model of two blocks; activations are reported from the end, as a backward meets them."""
+    """Two looks at a model of two blocks; activations are reported from the end, as a backward
+    meets them."""
     events = []
     for look in range(2):
         events += [
@@ -118,7 +120,8 @@ def test_one_kind_alone_and_none_at_all():
 
 @pytest.mark.parametrize("log2_scale", [0, 10])
 def test_what_is_inf_already_counts_as_lost(log2_scale):
-    """Of 8 gradients 1 is 0, 4 are inf or nan, 2 overflow from a scale of 2^10 on, 1 is fine at each."""
+    """Of 8 gradients 1 is 0, 4 are inf or nan, 2 overflow from a scale of 2^10 on, 1 is fine at
+    each."""
     counted = exponents(
         torch.tensor([0, torch.inf, torch.inf, -torch.inf, torch.nan, 500.0, 500.0, 2.0**-8])
     )
@@ -144,7 +147,7 @@ def test_percent_never_rounds_to_nothing_or_to_all():
     ]
 
 
-# -- the flow of a step ---------------------------------------------------------------------------------------------------
+# -- the flow of a step ----------------------------------------------------------------------------
 
 
 def flow_at(level):
@@ -232,7 +235,7 @@ def test_a_weight_that_no_gradient_reaches_is_named():
         flow(mp, optimizer, lambda: model["a"](torch.ones(1, 2)).sum(), "c.weight")
 
 
-# -- as training goes ------------------------------------------------------------------------------------------------------
+# -- as training goes ------------------------------------------------------------------------------
 
 
 def test_each_look_is_a_point_and_each_scale_a_position():
@@ -253,7 +256,7 @@ def test_each_look_is_a_point_and_each_scale_a_position():
     assert list(left.x) == [0, 10, 20] and list(left.y) == [0.25, 0.25, 1]
     (slider,) = figure.layout.sliders
     for s, step in zip(SCALES, slider.steps, strict=True):
-        (change, traces) = step.args
+        change, traces = step.args
         assert list(traces) == list(range(2 * len(SHOWN))) and change["y"][SHOWN.index("fp16")][
             2
         ] == float((SMALL[0] * 2.0**s).half() == 0)
@@ -290,7 +293,7 @@ def test_the_slider_says_that_gradients_of_a_scaled_loss_hold_its_scale(draw):
     ]
 
 
-# -- levels side by side ---------------------------------------------------------------------------------------------------
+# -- levels side by side ---------------------------------------------------------------------------
 
 
 def test_each_level_learns_in_a_chart_of_its_own_upon_the_first_one():

@@ -10,19 +10,19 @@ from torch import nn
 
 from bigtrain_lab import Recipe
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
-from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.models import GPT, Classifier, GPTConfig, MLPStage, cross_entropy
-from bigtrain_lab.recipe import Lens, train
-from bigtrain_lab.recompute import named
+from bigtrain_lab.order.recompute.plan import named
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import Ledger, RankFailed
 from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.bucket_plan import with_buckets
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull
+from bigtrain_lab.train.dry_run import dry_run
+from bigtrain_lab.train.recipe import Lens, train
 
 from .test_group import lanes_of
 
@@ -385,60 +385,74 @@ def test_a_lens_looks_on():
 
 
 REFUSED = [
-    (dict(steps=0), "steps is 0: give a whole number of at least 1."),
-    (dict(clip=-1.0), "clip is -1.0: give the largest norm"),
-    (dict(learning_rate=0.1), "learning_rate is 0.1: give a function of the update's number"),
+    ({"steps": 0}, "steps is 0: give a whole number of at least 1."),
+    ({"clip": -1.0}, "clip is -1.0: give the largest norm"),
+    ({"learning_rate": 0.1}, "learning_rate is 0.1: give a function of the update's number"),
     (
-        dict(schedule="pipedream", ranks=2, samples=None, learning_rate=lambda update: 0.1),
+        {"schedule": "pipedream", "ranks": 2, "samples": None, "learning_rate": lambda update: 0.1},
         "for learning_rate: leave learning_rate out",
     ),
-    (dict(model=nn.Linear(2, 2)(torch.zeros(2))), "model is tensor"),
-    (dict(schedule="gpip"), "There is no schedule called 'gpip'"),
-    (dict(precision="fp8"), "There is no level of precision called 'fp8'"),
-    (dict(recompute="some"), "There is no recompute called 'some'"),
-    (dict(recompute=3), "recompute is 3: give the name of a plan"),
+    ({"model": nn.Linear(2, 2)(torch.zeros(2))}, "model is tensor"),
+    ({"schedule": "gpip"}, "There is no schedule called 'gpip'"),
+    ({"precision": "fp8"}, "There is no level of precision called 'fp8'"),
+    ({"recompute": "some"}, "There is no recompute called 'some'"),
+    ({"recompute": 3}, "recompute is 3: give the name of a plan"),
     (
-        dict(schedule="pipedream", ranks=2, clip=1.0),
-        "pipedream updates each stage at times of its own, with no gradient of a whole window for clip",
+        {"schedule": "pipedream", "ranks": 2, "clip": 1.0},
+        (
+            "pipedream updates each stage at times of its own, with no gradient of a whole window"
+            " for clip"
+        ),
     ),
     (
-        dict(schedule="pipedream", ranks=2, samples=None, precision="bf16"),
+        {"schedule": "pipedream", "ranks": 2, "samples": None, "precision": "bf16"},
         "for precision: leave precision out, or take a synchronous schedule.",
     ),
     (
-        dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None),
+        {"schedule": Schedule.of("0F0 0B0"), "micro_batches": 3, "samples": None},
         "micro_batches is 3 and the schedule has 1: leave micro_batches out.",
     ),
     (
-        dict(
-            schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, clip=1.0
+        {
+            "schedule": Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"),
+            "samples": None,
+            "micro_batches": 1,
+            "clip": 1.0,
+        },
+        (
+            "written updates on rank 0 before its last backward, and clip needs the whole gradient:"
+            " put its updates at the end."
         ),
-        "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end.",
     ),
     (
-        dict(schedule="pipedream", ranks=2, samples=None, replicas=2),
+        {"schedule": "pipedream", "ranks": 2, "samples": None, "replicas": 2},
         "no gradient of a whole window for replicas: leave replicas out",
     ),
     (
-        dict(
-            schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"),
-            samples=None,
-            micro_batches=1,
-            replicas=2,
-        ),
+        {
+            "schedule": Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"),
+            "samples": None,
+            "micro_batches": 1,
+            "replicas": 2,
+        },
         "and the mean of replicas needs the whole gradient",
     ),
-    (dict(weights=[1.0]), "weights is [1.0]: give a function"),
+    ({"weights": [1.0]}, "weights is [1.0]: give a function"),
     (
-        dict(model=nn.Linear(2, 2)),
+        {"model": nn.Linear(2, 2)},
         "model is Linear(in_features=2, out_features=2, bias=True): give a function",
     ),
-    (dict(replicas=0), "replicas is 0: give a whole number"),
+    ({"replicas": 0}, "replicas is 0: give a whole number"),
     (
-        dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}),
+        {
+            "schedule": "interleaved",
+            "replicas": 2,
+            "zero": 3,
+            "tied": {"w": {0: "weight", 1: "weight"}},
+        },
         "and tied names copies on several: leave tied out",
     ),
-    (dict(schedule="interleaved", ranks=2), None),
+    ({"schedule": "interleaved", "ranks": 2}, None),
 ]
 
 
@@ -529,13 +543,19 @@ def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
     with pytest.raises(
         Impossible,
-        match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving",
+        match=(
+            "^The last window has 1 micro-batches, for which there is no such schedule:"
+            " Interleaving"
+        ),
     ):
         replace(PLAIN, schedule="interleaved", ranks=2, samples=9)
     written = Schedule.of("0F0 0F1 0B0 0B1")
     with pytest.raises(
         Impossible,
-        match="^The last window has 1 micro-batches, for which there is no such schedule: Rank 0 runs 0F1",
+        match=(
+            "^The last window has 1 micro-batches, for which there is no such schedule: Rank 0"
+            " runs 0F1"
+        ),
     ):
         replace(PLAIN, schedule=written, micro_batches=2, samples=3)
     with pytest.raises(

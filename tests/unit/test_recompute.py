@@ -1,4 +1,5 @@
-"""Recompute plans: the papers' counts, what follows from an order, and an optimum that no search beats."""
+"""Recompute plans: the papers' counts, what follows from an order, and an optimum that no search
+beats."""
 
 import heapq
 import os
@@ -13,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.recompute import (
+from bigtrain_lab.order.recompute.optimum import (
+    best_plan,
+    enough,
+    frontier,
+    optimum,
+    recursive,
+    smallest_budget,
+)
+from bigtrain_lab.order.recompute.plan import (
     A,
     B,
     Chain,
@@ -29,24 +38,15 @@ from bigtrain_lab.recompute import (
     planned,
     turn,
 )
-from bigtrain_lab.recompute_optimum import (
-    best_plan,
-    enough,
-    frontier,
-    optimum,
-    recursive,
-    smallest_budget,
-)
-from bigtrain_lab.recompute_search import cheapest
-from bigtrain_lab.recomputes.revolve import Revolve, fewest_advances
+from bigtrain_lab.order.recompute.plans.revolve import Revolve, fewest_advances
 
 PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
-INPUTS_ONLY = dict(
-    saves_input=(False,) * 64
-)  # a record weighs nothing: what counts is the kept states, as Revolve counts
+INPUTS_ONLY = {
+    "saves_input": (False,) * 64
+}  # a record weighs nothing: what counts is the kept states, as Revolve counts
 
 
-# -- the numbers of the papers and the lesson -------------------------------------------------------------------
+# -- the numbers of the papers and the lesson ------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots, passes", [(1, 2016), (3, 258), (4, 200), (8, 137), (64, 63)])
@@ -57,15 +57,8 @@ def test_64_equal_layers_need_as_many_advances_as_revolve_counts(slots, passes):
         assert advances(ops) == passes and peak_bytes(ops, chain) <= slots
 
 
-@pytest.mark.parametrize("layers, slots, passes", [(10, 3, 15), (100, 10, 222)])
-def test_the_examples_of_the_paper(layers, slots, passes):
-    assert fewest_advances(layers, slots) == passes
-    assert (
-        sum(action.kind == "A" for action in best_plan([1] * layers, [1] * layers, slots)) == passes
-    )
-
-
 def test_the_formula_is_what_revolve_does_and_what_the_recursion_finds():
+    assert fewest_advances(10, 3) == 15 and fewest_advances(100, 10) == 222  # the paper's
     for layers in range(1, 16):
         for slots in range(1, 6):
             passes = fewest_advances(layers, slots)
@@ -88,7 +81,8 @@ def test_the_formula_is_what_revolve_does_and_what_the_recursion_finds():
     ],
 )
 def test_plans_by_name_on_64_equal_layers(name, passes, peak):
-    """A state of 2 and a record of 34 = 2 + 32, the proportions of a transformer layer without its attention square."""
+    """A state of 2 and a record of 34 = 2 + 32, the proportions of a transformer layer without its
+    attention square."""
     chain = Chain.equal(64, state=2, saved=32)
     ops = plan_of(name, chain)
     assert (advances(ops), peak_bytes(ops, chain)) == (passes, peak)
@@ -112,7 +106,7 @@ def test_a_budget_buys_every_step_from_keep_none_to_keep_all():
         assert memory == 36 or advances(optimum(chain, memory - 1)) > cost
 
 
-# -- what follows from an order ---------------------------------------------------------------------------------
+# -- what follows from an order --------------------------------------------------------------------
 
 
 def test_what_must_be_kept_follows_from_the_order():
@@ -176,27 +170,27 @@ def test_operations_that_drop_what_they_need_are_refused():
         checked((ops[0]._replace(keep=(0, 2)), *ops[1:]), 3)
 
 
-def test_settings_that_cannot_be_are_refused():
-    chain = Chain.equal(64, state=2, saved=32)
-    with pytest.raises(
-        Impossible, match="A budget of 35 B is below the smallest peak that any plan reaches, 36 B"
-    ):
-        plan_of("optimal", chain, 35)
-    with pytest.raises(Impossible, match="chooses by a budget of memory"):
-        plan_of("optimal", chain)
-    with pytest.raises(Impossible, match="k is 0"):
-        plan_of("every-0", chain)
-    with pytest.raises(Impossible, match="Revolve needs a slot"):
-        plan_of("revolve", chain, 35)
-    with pytest.raises(Impossible, match="There is no recompute called 'every'"):
-        plan_of("every", chain)
-    with pytest.raises(Impossible, match="needs 3 states"):
-        Chain.of((1, 1), (1, 1))
-    with pytest.raises(Impossible, match="saved hold -1"):
-        Chain.of((1, 1), (-1,))
+EQUAL = Chain.equal(64, state=2, saved=32)
 
 
-def test_a_plan_of_one_s_own_joins_the_family():
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda: plan_of("optimal", EQUAL, 35), "35 B is below the smallest peak .* 36 B"),
+        (lambda: plan_of("optimal", EQUAL), "chooses by a budget of memory"),
+        (lambda: plan_of("every-0", EQUAL), "k is 0"),
+        (lambda: plan_of("revolve", EQUAL, 35), "Revolve needs a slot"),
+        (lambda: plan_of("every", EQUAL), "There is no recompute called 'every'"),
+        (lambda: Chain.of((1, 1), (1, 1)), "needs 3 states"),
+        (lambda: Chain.of((1, 1), (-1,)), "saved hold -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        make()
+
+
+def test_a_plan_of_one_s_own_joins_the_family(family):
     class Ends(Recompute):
         """Record the outer layers, make the middle again."""
 
@@ -213,10 +207,7 @@ def test_a_plan_of_one_s_own_joins_the_family():
                 *map(B, reversed(range(n - 1))),
             ]
 
-    try:
-        assert "ends" in Recompute.all() and advances(plan_of("ends", Chain.equal(6))) == 4
-    finally:
-        Recompute._members.remove(Ends)
+    assert Recompute.all()["ends"] is Ends and advances(plan_of("ends", Chain.equal(6))) == 4
 
 
 @pytest.mark.slow
@@ -225,15 +216,17 @@ def test_a_plan_is_one_new_file(tmp_path):
     shutil.copytree(
         PACKAGE, tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__")
     )
-    (tmp_path / "bigtrain_lab/recomputes/thirds.py").write_text(
-        '"""Three segments."""\n\nfrom ..recompute import Recompute\nfrom .every_k import by_segments\n\n\nclass Thirds(Recompute):\n'
-        '    name = "thirds"\n\n    def order(self, chain, budget_bytes=None):\n'
-        "        return by_segments([chain.layers * i // 3 for i in range(3)], chain.layers)\n"
+    (tmp_path / "bigtrain_lab/order/recompute/plans/thirds.py").write_text(
+        '"""Three segments."""\n\nfrom ..plan import Recompute\nfrom .every_k import'
+        ' by_segments\n\n\nclass Thirds(Recompute):\n    name = "thirds"\n\n    def order(self,'
+        " chain, budget_bytes=None):\n        return by_segments([chain.layers * i // 3 for i in"
+        " range(3)], chain.layers)\n"
     )
     prove = (
-        "from bigtrain_lab.experiments.checkpoint import Checkpoint; from bigtrain_lab.recompute import advances;"
-        "lab = Checkpoint(plan='thirds', layers=7); print(list(Checkpoint.knobs()['plan'].menu())[-1], advances(lab.ops), "
-        "len(lab.predict().spans(0)), 'thirds' in lab.facts['plans'])"
+        "from bigtrain_lab.experiments.checkpoint import Checkpoint; from bigtrain_lab.order.recompute.plan"
+        " import advances;lab = Checkpoint(plan='thirds', layers=7);"
+        " print(list(Checkpoint.knobs()['plan'].menu())[-1], advances(lab.ops),"
+        " len(lab.predict().spans(0)), 'thirds' in lab.facts['plans'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", prove],
@@ -245,7 +238,7 @@ def test_a_plan_is_one_new_file(tmp_path):
     assert done.stdout == "thirds 6 50 True\n", done.stderr
 
 
-# -- the optimum, held to an independent search -----------------------------------------------------------------
+# -- the optimum, held to an independent search ----------------------------------------------------
 
 
 def weigh(chain, kept, records):
@@ -258,7 +251,8 @@ def weigh(chain, kept, records):
 
 
 def shortest_path(chain, budget, early=True):
-    """Dijkstra, one operation at a time, over (next backward, states kept, state in hand, layers recorded): every plan there is."""
+    """Dijkstra, one operation at a time, over (next backward, states kept, state in hand, layers
+    recorded): every plan there is."""
     start = (chain.layers - 1, frozenset({0}), 0, frozenset())
     best, heap, tie = {start: 0}, [(0, 0, start)], count(1)
     while heap:
@@ -321,18 +315,6 @@ def test_no_plan_at_all_is_cheaper(n, tries, early, seed):
         holds(chain, dice.randint(least, max(least, enough(chain, early))), early)
 
 
-def test_the_search_alone_finds_the_cheapest_of_all():
-    """Without the recursion's cost to start from, and with records, which cannot be dropped as states can."""
-    dice = random.Random(1)
-    for at in range(60):
-        chain = unequal(dice, 3 + at % 2, simple=at % 3 == 0)
-        budget = dice.randint(least := smallest_budget(chain), max(least, enough(chain, True)))
-        found = planned(cheapest(chain, budget, early=True, at_most=float("inf")), chain.layers)
-        assert peak_bytes(found, chain) <= budget and extra_cost(found, chain) == shortest_path(
-            chain, budget
-        )
-
-
 def test_a_state_that_one_layer_saves_as_output_and_the_next_as_input_is_paid_once():
     chain = Chain.of((4,) * 15, (1,) * 14, saves_output=(True,) * 14)
     assert enough(chain, True) == 14 + 15 * 4 and advances(optimum(chain, enough(chain, True))) == 0
@@ -346,7 +328,8 @@ def test_no_plan_at_all_is_cheaper_over_hundreds_of_chains(n, tries, early):
 
 
 def keep_and_drop(chain, budget):
-    """The same for kept inputs only, a layer's backward at a time and over bits, so that 12 layers are quick."""
+    """The same for kept inputs only, a layer's backward at a time and over bits, so that 12 layers
+    are quick."""
     n = chain.layers
     weight = [sum(chain.states[i] for i in range(n) if bits >> i & 1) for bits in range(1 << n)]
     ways = {1: 0}
@@ -383,13 +366,16 @@ def test_up_to_12_unequal_layers_nothing_that_keeps_inputs_is_cheaper():
             >= extra_cost(optimum(chain, budget), chain)
         )
         lost += [n] * (extra_cost(recursive(chain, budget, early=False)[0], chain) > right)
-    assert lost == [7, 9, 12], (
-        "where the recursion alone is dearer: else nothing here would miss the search"
-    )
+    assert lost == [
+        7,
+        9,
+        12,
+    ], "where the recursion alone is dearer: else nothing here would miss the search"
 
 
 def test_the_recursion_alone_would_lose_here():
-    """x_1 is small and saves much, until layer 2, whose record leaves no room for it: drop it then."""
+    """x_1 is small and saves much, until layer 2, whose record leaves no room for it: drop it
+    then."""
     chain = Chain.of((3, 2, 8, 3, 4), (0, 13, 17, 17), (8, 6, 2, 4))
     assert extra_cost(recursive(chain, 29, True)[0], chain) == 30
     assert extra_cost(optimum(chain, 29), chain) == shortest_path(chain, 29) == 22
@@ -400,7 +386,8 @@ def test_the_recursion_alone_would_lose_here():
 
 @pytest.mark.slow
 def test_sizes_of_real_models_stay_within_the_budget_and_miss_nothing_obvious():
-    """64 unequal layers have too many sums: levels are rounded, and the plan is measured by its true peak."""
+    """64 unequal layers have too many sums: levels are rounded, and the plan is measured by its
+    true peak."""
     dice = random.Random(7)
     chain = Chain.of(
         [dice.randint(10**5, 10**6) for _ in range(65)],

@@ -1,11 +1,15 @@
-"""What a rerun finds beside its arguments: the weights of its forward, and a refusal where something was changed in place."""
+"""What a rerun finds beside its arguments: the weights of its forward, and a refusal where
+something was changed in place."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.checkpoint import (
@@ -13,9 +17,9 @@ from bigtrain_lab.techniques.checkpoint import (
     checkpoint_by_function,
     checkpoint_sequential,
 )
-from bigtrain_lab.techniques.checkpoint.beside import Beside
 from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence
 from bigtrain_lab.techniques.weight_versions import WeightVersions
+from tests.unit.reruns import stepped
 
 WAYS = {
     "module": lambda net, x: checkpoint(net.tail, checkpoint(net.head, x) * net.scale).exp(),
@@ -34,7 +38,8 @@ WAYS = {
 
 
 class Net(nn.Module):
-    """tail(head(x) * scale), where what is saved depends on weights that are not, such as the biases."""
+    """tail(head(x) * scale), where what is saved depends on weights that are not, such as the
+    biases."""
 
     def __init__(self, way=None):
         super().__init__()
@@ -77,9 +82,11 @@ class Streams(nn.Module):
 def swapped(net, weights, x):
     return functional_call(
         net,
-        weights | {"scale": torch.full((3,), 2.0, dtype=torch.float64)}
-        if hasattr(net, "scale")
-        else weights,
+        (
+            weights | {"scale": torch.full((3,), 2.0, dtype=torch.float64)}
+            if hasattr(net, "scale")
+            else weights
+        ),
         (x,),
     )
 
@@ -134,7 +141,8 @@ def test_after_a_rerun_the_module_has_its_own_weights_again():
 
 
 def test_a_loop_variable_in_a_closure_is_the_one_of_its_forward():
-    """Python looks a closure's variable up when the function runs: the last layer's, in each rerun."""
+    """Python looks a closure's variable up when the function runs: the last layer's, in each
+    rerun."""
     torch.manual_seed(0)
     layers, factors, found = (
         [nn.Linear(3, 3) for _ in range(3)],
@@ -152,57 +160,145 @@ def test_a_loop_variable_in_a_closure_is_the_one_of_its_forward():
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-def test_a_function_that_calls_itself_is_looked_at_once():
-    def power(x, n):
-        return x if n == 1 else (x * power(x, n - 1)).sin()
+# -- changed in place ------------------------------------------------------------------------------
 
-    x = torch.ones(3, requires_grad=True)
-    found, right = (
-        torch.autograd.grad(call(power, x, 3).sum(), x)[0]
-        for call in (checkpoint, lambda fn, *args: fn(*args))
-    )
-    assert torch.equal(found, right) and not Beside(power).cells
+SHIFT, X = torch.ones(6), torch.ones(2, 6, dtype=torch.float64)
 
 
-# -- changed in place -------------------------------------------------------------------------------------------
+def layers_of():
+    """x meets no gradient of its own: of the first product autograd saves x alone, and no bias."""
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Sigmoid()]).double()
 
-SHIFT = torch.ones(5)
+
+def of_all(call):
+    return lambda layers, x: call(nn.Sequential(*layers), x)
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_tensor_beside_the_arguments_that_was_changed_in_place_is_refused(saved):
+def by_streams(layers, x):
+    block = ReversibleBlock(nn.Sequential(*layers[:2]), nn.Sequential(*layers[2:]))
+    return sum(ReversibleSequence([block])(x, x))
+
+
+AGAIN = {  # ways to run layers again in the backward
+    "module": of_all(checkpoint),
+    "partial": of_all(lambda module, x: checkpoint(partial(module), x)),
+    "closure": of_all(lambda module, x: checkpoint(lambda x: module(x), x)),
+    "keep-none": lambda layers, x: checkpoint_sequential(layers, "keep-none", x),
+    "sqrt": lambda layers, x: checkpoint_sequential(layers, "sqrt", x),
+    "reversible": by_streams,
+}
+
+
+@pytest.mark.parametrize("moved", ["0.weight", "0.bias", "2.weight", "2.bias"])
+@pytest.mark.parametrize("way", ["module", "partial", "keep-none", "reversible"])
+def test_a_weight_that_moved_between_forward_and_backward_is_refused(way, moved):
+    layers = layers_of()
+    y = AGAIN[way](layers, X).sum()
+    with torch.no_grad():
+        layers.get_parameter(moved).mul_(3).add_(1)
+    with pytest.raises(Impossible, match=r"weight of shape .* was changed in place between the"):
+        y.backward()
+
+
+@pytest.mark.parametrize("way", AGAIN)
+def test_a_weight_may_move_once_its_part_is_done(way):
+    """As where an optimizer steps each weight as soon as its gradient is there."""
+    found = []
+    for call in (
+        AGAIN[way],
+        by_streams_plainly if way == "reversible" else of_all(nn.Module.__call__),
+    ):
+        layers = layers_of()
+        for weight in layers.parameters():
+            weight.register_post_accumulate_grad_hook(stepped)
+        call(layers, X).sum().backward()
+        found.append([*layers.parameters()])
+    assert close(*found)
+
+
+def by_streams_plainly(layers, x):
+    y = x + nn.Sequential(*layers[:2])(x)
+    return y + x + nn.Sequential(*layers[2:])(y)
+
+
+@pytest.mark.parametrize("way", ["module", "keep-none"])
+def test_a_table_that_moves_its_own_weight_is_let_through(way):
+    layers = nn.ModuleList([nn.Embedding(10, 6, max_norm=0.5), nn.Tanh(), nn.Tanh()])
+    y = AGAIN[way](layers, torch.tensor([1, 2])).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+
+
+@pytest.mark.parametrize("way", AGAIN)
+def test_where_nothing_learns_nothing_is_recorded(way):
+    layers, x = layers_of().requires_grad_(False), X
+    assert not AGAIN[way](layers, x).requires_grad
+    assert AGAIN[way](layers, x.clone().requires_grad_()).requires_grad
+    layers[2].bias.requires_grad_()
+    AGAIN[way](layers, x).sum().backward()
+    assert layers[2].bias.grad is not None
+
+
+@pytest.mark.parametrize("finish", [lambda y: y.sum().backward(), lambda y: None])
+@pytest.mark.parametrize("way", AGAIN)
+def test_all_goes_with_the_graph_and_without_the_garbage_collector(way, finish):
+    alive = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is torch.tanh or func is torch.sigmoid:
+                alive.append(weakref.ref(result))
+            return result
+
+    gc.disable()
+    try:
+        with Watch():
+            y = AGAIN[way](layers_of(), X.clone().requires_grad_() * 1)
+        assert len(alive) >= 2
+        finish(y)
+        del y
+        assert not any(made() is not None for made in alive)
+    finally:
+        gc.enable()
+
+
+BESIDE = {
+    "saved": (SHIFT, lambda h: lambda x: (x * h).exp()),
+    "not saved by autograd": (SHIFT, lambda h: lambda x: (x + h).exp()),
+    "a global": (SHIFT, lambda h: lambda x: (x * SHIFT).exp()),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+@pytest.mark.parametrize("way", ["module", "keep-none"])
+def test_a_tensor_beside_the_arguments_that_was_changed_in_place_is_refused(way, what):
     """Also where autograd would not save it: the rerun would read it all the same."""
-    h, x = torch.ones(5), torch.ones(5, requires_grad=True)
-    y = checkpoint((lambda x: (x * h).exp()) if saved else (lambda x: (x + h).exp()), x)
+    h, make = BESIDE[what]
+    call = checkpoint if way == "module" else partial(chained, torch.sin)
+    y = call(make(h), torch.ones(6, requires_grad=True))
     h.mul_(2)
-    with pytest.raises(
-        Impossible, match=r"A tensor of shape \(5,\) was changed in place between the forward"
-    ):
+    with pytest.raises(Impossible, match=r"A tensor of shape \(6,\) was changed in place"):
         y.sum().backward()
+    h.fill_(1)
 
 
-def test_a_global_that_autograd_saves_too():
-    SHIFT.fill_(1)
-    x = torch.ones(5, requires_grad=True)
-    y = checkpoint(lambda x: (x * SHIFT).exp(), x)
-    SHIFT.mul_(2)
-    with pytest.raises(Impossible, match=r"A tensor of shape \(5,\) was changed in place"):
-        y.sum().backward()
+def chained(around, fn, x):
+    return checkpoint_sequential([around, fn, around], "keep-none", x)
 
 
-def test_and_in_a_chain():
-    h, x = torch.ones(5), torch.ones(5, requires_grad=True)
-    y = checkpoint_sequential([torch.sin, lambda x: (x * h).exp(), torch.sin], "keep-none", x)
-    h.mul_(2)
-    with pytest.raises(
-        Impossible,
-        match=r"A tensor of shape \(5,\) was changed in place between the forward of layer 1",
-    ):
-        y.sum().backward()
+def test_an_input_that_changed_between_forward_and_backward():
+    x = torch.ones(6, requires_grad=True) * 1
+    y = checkpoint(torch.sin, x).sum()
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="inplace|in place"):
+        y.backward()
 
 
 def test_what_a_function_makes_or_changes_for_itself_is_not():
-    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each time; what it differentiates inside."""
+    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each time;
+    what it differentiates inside."""
     room, net = torch.zeros(3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
 
     def layer(x):
@@ -220,6 +316,16 @@ def test_what_a_function_makes_or_changes_for_itself_is_not():
         y.sum().backward()
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+def test_a_function_that_calls_itself_is_looked_at_once():
+    def power(x, n):
+        return x if n == 1 else (x * power(x, n - 1)).sin()
+
+    x = torch.ones(3, requires_grad=True)
+    ways = checkpoint, lambda fn, *args: fn(*args)
+    found, right = (torch.autograd.grad(call(power, x, 3).sum(), x)[0] for call in ways)
+    assert torch.equal(found, right)
 
 
 def test_another_weight_in_the_rerun_is_refused_where_it_cannot_be_put_back():

@@ -1,10 +1,11 @@
-"""What a schedule holds, of stages by hand whose sizes tell the kinds apart, and what is rehearsed of it."""
+"""What a schedule holds, of stages by hand whose sizes tell the kinds apart, and what is rehearsed
+of it."""
 
 import pytest
 
 from bigtrain_lab.core import MEMORY_KINDS
-from bigtrain_lab.rehearsal import HALVES, WHOLE, rehearsals
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.train.rehearsal import HALVES, WHOLE, rehearsals
 from tests.unit.sizes import Sizes, traced
 
 
@@ -29,8 +30,9 @@ def test_peaks_by_kind(p, m):
                 "optimizer": 10,
                 "activations": live(r),
             }
-            # In the second step, with the optimizer's state there: naive's one backward frees all activations as its
-            # gradients appear; a first B frees one; under 1F1B a forward may follow while the gradients are there.
+            # In the second step, with the optimizer's state there: naive's one backward frees all
+            # activations as its gradients appear; a first B frees one; under 1F1B a forward may
+            # follow while the gradients are there.
             at_once = {"naive": max(m, 100), "gpipe": 99 + m, "1f1b": 99 + live(r) + (m > live(r))}[
                 name
             ]
@@ -75,7 +77,8 @@ def test_one_micro_batch_of_two_ranks_event_by_event():
 
 
 def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_event():
-    """I makes 30 of the 100 bytes of gradients, the whole backward the rest; a pair that takes what it frees changes nothing."""
+    """I makes 30 of the 100 bytes of gradients, the whole backward the rest; a pair that takes what
+    it frees changes nothing."""
     order = Schedule.of("0F0 0F1 1F0 1I0+1F1 1B1 0B0 0I1 1W0 0W1")
     trace = traced(order, 1, Sizes(optimizer=0, queued=5, early=30))
     held = [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")]

@@ -1,4 +1,5 @@
-"""Sentences that state relations: functions of their arguments, unbalanced, with names and phrases kept for dev; and F1."""
+"""Sentences that state relations: functions of their arguments, unbalanced, with names and phrases
+kept for dev; and F1."""
 
 import random
 
@@ -81,7 +82,8 @@ def test_the_shares_of_the_classes_are_as_declared():
 
 
 def test_what_a_lone_clause_says_follows_from_its_denials():
-    """One denial makes no relation; none and two keep it. The same words without the order would not tell."""
+    """One denial makes no relation; none and two keep it. The same words without the order would
+    not tell."""
     seen = set()
     for one in MANY:
         if one.frame == "alone":
@@ -124,14 +126,16 @@ def test_a_batch_is_a_function_of_its_arguments():
 
 
 def test_there_are_more_words_than_bfloat16_can_count():
-    """The lesson casts ids to bfloat16, which is exact up to 256: beyond it two words become one."""
+    """The lesson casts ids to bfloat16, which is exact up to 256: beyond it two words become
+    one."""
     ids = torch.arange(len(vocabulary()))
     assert (ids.bfloat16().long() != ids).any() and (ids.half().long() == ids).all()
 
 
 @pytest.mark.slow
 def test_a_bag_of_words_is_not_enough():
-    """Multinomial logistic regression on which words occur, trained to the end, stays far below what order tells."""
+    """Multinomial logistic regression on which words occur, trained to the end, stays far below
+    what order tells."""
     data = Relations(train_size=4096, dev_size=1024)
     bags = [
         torch.zeros(len(e.ids_BS), len(vocabulary())).scatter_(1, e.ids_BS, 1.0)

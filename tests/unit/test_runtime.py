@@ -1,12 +1,14 @@
-"""A run: what comes home, what cannot be, and the directory, which can be read while it grows and after a crash."""
+"""A run: what comes home, what cannot be, and the directory, which can be read while it grows and
+after a crash."""
 
 import json
 import os
 import re
-import subprocess
+import shutil
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,14 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
 from bigtrain_lab.runtime import RankFailed, Run, launch
-from bigtrain_lab.runtime import log as log_file
-from bigtrain_lab.runtime.log import EventLog, Log, LogUnwritable, Tail
-from bigtrain_lab.runtime.process import Job, work
-from bigtrain_lab.runtime.results import replicas_differ
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.runtime.process.child import Job, work
+from bigtrain_lab.runtime.record import log as log_file
+from bigtrain_lab.runtime.record.log import EventLog, Log, LogUnwritable, Tail
+from bigtrain_lab.runtime.record.results import replicas_differ
 from tests.unit.ranks import step, warm_up
 
 pytestmark = pytest.mark.usefixtures("server")
+WRONG = (0, -1, 2.0, "4", True, None)  # numbers of ranks or steps
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def server():
     warm_up()
 
 
-# -- results, settings, environment ---------------------------------------------------------------------------
+# -- results, settings, environment ----------------------------------------------------------------
 
 
 def test_results_come_home_as_they_were(tmp_path):
@@ -55,10 +57,7 @@ def test_results_come_home_as_they_were(tmp_path):
         and trace.settings == {"a": 1}
         and trace.steps == 3
     )
-    with pytest.warns(
-        UserWarning,
-        match="^who is not one on all ranks that returned it: rank 0 against rank 1, 1 apart at most.$",
-    ) as told:
+    with pytest.warns(UserWarning, match="^who is not one on all ranks .* 1 apart") as told:
         result = run.result
     assert [str(each.message) for each in told] == run.replicas
     assert result["w.1/x"].tolist() == [0, 1, 2] and result["w.1/x"].dtype == "float64"
@@ -79,11 +78,11 @@ def test_results_come_home_as_they_were(tmp_path):
     [
         (
             ([1.0, 2.0], [1.0, 2.0], [1.0, 2.5]),
-            "x is not one on all ranks that returned it: ranks 0 and 1 against rank 2, 0.5 apart at most.",
+            "x is not one .*: ranks 0 and 1 against rank 2, 0.5 apart",
         ),
         (
             ([1.0], [1.0, 2.0]),
-            "rank 0 against rank 1, of float64 of shape (1,) and float64 of shape (2,).",
+            r"of float64 of shape \(1,\) and float64 of shape \(2,\)",
         ),
         (([0.0], [-0.0]), "apart in the signs of zeros."),
         (([np.nan], [1.0]), "of which not all is a finite number."),
@@ -96,7 +95,7 @@ def test_replicas_are_compared_to_the_bit(arrays, told):
         [{"x": np.array(array), str(rank): np.array(rank)} for rank, array in enumerate(arrays)]
         + [{}]
     )
-    assert len(found) == bool(told) and "".join(found).endswith(told)
+    assert len(found) == bool(told) and re.search(told, "".join(found))
 
 
 def test_ranks_know_where_they_are(tmp_path):
@@ -134,8 +133,8 @@ def test_default_directory_and_what_was_printed(tmp_path, monkeypatch):
 def test_a_class_typed_in_main_travels(tmp_path, monkeypatch):
     namespace = {"__name__": "__main__"}
     exec(
-        "class Typed:\n    factor = 3\n    def program(self, rank):\n        return {'x': self.factor * helper()}\n"
-        "def helper():\n    return 2\n",
+        "class Typed:\n    factor = 3\n    def program(self, rank):\n        return {'x':"
+        " self.factor * helper()}\ndef helper():\n    return 2\n",
         namespace,
     )
     for name in ("Typed", "helper"):
@@ -143,32 +142,26 @@ def test_a_class_typed_in_main_travels(tmp_path, monkeypatch):
     assert int(launch(namespace["Typed"]().program, 1, directory=tmp_path / "run").result["x"]) == 6
 
 
-# -- what cannot be -------------------------------------------------------------------------------------------
+# -- what cannot be --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [0, -1, 2.0, "4", True, None, 100000])
-def test_impossible_ranks(ranks):
-    with pytest.raises(Impossible, match="launch a whole number of ranks from 1 to"):
-        launch(lambda rank: None, ranks)
-
-
-@pytest.mark.parametrize("steps", [0, -1, 1.0, "2", True, None])
-def test_impossible_steps(steps):
-    with pytest.raises(Impossible, match="launch a whole number of steps, at least 1"):
-        launch(lambda rank: None, 1, steps=steps)
-
-
-def test_impossible_arguments(tmp_path):
-    with pytest.raises(Impossible, match="The mesh has 4 ranks and ranks is 2"):
-        launch(lambda rank: None, 2, mesh=Mesh(dp=2, tp=2))
-    with pytest.raises(Impossible, match="stall_s is 0"):
-        launch(lambda rank: None, 2, stall_s=0)
-    with pytest.raises(Impossible, match="negative"):
-        launch(lambda rank: None, 2, cost={"F": -1})
-    lock = threading.Lock()
-    with pytest.raises(Impossible, match="cannot travel to the ranks .*lock"):
-        launch(lambda rank: lock, 2, directory=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        *(({"ranks": ranks}, "a whole number of ranks from 1 to") for ranks in WRONG),
+        *(({"steps": steps}, "a whole number of steps, at least 1") for steps in WRONG),
+        ({"ranks": 100_000}, "a whole number of ranks from 1 to"),
+        ({"mesh": Mesh(dp=2, tp=2)}, "The mesh has 4 ranks and ranks is 2"),
+        ({"stall_s": 0}, "stall_s is 0"),
+        ({"cost": {"F": -1}}, "negative"),
+        ({"program": partial(print, threading.Lock())}, "cannot travel to the ranks .*lock"),
+    ],
+)
+def test_what_cannot_be_launched_leaves_no_directory(options, told, tmp_path):
+    asked = {"program": lambda rank: None, "ranks": 2, "directory": tmp_path / "run", **options}
+    with pytest.raises(Impossible, match=told):
+        launch(**asked)
+    assert os.listdir(tmp_path) == []
 
 
 def test_impossible_directories(tmp_path):
@@ -184,17 +177,7 @@ def test_impossible_directories(tmp_path):
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_full_disk_before_the_run(tmp_path, monkeypatch):
-    def full(path, text):
-        raise Impossible(f"Cannot write {path}: No space left on device; free some space.")
-
-    monkeypatch.setattr(sys.modules["bigtrain_lab.runtime.launch"], "write_whole", full)
-    with pytest.raises(Impossible, match="No space left"):
-        launch(lambda rank: None, 1, directory=tmp_path / "run")
-    assert os.listdir(tmp_path) == []
-
-
-# -- the log --------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 def test_events_come_while_the_run_goes_on(tmp_path):
@@ -220,34 +203,6 @@ def test_events_come_while_the_run_goes_on(tmp_path):
         ("loss", 2000),
     ] and run.state == "done"
     assert list(run.trace()) == list(Run.open(run.directory).events())
-
-
-def test_memory_is_on_both_clocks_and_readings_only_measured(tmp_path):
-    def program(rank):
-        net = torch.nn.Sequential(*[torch.nn.Linear(4, 4), torch.nn.Tanh()] * 3)
-        rank.watch(
-            lambda: {"weights": net.parameters(), "gradients": [p.grad for p in net.parameters()]}
-        )
-        with rank.span((Action("F", 0, 0),), 5):
-            loss = net(torch.randn(2, 4)).sum()
-        with rank.span((Action("B", 0, 0),), 5):
-            loss.backward()
-
-    run = launch(program, 1, cost={"F": 1, "B": 2}, directory=tmp_path / "run")
-    modelled, measured = run.wait(), run.trace("measured")
-    weights, saved = 4 * (16 + 4), 4 * 8
-    assert [(e.kind, e.name, e.start, e.bytes) for e in modelled if hasattr(e, "bytes")] == [
-        ("weights", "start", 0, weights),
-        ("activations", "0F0", 1000, 4 * saved),
-        ("gradients", "0B0", 3000, weights),
-        ("activations", "0B0", 3000, 0),
-    ]
-    readings = [e for e in measured if getattr(e, "inside", False)]
-    assert readings and not any(getattr(e, "inside", False) for e in modelled)
-    assert max(e.bytes for e in readings) == 4 * saved and modelled.peak_bytes(
-        0
-    ) == measured.peak_bytes(0)
-    assert [s.version for s in modelled.spans()] == [5, 5]
 
 
 def test_a_message_that_came_before_another_clock_sent_it_was_sent_as_it_came(tmp_path):
@@ -307,18 +262,31 @@ def test_summary(tmp_path):
     assert slots.summary()["energy_wh"] is None and slots.summary()["step_time"] == 1
 
 
-def finished(tmp_path, ranks=1) -> Path:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Finished ones of one rank and of two; whatever launched them is gone."""
+
     def program(rank):
         for i in range(3):
             with rank.span(step(rank, i)):
                 pass
 
-    launch(program, ranks, cost={"F": 1}, directory=tmp_path / "run").wait()
-    return tmp_path / "run"
+    place = tmp_path_factory.mktemp("runs")
+    for ranks in (1, 2):
+        launch(program, ranks, cost={"F": 1}, directory=place / str(ranks)).wait()
+        file = place / str(ranks) / "settings.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"launcher": None}))
+    return place
 
 
-def test_a_cut_off_log_is_read_as_far_as_it_goes(tmp_path):
-    directory = finished(tmp_path)
+@pytest.fixture
+def finished(runs, tmp_path):
+    """Makes a copy of the one with so many ranks."""
+    return lambda ranks=1: Path(shutil.copytree(runs / str(ranks), tmp_path / "run"))
+
+
+def test_a_cut_off_log_is_read_as_far_as_it_goes(finished):
+    directory = finished()
     log = directory / "events-0.jsonl"
     whole = log.read_bytes()
     counts = []
@@ -372,7 +340,10 @@ def cut(path: Path, mark: str) -> None:
                 (d / "result-0.npz").unlink(),
                 cut(d / "events-1.jsonl", '["@done"'),
             ],
-            "The log of rank 0 is missing, the log of rank 1 is cut off after 1F2 and the result of rank 0 is missing",
+            (
+                "The log of rank 0 is missing, the log of rank 1 is cut off after 1F2 and the"
+                " result of rank 0 is missing"
+            ),
         ),
     ],
     ids=[
@@ -388,27 +359,12 @@ def cut(path: Path, mark: str) -> None:
         "much",
     ],
 )
-def test_a_run_says_what_its_directory_has_lost(lose, said, tmp_path):
-    directory = finished(tmp_path, ranks=2)
-    settings = json.loads((directory / "settings.json").read_text())
-    (directory / "settings.json").write_text(
-        json.dumps(settings | {"launcher": None})
-    )  # opened later, by somebody else
+def test_a_run_says_what_its_directory_has_lost(lose, said, finished):
+    directory = finished(ranks=2)
     lose(directory)
     run = Run.open(directory)
     assert run.state == "done" and run.damage == (said and f"{said}: what is whole is shown.")
     assert bool(run.trace().settings.get("unfinished")) == ("log" in (said or ""))
-
-
-def test_a_lost_result_is_named(tmp_path):
-    directory = finished(tmp_path, ranks=2)
-    for write, how in (
-        (lambda path: path.write_bytes(path.read_bytes()[:20]), "damaged"),
-        (Path.unlink, "missing"),
-    ):
-        write(directory / "result-1.npz")
-        with pytest.raises(Impossible, match=f"The result of rank 1 is {how} "):
-            Run.open(directory).result
 
 
 def test_of_a_run_that_failed_only_lost_lines_are_told(tmp_path):
@@ -428,8 +384,8 @@ def test_of_a_run_that_failed_only_lost_lines_are_told(tmp_path):
     )
 
 
-def test_logs_are_read_again_only_where_they_have_changed(tmp_path, monkeypatch):
-    run, read = Run.open(finished(tmp_path)), []
+def test_logs_are_read_again_only_where_they_have_changed(finished, monkeypatch):
+    run, read = Run.open(finished()), []
     real = Log.read
     monkeypatch.setattr(Log, "read", lambda path, *of: read.append(path) or real(path, *of))
     assert (
@@ -482,31 +438,6 @@ def test_a_log_that_cannot_be_opened_for_a_moment_is_not_damaged(tmp_path, monke
     assert len(tail.new()) == 1
 
 
-@pytest.mark.slow
-def test_no_locale_changes_what_a_run_says(tmp_path):
-    settings = json.loads((finished(tmp_path) / "settings.json").read_text(encoding="utf-8"))
-    (tmp_path / "rank-0.log").write_text("naïve ✓", encoding="utf-8")
-    (tmp_path / "settings.json").write_text(
-        json.dumps({**settings, "name": "é"}, ensure_ascii=False), encoding="utf-8"
-    )
-    (tmp_path / "end.json").write_text(
-        '{"state": "failed", "diagnosis": "ü", "waits": []}', encoding="utf-8"
-    )
-    code = (
-        "import sys; from bigtrain_lab.runtime import Run; run = Run.open(sys.argv[1]);"
-        "print(ascii([run.output(0), run.settings['name'], run.diagnosis, run.waits]))"
-    )
-    ascii_only = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
-    found = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=ascii_only,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert found.strip() == ascii(["naïve ✓", "é", "ü", ()])
-
-
 @pytest.mark.parametrize("program, code", [(lambda rank: {}, 0), (lambda rank: 1 / 0, 1)])
 def test_work_leaves_no_file_open(program, code, tmp_path):
     """A rank that torchrun started works in a process that goes on, and may work again."""
@@ -528,24 +459,15 @@ def test_a_log_that_is_closed_takes_no_line_into_another_file(tmp_path):
     assert (tmp_path / "other").read_bytes() == b""
 
 
-def test_other_versions_and_other_directories_are_refused(tmp_path):
-    directory = finished(tmp_path)
-    settings = json.loads((directory / "settings.json").read_text())
-    (directory / "settings.json").write_text(json.dumps(settings | {"bigtrain-run": 99}))
-    with pytest.raises(
-        Impossible, match="written by run version 99, this library reads 1: run it again"
-    ):
-        Run.open(directory)
-    for text in ("{", "[]", "{}", ""):
-        (directory / "settings.json").write_text(text)
-        with pytest.raises(Impossible, match="is not a run directory"):
-            Run.open(directory)
-    for nowhere in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(Impossible, match="is not a run directory"):
-            Run.open(nowhere)
-    (directory / "settings.json").write_text(json.dumps(settings))
-    log = directory / "events-0.jsonl"
-    lines = log.read_text().splitlines()
-    log.write_text("\n".join(['["bigtrain-run",2,{"rank":0}]', *lines[1:]]) + "\n")
-    with pytest.raises(Impossible, match="written by run version 2, this library reads 1"):
-        Run.open(directory).trace()
+@pytest.mark.parametrize(
+    "file, told",
+    [
+        ("settings.json", "run version 99, this library reads 1: run it again"),
+        ("events-0.jsonl", "run version 99, this library reads 1"),
+    ],
+)
+def test_what_another_version_wrote_is_refused(file, told, finished):
+    path = finished() / file
+    path.write_text(re.sub(r'("bigtrain-run"[:,] ?)1', r"\g<1>99", path.read_text(), count=1))
+    with pytest.raises(Impossible, match=told):
+        Run.open(path.parent).trace()

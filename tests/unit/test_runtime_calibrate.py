@@ -1,4 +1,5 @@
-"""The profile this-machine: kept once measured, measured anew by the doctor, never measured by ranks of torchrun."""
+"""The profile this-machine: kept once measured, measured anew by the doctor, never measured by
+ranks of torchrun."""
 
 import json
 
@@ -11,7 +12,6 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import calibrate, this_machine
 
 FOUND = {
@@ -178,43 +178,7 @@ def test_all_cuts_of_a_restored_run_are_compared_on_its_machine(monkeypatch):
     assert Experiment.restored(kept).cuts == asked.cuts != Partition(**asked.model_dump()).cuts
 
 
-def test_a_panel_shows_a_run_on_its_own_machine_equal_to_its_prediction(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = PipelineExperiment(
-        ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine"
-    )
-    asked.run(directory=tmp_path / "run").wait()
-    other_machine(monkeypatch)
-    panel = Panel(PipelineExperiment)
-    panel.reopen(tmp_path / "run")
-    assert panel.rows[0].quantity == "step time" and panel.rows[0].differences[0].holds
-    panel.set(micro_batches=4)
-    assert (
-        clocks_differ(
-            panel.traces["predicted"],
-            Experiment.restored({"experiment": "pipeline", **asked.told})
-            .replace(micro_batches=4)
-            .predict(),
-        )
-        == []
-    )
-
-
 @pytest.mark.parametrize("facts", ["x", ["machine"], {"machine": "x"}, {"machine": None}])
 def test_damaged_facts_are_one_sentence(facts):
     with pytest.raises(Impossible, match="what (it|the run) kept .* cannot be read: run it again"):
         Experiment.restored({"experiment": "pipeline", "facts": facts})
-
-
-def test_a_kept_machine_that_is_damaged_is_one_sentence(tmp_path):
-    asked = PipelineExperiment(
-        ranks=1, micro_batches=1, steps=1, layers=1, width=16, sequence=8, hardware="this-machine"
-    )
-    asked.run(directory=tmp_path / "run").wait()
-    path = tmp_path / "run" / "settings.json"
-    settings = json.loads(path.read_text())
-    settings["settings"]["facts"]["machine"].pop("name")
-    path.write_text(json.dumps(settings))
-    assert reopen(tmp_path / "run").notes == (
-        "There is no table: what the run kept of its machine cannot be read: run it again.",
-    )

@@ -1,4 +1,5 @@
-"""A checkpoint is whole or not there: killed while it is saved, on a full disk, of another model."""
+"""A checkpoint is whole or not there: killed while it is saved, on a full disk, of another
+model."""
 
 import os
 import random
@@ -13,10 +14,10 @@ import torch
 from torch import nn
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.recipe import Training
-from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import saved
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+from bigtrain_lab.train.recipe import Training
 
 
 def numbered(number):
@@ -32,9 +33,10 @@ def whole(path):
 
 
 def test_a_kill_leaves_the_last_good_one(tmp_path):
-    """A child that only saves is killed at random points; what is there is whole, and no older than what it had said."""
+    """A child that only saves is killed at random points; what is there is whole, and no older than
+    what it had said."""
     path, partials = tmp_path / "last.pt", 0
-    for attempt in range(12):
+    for _attempt in range(12):
         saved.save(path, numbered(0))
         reading, writing = os.pipe()
         if not (child := os.fork()):
@@ -74,7 +76,10 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path, request):
     request.getfixturevalue("little_room")
     with pytest.raises(
         Impossible,
-        match=r"last.pt was not saved \(File too large\), and the one before is whole: free some space.$",
+        match=(
+            r"last.pt was not saved \(File too large\), and the one before is whole: free some"
+            r" space.$"
+        ),
     ):
         saved.save(path, numbered(2))
     assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
@@ -140,7 +145,8 @@ def drawn():
 
 @pytest.mark.parametrize("level", [None, "fp16", "bf16"])
 def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
-    """Weights, masters, moments, the loss scale, and generators with half a pair of normals in hand."""
+    """Weights, masters, moments, the loss scale, and generators with half a pair of normals in
+    hand."""
     one = training(level=level)
     for seed in range(3):
         step(one, seed)
@@ -165,14 +171,17 @@ def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
     "other, told",
     [
         (
-            dict(width=5),
-            r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build the model with the sizes that it had.$",
+            {"width": 5},
+            (
+                r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build"
+                r" the model with the sizes that it had.$"
+            ),
         ),
         (
-            dict(extra=True),
+            {"extra": True},
             r"^a.pt is of another model, 3.weight is missing there and \(1, 1\) here",
         ),
-        (dict(adam=False), "a.pt is of another optimizer: train with the one that it had."),
+        ({"adam": False}, "a.pt is of another optimizer: train with the one that it had."),
     ],
     ids=lambda each: str(each)[:12],
 )
@@ -187,7 +196,7 @@ def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [dict(weights=3), dict(precision=[4]), dict(optimizers=[5]), dict(update="6"), dict(random=7)],
+    [{"weights": 3}, {"precision": [4]}, {"optimizers": [5]}, {"update": "6"}, {"random": 7}],
 )
 def test_a_crafted_state_is_one_sentence(change):
     with pytest.raises(Impossible, match="^a.pt is no checkpoint, or is damaged"):

@@ -1,4 +1,5 @@
-"""A checkpoint in shards: read by any number of ranks, whole when a rank is killed while it is saved, and one sentence for what it cannot be read as."""
+"""A checkpoint in shards: read by any number of ranks, whole when a rank is killed while it is
+saved, and one sentence for what it cannot be read as."""
 
 import os
 import shutil
@@ -11,16 +12,16 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.recipe import Lens, Recipe, train
+from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import saved, saved_shards
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Flat, Owned
 from bigtrain_lab.techniques.zero import ZeroOptimizer
+from bigtrain_lab.train.recipe import Lens, Recipe, train
 
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
 
@@ -67,7 +68,8 @@ class Model(nn.Module):
 
 
 class Sharded:
-    """The least that a sharded module shows; `seed` draws the values of its pieces and of their moments."""
+    """The least that a sharded module shows; `seed` draws the values of its pieces and of their
+    moments."""
 
     under_way = False
 
@@ -221,7 +223,8 @@ class Kept(Lens):
 
 
 def resumed(folder, rank):
-    """How far off the weights of recipes are that were taken up again: of two stages on a rank, with masters and without."""
+    """How far off the weights of recipes are that were taken up again: of two stages on a rank,
+    with masters and without."""
     found = {}
     for stage, precision in ((1, "bf16"), (3, None)):
         recipe = Recipe(
@@ -253,7 +256,8 @@ def stage_of(number):
 
 
 def loading(folder, group):
-    """From shards, then from what one process has. A damaged file, which one rank compares, is refused on all and changes nothing."""
+    """From shards, then from what one process has. A damaged file, which one rank compares, is
+    refused on all and changes nothing."""
     found, training = {}, fully(group)
     before = [own.piece.detach().clone() for own in training[1].owned()]
     with pytest.raises(
@@ -305,8 +309,8 @@ def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_p
 
 
 def dies(path, moment):
-    """A process that saves a second checkpoint ends itself: before its shard is whole, before whole.pt is, when that is written but not yet in its
-    place, or before what is older goes."""
+    """A process that saves a second checkpoint ends itself: before its shard is whole, before
+    whole.pt is, when that is written but not yet in its place, or before what is older goes."""
     sharded, replaced = Sharded(0, 1, seed=2), saved.Path.replace
     if not (child := os.fork()):
 
@@ -357,7 +361,8 @@ def test_a_rank_that_cannot_write_is_told_on_all(tmp_path):
 
 
 def test_when_the_ranks_have_met_nothing_is_deleted(tmp_path):
-    """A rank that goes on begins its next save at once; and what lies there of another name is not ours."""
+    """A rank that goes on begins its next save at once; and what lies there of another name is not
+    ours."""
     saved_on(1, tmp_path)
     sharded, meetings = Sharded(0, 1, seed=2), []
 
@@ -452,7 +457,8 @@ def test_no_damage_is_loaded(name, tmp_path):
 
 
 def crafted(change, path):
-    """A file with a digest of its own, in the place of whole.pt, or of a part with what whole.pt says of it."""
+    """A file with a digest of its own, in the place of whole.pt, or of a part with what whole.pt
+    says of it."""
     state = saved.load(path / "whole.pt")
     part = path / state["folder"] / "rank-1.of-3.pt"
     content = saved.load(part)
@@ -530,12 +536,12 @@ def under_way(path):
         (shutil.rmtree, {}, "There is no checkpoint .*: train from the start"),
         (
             None,
-            dict(width=6),
+            {"width": 6},
             r"is of another model, first.weight is \(5, 5\) there and \(6, 6\) here",
         ),
         (
             None,
-            dict(make=partial(torch.optim.SGD, lr=1)),
+            {"make": partial(torch.optim.SGD, lr=1)},
             "is of another optimizer: train with the one that it had",
         ),
         *((partial(crafted, change), {}, "damaged|lacks|another") for change in CRAFTED.values()),

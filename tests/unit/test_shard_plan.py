@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from bigtrain_lab.core import Cost, Link, Mesh
-from bigtrain_lab.plan import Compute, Together
-from bigtrain_lab.rates import exposed
-from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.plan import Compute, Together
+from bigtrain_lab.order.rates import exposed
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.techniques.shard_plan import with_shards
 
 LAYERS, LANE = 4, "comm:dp"
@@ -54,22 +54,24 @@ def test_what_the_computation_does_not_cover_is_exposed(m):
         {z: with_shards(z, written(m), 2, 3, STAGES, 36) for z in (1, 2, 3)},
     )
     times = {zero: simulate(plan, cost).step_time for zero, plan in plans.items()}
-    # Buckets of one layer: the last scatter waits for nothing, and all are gathered after the update.
+    # Buckets of one layer: the last scatter waits for nothing, and all are gathered after the
+    # update.
     assert times[1] == times[2] == computed + 1 + LAYERS
-    # The first gather and the last scatter. Where a layer follows itself its gather is not one ahead,
-    # and at the front of the model the scatter of its gradients delays the next one too.
+    # The first gather and the last scatter. Where a layer follows itself its gather is not one
+    # ahead, and at the front of the model the scatter of its gradients delays the next one too.
     assert times[3] == computed + 2 + m + 2 * (m - 1)
     slow = Cost({"F": 1, "B": 2, "all_gather": 100, "reduce_scatter": 100})
     late = {zero: simulate(plan, slow) for zero, plan in plans.items()}
-    # The first scatter leaves after the last micro-batch's first backward, and then the lane is busy.
+    # The first scatter leaves after the last micro-batch's first backward, and then the lane is
+    # busy.
     assert late[1].step_time == computed - 2 * (LAYERS - 1) + 100 * 2 * LAYERS
     assert late[3].step_time > 100 * 3 * m * LAYERS
     assert all(trace.step_time - exposed(trace) == computed for trace in late.values())
 
 
 def test_stage_3_never_holds_more_than_two_neighbours():
-    """From a gather's start to the end of the action that it is for. Nothing else travels where a layer follows itself at once, nor
-    beside an update."""
+    """From a gather's start to the end of the action that it is for. Nothing else travels where a
+    layer follows itself at once, nor beside an update."""
     plan = with_shards(3, written(2), 2, 2, STAGES, 1)
     for cost in (
         {"F": 1, "B": 2, "all_gather": 1, "reduce_scatter": 1},

@@ -1,4 +1,5 @@
-"""bigtrain compare: settings, quantities, the first event that differs, what the ranks returned, and its refusals."""
+"""bigtrain compare: settings, quantities, the first event that differs, what the ranks returned,
+and its refusals."""
 
 import json
 import re
@@ -16,7 +17,7 @@ from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 
-SMALL = dict(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8)
+SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def cli(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own, `real` on an A100's clock."""
+    """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own, `real`
+    on an A100's clock."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changed in {
         "one": {},
@@ -242,7 +244,7 @@ def test_what_a_run_measured_before_is_no_setting(cli, tmp_path):
     )
 
 
-# -- the first difference ----------------------------------------------------------------------------------------
+# -- the first difference --------------------------------------------------------------------------
 
 
 BASE = (

@@ -1,6 +1,8 @@
-"""A run directory is data from a stranger: opening one is a clean output or one sentence, and nothing of it ever runs.
+"""A run directory is data from a stranger: opening one is a clean output or one sentence, and
+nothing of it ever runs.
 
-All 400 directories, with the time and the memory that each takes, are `python -m benchmarks strangers`.
+All 400 directories, with the time and the memory that each takes, are `python -m benchmarks
+strangers`.
 """
 
 import json
@@ -14,17 +16,19 @@ import ipywidgets as widgets
 import numpy as np
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.checks.differences import arrays_apart
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.core.files import read_bounded
 from bigtrain_lab.panel import history, show
-from bigtrain_lab.runtime import Run, results
-from bigtrain_lab.runtime.launch import new_directory
+from bigtrain_lab.runtime import Run
+from bigtrain_lab.runtime.process.launch import new_directory
+from bigtrain_lab.runtime.record import results
+from bigtrain_lab.view import figures
 from tests.unit.strangers import (
     CONTROL,
     RESULTS,
+    SMALL,
     TAG,
     change_json,
     copied,
@@ -34,23 +38,6 @@ from tests.unit.strangers import (
     tagged,
     vouched,
 )
-
-SMALL = [
-    "--ranks",
-    "2",
-    "--micro-batches",
-    "2",
-    "--steps",
-    "2",
-    "--layers",
-    "2",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--sequence",
-    "8",
-]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +88,8 @@ def test_settings_are_refused_by_name(keys, value, said, source, tmp_path):
 
 
 def logged(source, place, *lines: str) -> Run:
-    """A copy with these lines added to the log of rank 0, and with the checksum that belongs to that."""
+    """A copy with these lines added to the log of rank 0, and with the checksum that belongs to
+    that."""
     path = copied(source, place) / "events-0.jsonl"
     *before, last = path.read_text().splitlines()
     path.write_text(vouched([*before, *lines, last]))
@@ -260,7 +248,7 @@ def test_a_saved_trace_s_header_is_held_to_its_types(header, tmp_path):
         Trace.load(tmp_path / "trace")
 
 
-# -- names ------------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 ABOUT = {
@@ -332,7 +320,7 @@ def test_no_locale_stops_the_command_line(source, tmp_path):
     )
 
 
-# -- text is text -----------------------------------------------------------------------------------------------------------
+# -- text is text ----------------------------------------------------------------------------------
 
 
 def texts_of(widget) -> list[str]:

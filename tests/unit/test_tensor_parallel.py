@@ -1,4 +1,5 @@
-"""A sliced model is the whole one: outputs, gradients and training, at every degree; what travels and what is alive."""
+"""A sliced model is the whole one: outputs, gradients and training, at every degree; what travels
+and what is alive."""
 
 from copy import copy
 from dataclasses import replace
@@ -30,12 +31,12 @@ from bigtrain_lab.models import (
     translator_slices,
 )
 from bigtrain_lab.models.blocks import Positions
-from bigtrain_lab.runtime import Ledger, Rank, launch
-from bigtrain_lab.runtime.balance import Balance
-from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime import Ledger, launch
+from bigtrain_lab.runtime.memory.balance import Balance
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
-from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
+from bigtrain_lab.techniques.mixed_precision import MixedPrecision
 from bigtrain_lab.techniques.sliced_model import (
     load_whole_state_dict,
     sliced,
@@ -51,6 +52,8 @@ from bigtrain_lab.techniques.tensor_parallel import (
     split_to_slices,
     vocab_parallel_cross_entropy,
 )
+
+from .threads import on_processes, on_threads
 
 SIZES = {
     "layers": 1,
@@ -235,8 +238,8 @@ def losses_alike(group):
 
 
 def half_weights_learn_alike(group):
-    """Masters are cut as their weights; with parts of the sequence, too, gradients differ by some ten roundings to 2^-8 alone. Hidden
-    states travel half."""
+    """Masters are cut as their weights; with parts of the sequence, too, gradients differ by some
+    ten roundings to 2^-8 alone. Hidden states travel half."""
     config, found, sent = replace(TIED, dtype=torch.float32), [], []
     group = copy(group)
     group.all_reduce = lambda tensor, *about, **named: (
@@ -286,75 +289,79 @@ def parts_do_not_depend_on_ranks(group):
         assert all((group.all_gather(p.detach()).view(group.size, -1) == p).all() for p in biases)
 
 
-@pytest.mark.parametrize("t", [1, 2, 4, 8])
-def test_sliced_models_equal_one_process(t, tmp_path):
-    def program(rank):
-        group = rank.group("tp")
-        for case, (make, plan, run, sequence) in CASES.items():
-            ours, theirs = sliced(make(), plan, group, sequence), make()
-            found, expected = run(ours, group), run(theirs, None)
-            if sequence:
-                sum_duplicates(ours, group)
-            try:
-                alike(found, expected)
-                alike(gradients(ours), own_parts(ours, gradients(theirs), group))
-            except Exception as error:
-                error.add_note(case)
-                raise
-        theirs = GPT(TIED)
-        losses = trained(theirs)
-        for sequence in [False, True][: 1 + (t == 2)]:
-            ours = sliced(GPT(TIED), gpt_slices(TIED), group, sequence)
-            assert torch.allclose(trained(ours, group, sequence), losses, rtol=1e-9, atol=0)
-            alike(ours.state_dict(), own_parts(ours, theirs.state_dict(), group), 1e-9)
-        losses_alike(group)
-        half_weights_learn_alike(group)
-        torch.manual_seed(rank.index)
-        parts_do_not_depend_on_ranks(group)
-
-    if t == 1:
-        return program(Rank(0, Mesh(tp=1), torch.device("cpu")))
-    launch(program, t, mesh=Mesh(tp=t), record=False, directory=tmp_path / "run").wait()
+def every_case(group):
+    for case, (make, plan, run, sequence) in CASES.items():
+        ours, theirs = sliced(make(), plan, group, sequence), make()
+        found, expected = run(ours, group), run(theirs, None)
+        if sequence:
+            sum_duplicates(ours, group)
+        try:
+            alike(found, expected)
+            alike(gradients(ours), own_parts(ours, gradients(theirs), group))
+        except Exception as error:
+            error.add_note(case)
+            raise
+    return {}
 
 
-def test_masks_differ_inside_and_are_equal_outside_a_sliced_region(tmp_path):
+@pytest.mark.parametrize(
+    "over, t",
+    [(on_threads, 1), (on_threads, 2), (on_threads, 4), (on_threads, 8), (on_processes, 2)],
+)
+def test_sliced_models_equal_one_process(over, t):
+    over(every_case, t)
+
+
+@pytest.mark.parametrize("t, sequence", [(2, False), (2, True), (8, False)])
+def test_a_sliced_model_learns_what_one_process_learns(t, sequence):
+    theirs = GPT(TIED)
+    losses = trained(theirs, steps=10)
+
+    def program(group):
+        ours = sliced(GPT(TIED), gpt_slices(TIED), group, sequence)
+        assert torch.allclose(trained(ours, group, sequence, steps=10), losses, rtol=1e-9, atol=0)
+        alike(ours.state_dict(), own_parts(ours, theirs.state_dict(), group), 1e-9)
+
+    on_threads(program, t)
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize(
+    "proof", [losses_alike, half_weights_learn_alike, parts_do_not_depend_on_ranks]
+)
+def test_losses_half_weights_and_first_values_are_alike(proof, t):
+    on_threads(proof, t)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_masks_differ_inside_and_are_equal_outside_a_sliced_region(sequence):
     """And are right in number, and the same when they are drawn again."""
-    config = replace(CONFIG, dropout=0.3)
+    config, noise = replace(CONFIG, dropout=0.3), Noise(1, 2, 3)
 
-    def program(rank):
-        group, noise, found = rank.group("tp"), Noise(1, 2, 3), []
-        for sequence in (False, True):
-            model = sliced(GPT(config), gpt_slices(config), group, sequence)
-            block = model.layers["1"]
-            for dropout, differ in (
-                (block.attention.dropout_probabilities, True),
-                (block.attention.dropout_out, sequence),
-                (block.mlp.dropout, sequence),
-            ):
-                kept = dropout(torch.ones(100, 100), noise) > 0
-                masks = group.all_gather(kept.flatten().to(torch.uint8)).view(group.size, -1)
-                assert abs(masks.float().mean() - 0.7) < 4 * (0.3 * 0.7 / masks.numel()) ** 0.5
-                together = (masks[0] * masks[1]).float().mean()  # of independent masks 0.49
-                assert abs(together - 0.49) < 0.02 if differ else torch.equal(masks[0], masks[1])
-            twice = []
-            for forward in (model, partial(checkpoint, model)):
-                model.zero_grad()
-                logits = forward(ids(), noise)
-                gpt_loss(logits, group).backward()
-                twice.append(gradients(model))
-            assert all(torch.equal(twice[0][name], again) for name, again in twice[1].items())
-            duplicates = [p.grad.flatten() for p in model.parameters() if cut_of(p) is None]
-            every = group.all_gather(torch.cat(duplicates)).view(group.size, -1)
-            assert torch.allclose(every[0], every[1], rtol=1e-12, atol=1e-14) != sequence
-            found.append(twice[0])
-        whole = GPT(config)
-        cross_entropy(whole(ids(), noise), ids(1)).backward()
-        assert not torch.allclose(
-            whole.layers["1"].mlp.up.bias.grad.chunk(2)[rank.index],
-            found[0]["layers.1.mlp.up.bias"],
-        )
+    def program(group):
+        model = sliced(GPT(config), gpt_slices(config), group, sequence)
+        block = model.layers["1"]
+        for dropout, differ in (
+            (block.attention.dropout_probabilities, True),
+            (block.attention.dropout_out, sequence),
+            (block.mlp.dropout, sequence),
+        ):
+            kept = dropout(torch.ones(100, 100), noise) > 0
+            masks = group.all_gather(kept.flatten().to(torch.uint8)).view(group.size, -1)
+            assert abs(masks.float().mean() - 0.7) < 4 * (0.3 * 0.7 / masks.numel()) ** 0.5
+            together = (masks[0] * masks[1]).float().mean()  # of independent masks 0.49
+            assert abs(together - 0.49) < 0.02 if differ else torch.equal(masks[0], masks[1])
+        twice = []
+        for forward in (model, partial(checkpoint, model)):
+            model.zero_grad()
+            gpt_loss(forward(ids(), noise), group).backward()
+            twice.append(gradients(model))
+        assert all(torch.equal(twice[0][name], again) for name, again in twice[1].items())
+        duplicates = [p.grad.flatten() for p in model.parameters() if cut_of(p) is None]
+        every = group.all_gather(torch.cat(duplicates)).view(group.size, -1)
+        assert torch.allclose(every[0], every[1], rtol=1e-12, atol=1e-14) != sequence
 
-    launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").wait()
+    on_threads(program, 2)
 
 
 def test_a_checkpoint_loads_at_another_degree(tmp_path):
@@ -384,7 +391,8 @@ def test_a_checkpoint_loads_at_another_degree(tmp_path):
 
 
 def test_collectives_of_a_step_are_those_of_the_papers(tmp_path):
-    """Four all-reduces a layer, or as many bytes by all-gather and reduce-scatter; three of a value a token in the loss."""
+    """Four all-reduces a layer, or as many bytes by all-gather and reduce-scatter; three of a value
+    a token in the loss."""
 
     def program(rank):
         group = rank.group()
@@ -406,9 +414,6 @@ def test_collectives_of_a_step_are_those_of_the_papers(tmp_path):
         ]
         for start, end in zip([0, *ends], ends)
     )
-
-    def bytes_of(kind, values, width=1):
-        return {"all_reduce": 2}.get(kind, 1) * values * width * 8 * (t - 1) // t
 
     def reduced(*calls):
         return [
@@ -463,13 +468,12 @@ class Largest(Balance):
         super().change(storage, state, wall)
 
 
-def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
+def test_no_rank_holds_a_whole_table_or_whole_logits():
     """From initialisation to update; and a table alone is not drawn whole either."""
     config = replace(CONFIG, vocabulary=64 * V)
 
-    def program(rank):
-        group, largest = rank.group("tp"), Largest()
-        model = sliced(GPT(config), gpt_slices(config), group)
+    def program(group):
+        largest, model = Largest(), sliced(GPT(config), gpt_slices(config), group)
         optimizer = torch.optim.Adam(model.parameters())
         with Ledger(model, optimizer, balance=largest):
             VocabParallelEmbedding(2 * config.vocabulary, D, group)  # in float32
@@ -477,13 +481,11 @@ def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
                 optimizer.zero_grad()
                 gpt_loss(model(ids()), group).backward()
                 optimizer.step()
-        assert (
-            largest.bytes
-            == B * S * config.vocabulary * 8 // rank.size
-            == D * config.vocabulary * 8 // rank.size
-        )
+        return {"largest": torch.tensor(largest.bytes)}
 
-    launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").wait()
+    half = config.vocabulary // 2
+    for found in on_processes(program, 2):
+        assert found["largest"] == B * S * half * 8 == D * half * 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -497,43 +499,32 @@ def test_what_a_sliced_block_saves_has_the_closed_form(dtype, t, sequence, dropo
     assert two - one == theory.block_saved_bytes(config, B, t, sequence)
 
 
-def test_ranks_save_and_hold_what_the_dry_run_says(tmp_path):
+def test_ranks_save_and_hold_what_the_dry_run_says():
     config = GPTConfig(**SIZES | {"layers": 2, "dropout": 0.1})
 
-    def program(rank):
+    def program(group):
         found = {}
         for sequence in (False, True):
-            model = sliced(GPT(config), gpt_slices(config), rank.group("tp"), sequence)
-            tokens = ids(), ids(1)
+            model = sliced(GPT(config), gpt_slices(config), group, sequence)
             with Ledger(model) as ledger:
-                loss = vocab_parallel_cross_entropy(
-                    model(tokens[0], Noise(0, 0, 0)), tokens[1], rank.group("tp")
-                )
-                found[f"activations {sequence}"] = torch.tensor(ledger.now("activations"))
+                logits = model(ids(), Noise(0, 0, 0))
+                loss = vocab_parallel_cross_entropy(logits, ids(1), group)
+                saved = ledger.now("activations")
                 loss.backward()
-                found |= {
-                    f"{kind} {sequence}": torch.tensor(ledger.now(kind))
-                    for kind in ("weights", "gradients")
-                }
+                held = [saved, ledger.now("weights"), ledger.now("gradients")]
+            duplicates = sum(p.nbytes for p in model.parameters() if cut_of(p) is None)
+            found[f"{sequence}"] = torch.tensor([*held, duplicates])
         return found
 
-    found = launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").result
-    cut = sum(
-        p.nbytes
-        for name, p in GPT(config).named_parameters()
-        if "norm" not in name
-        and "position" not in name
-        and not name.endswith(("out.bias", "down.bias"))
-    )
-    weights = 8 * theory.gpt_weights(config) - cut // 2
-    for sequence in (False, True):
-        assert found[f"activations {sequence}"] == sum(
-            row.bytes for row in saved_bytes(config, 0, config.pieces, B, 2, sequence)
-        )
-        assert found[f"weights {sequence}"] == found[f"gradients {sequence}"] == weights
+    for found in on_processes(program, 2):
+        for sequence in (False, True):
+            saved, weights, gradients, duplicates = found[f"{sequence}"].tolist()
+            rows = saved_bytes(config, 0, config.pieces, B, 2, sequence)
+            assert saved == sum(row.bytes for row in rows)
+            assert weights == gradients == (8 * theory.gpt_weights(config) + duplicates) // 2
 
 
-# -- refusals ---------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 class Many(Alone):
@@ -735,54 +726,22 @@ def test_what_cannot_be_sliced_is_refused(case):
 @pytest.mark.parametrize(
     "plans, seeds, told",
     [
-        (
-            (gpt_slices(CONFIG), BLOCK),
-            (0, 0),
-            "The ranks slice different models, or by different plans .only some have: layers",
-        ),
-        (
-            (BLOCK, {"layers.1.mlp.upp": "column"}),
-            (0, 0),
-            "The ranks slice different models, or by different plans",
-        ),
-        (
-            (BLOCK, BLOCK),
-            (0, 1),
-            "The ranks begin with different weights, layers.0.token.weight among them",
-        ),
+        ((gpt_slices(CONFIG), BLOCK), (0, 0), "slice different models.*only some have: layers"),
+        ((BLOCK, {"layers.1.mlp.upp": "column"}), (0, 0), "slice different models"),
+        ((BLOCK, BLOCK), (0, 1), "different weights, layers.0.token.weight among them"),
     ],
     ids=["plan", "no module", "values"],
 )
-def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told, tmp_path):
-    def program(rank):
+def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
+    def program(group):
         with pytest.raises(Impossible, match=told):
-            sliced(GPT(CONFIG, seeds[rank.index]), plans[rank.index], rank.group("tp"))
-        return {"told": 1}
+            sliced(GPT(CONFIG, seeds[group.rank]), plans[group.rank], group)
+        return "told"
 
-    run = launch(program, 2, mesh=Mesh(tp=2), clock=False, directory=tmp_path / "run")
-    run.wait()
-    assert run.result["told"] == 1
+    assert on_threads(program, 2) == ["told"] * 2
 
 
 def test_a_loss_of_ignored_targets_alone_sends_no_gradient():
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     vocab_parallel_cross_entropy(logits, torch.full((3,), -100), Alone()).backward()
     assert torch.equal(logits.grad, torch.zeros(3, 5))
-
-
-def test_a_scaler_of_one_s_own_skips_on_all_slices_or_on_none(tmp_path):
-    """One slice's gradients overflow: the scale and the weights stay equal on both."""
-
-    def program(rank):
-        weight = nn.Parameter(torch.ones(2))
-        scaler, optimizer = (
-            DynamicLossScaler(init_scale=4.0).among(rank.group("tp")),
-            torch.optim.SGD([weight], 0.1),
-        )
-        scaler.scale((weight * (3e38 if rank.index else 1.0)).sum()).backward()
-        scaler.agree(optimizer)
-        return {f"skips {rank.index}": scaler.skips(optimizer)}
-
-    run = launch(program, 2, mesh=Mesh(tp=2), clock=False, directory=tmp_path / "run")
-    run.wait()
-    assert run.result["skips 0"] and run.result["skips 1"]

@@ -1,4 +1,5 @@
-"""The lab tensor-slicing: the lesson's numbers, and which part of each matrix a rank holds, read off its own tensors."""
+"""The lab tensor-slicing: the lesson's numbers, and which part of each matrix a rank holds, read
+off its own tensors."""
 
 import pytest
 import torch
@@ -6,15 +7,30 @@ import torch
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing, found
-from bigtrain_lab.figures import figure
-from bigtrain_lab.holdings import Part, parts
-from bigtrain_lab.rates import called
+from bigtrain_lab.order.holdings import Part, parts
+from bigtrain_lab.order.rates import called
 from bigtrain_lab.techniques.tensor_parallel import Cut
+from bigtrain_lab.view.figures import figure
 
-LARGE = dict(
-    slices=4, rows=8, sequence=512, width=1024, heads=16, vocabulary=32000, layers=1, steps=1
-)
-SMALL = dict(width=32, heads=8, sequence=8, rows=1, vocabulary=256, layers=2, dtype="float64")
+LARGE = {
+    "slices": 4,
+    "rows": 8,
+    "sequence": 512,
+    "width": 1024,
+    "heads": 16,
+    "vocabulary": 32000,
+    "layers": 1,
+    "steps": 1,
+}
+SMALL = {
+    "width": 32,
+    "heads": 8,
+    "sequence": 8,
+    "rows": 1,
+    "vocabulary": 256,
+    "layers": 2,
+    "dtype": "float64",
+}
 
 
 def test_the_numbers_of_the_lesson():
@@ -56,7 +72,7 @@ def test_the_numbers_of_the_lesson():
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(slices=8), dict(slices=2, cut="row-column"), dict(slices=4, sequence_parallel=True)],
+    [{"slices": 8}, {"slices": 2, "cut": "row-column"}, {"slices": 4, "sequence_parallel": True}],
 )
 def test_ranks_find_their_parts_and_learn_as_one_process(settings, tmp_path):
     asked = TensorSlicing(**SMALL, **settings)
@@ -97,10 +113,10 @@ def test_the_figure_has_a_cell_for_each_part(slices):
 
 def test_what_is_refused():
     for settings, told in (
-        (dict(slices=3), "vocabulary"),
-        (dict(slices=8, heads=4), "heads"),
-        (dict(slices=5, heads=5, width=80), "vocabulary"),
-        (dict(cut="row-column", sequence_parallel=True), "sequence=False"),
+        ({"slices": 3}, "vocabulary"),
+        ({"slices": 8, "heads": 4}, "heads"),
+        ({"slices": 5, "heads": 5, "width": 80}, "vocabulary"),
+        ({"cut": "row-column", "sequence_parallel": True}, "sequence=False"),
     ):
         with pytest.raises(Impossible, match=told):
             TensorSlicing(**settings)

@@ -1,4 +1,5 @@
-"""The lab of the translator: its chain of pieces is the model, its runs are as predicted, and other tools get its metrics."""
+"""The lab of the translator: its chain of pieces is the model, its runs are as predicted, and other
+tools get its metrics."""
 
 import os
 import subprocess
@@ -9,30 +10,36 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bigtrain_lab import tracking
 from bigtrain_lab.checks import bytes_differ, clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.data.batches import padded
 from bigtrain_lab.data.published import PUBLISHED_LOG
 from bigtrain_lab.experiments.translate import Translate, spent, starved
-from bigtrain_lab.figures.published import replay
 from bigtrain_lab.models import Translator
 from bigtrain_lab.models.translator_pieces import TranslatorPiece, count, joined
+from bigtrain_lab.train import tracking
+from bigtrain_lab.view.figures.published import replay
 
-SMALL = dict(
-    dtype="float64", width=16, heads=2, pairs=120, held_out=7, held_out_rows=2, batch_tokens=120
-)
-LARGE = dict(
-    layers=6,
-    width=512,
-    heads=8,
-    vocabulary=32_000,
-    digits=8,
-    pairs=10_000,
-    held_out=96,
-    held_out_rows=32,
-    steps=1,
-)
+SMALL = {
+    "dtype": "float64",
+    "width": 16,
+    "heads": 2,
+    "pairs": 120,
+    "held_out": 7,
+    "held_out_rows": 2,
+    "batch_tokens": 120,
+}
+LARGE = {
+    "layers": 6,
+    "width": 512,
+    "heads": 8,
+    "vocabulary": 32_000,
+    "digits": 8,
+    "pairs": 10_000,
+    "held_out": 96,
+    "held_out_rows": 32,
+    "steps": 1,
+}
 
 
 def test_the_pieces_are_the_model():
@@ -64,28 +71,28 @@ def test_the_pieces_are_the_model():
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(
-            replicas=3,
-            workers=2,
-            accumulation=2,
-            spread=False,
-            beam=2,
-            steps=3,
-            evaluate_every=2,
-            bucket_mb=0.01,
-        ),
-        dict(replicas=2, workers=0, steps=2, evaluate_every=1, hardware="unit"),
-        dict(
-            replicas=1,
-            workers=1,
-            pinned=False,
-            steps=3,
-            evaluate_every=0,
-            batch_tokens=500,
-            watched="loss",
-            smoothing=0.0,
-            clip=0.0,
-        ),
+        {
+            "replicas": 3,
+            "workers": 2,
+            "accumulation": 2,
+            "spread": False,
+            "beam": 2,
+            "steps": 3,
+            "evaluate_every": 2,
+            "bucket_mb": 0.01,
+        },
+        {"replicas": 2, "workers": 0, "steps": 2, "evaluate_every": 1, "hardware": "unit"},
+        {
+            "replicas": 1,
+            "workers": 1,
+            "pinned": False,
+            "steps": 3,
+            "evaluate_every": 0,
+            "batch_tokens": 500,
+            "watched": "loss",
+            "smoothing": 0.0,
+            "clip": 0.0,
+        },
     ],
 )
 def test_a_run_is_as_predicted(settings, tmp_path):
@@ -107,7 +114,7 @@ def test_a_run_is_as_predicted(settings, tmp_path):
 
 
 def test_what_is_spread_and_what_is_loaded_beside_takes_less():
-    lab = Translate(**SMALL | dict(replicas=3, disk_ms=5, held_out_rows=1))
+    lab = Translate(**SMALL | {"replicas": 3, "disk_ms": 5, "held_out_rows": 1})
     trace = lab.predict()
     assert (
         1.5 < spent(lab.replace(spread=False).predict(), "LT") / spent(trace, "LT") < 3
@@ -140,7 +147,7 @@ def test_the_published_log_is_what_it_tells():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    lab = Translate(**SMALL | dict(replicas=1, steps=2, evaluate_every=1))
+    lab = Translate(**SMALL | {"replicas": 1, "steps": 2, "evaluate_every": 1})
     run = lab.run(directory=tmp_path_factory.mktemp("run") / "run")
     run.wait()
     return run
@@ -170,7 +177,7 @@ def test_wandb_keeps_the_metrics_offline(finished, monkeypatch):
 def test_a_tool_that_hangs_keeps_no_process(finished):
     hangs = f"""
         import contextlib, threading
-        from bigtrain_lab import tracking
+        from bigtrain_lab.train import tracking
         from bigtrain_lab.runtime import Run
         @contextlib.contextmanager
         def never(run):
@@ -192,7 +199,9 @@ def test_a_tool_that_is_absent_is_a_sentence(monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(
         Impossible,
-        match=r"^wandb is not installed: pip install 'bigtrain_lab\[track\]', or take track none\.$",
+        match=(
+            r"^wandb is not installed: pip install 'bigtrain_lab\[track\]', or take track none\.$"
+        ),
     ):
         Translate(track="wandb")
     assert tracking.follow(None, "none") is None

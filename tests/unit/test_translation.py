@@ -1,4 +1,5 @@
-"""A translator's training: one to three ranks are one training, its evaluation is one, and a killed run goes on to the bit."""
+"""A translator's training: one to three ranks are one training, its evaluation is one, and a killed
+run goes on to the bit."""
 
 import copy
 import os
@@ -14,12 +15,12 @@ import torch
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.data.batches import padded
 from bigtrain_lab.data.parallel import Parallel, generated
+from bigtrain_lab.experiments.translation import Evaluation, Translation
 from bigtrain_lab.models import TranslatorConfig
-from bigtrain_lab.recipe import train
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import saved
-from bigtrain_lab.translation import Evaluation, Translation
+from bigtrain_lab.train.recipe import train
 
 TINY = TranslatorConfig(
     layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64
@@ -64,7 +65,8 @@ class Fifty(Translation):
 
 
 def test_one_two_and_three_ranks_are_one_training(tmp_path):
-    """And one with six micro-batches: losses of 50 updates, and BLEU of two evaluations to the last digit."""
+    """And one with six micro-batches: losses of 50 updates, and BLEU of two evaluations to the last
+    digit."""
     asked = Fifty(**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__})
     expected = here(asked)
     found = [(each, here(each)) for each in [replace(asked, accumulation=6)]]
@@ -287,14 +289,17 @@ def test_only_the_same_batches_go_on(tmp_path):
         for each in (PLAIN.pairs.train[:200], PLAIN.pairs.train[::-1])
     )
     for other, told in {
-        "seed is 0 there and 1 here": dict(seed=1),
-        "batch_tokens is 160 there and 200 here": dict(batch_tokens=200),
-        "pairs is 250 there and 200 here": dict(pairs=few),
-        "digest of the pairs is [0-9a-f]{16} there": dict(pairs=others),
+        "seed is 0 there and 1 here": {"seed": 1},
+        "batch_tokens is 160 there and 200 here": {"batch_tokens": 200},
+        "pairs is 250 there and 200 here": {"pairs": few},
+        "digest of the pairs is [0-9a-f]{16} there": {"pairs": others},
     }.items():
         with pytest.raises(
             Impossible,
-            match=f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or another directory.$",
+            match=(
+                f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or"
+                " another directory.$"
+            ),
         ):
             here(replace(small, resume=True, **told))
     assert (
@@ -302,15 +307,15 @@ def test_only_the_same_batches_go_on(tmp_path):
     )
     for number, change in enumerate(
         [
-            dict(rows=torch.zeros(3)),
-            dict(sums="none"),
-            dict(update="1"),
-            dict(random=torch.zeros(1, 10**4, dtype=torch.uint8)),
-            dict(data=[3]),
-            dict(weights=dict.fromkeys(range(300_000), 0)),
-            dict(weights={0: 0}),
-            dict(optimizers=3),
-            dict(precision=4),
+            {"rows": torch.zeros(3)},
+            {"sums": "none"},
+            {"update": "1"},
+            {"random": torch.zeros(1, 10**4, dtype=torch.uint8)},
+            {"data": [3]},
+            {"weights": dict.fromkeys(range(300_000), 0)},
+            {"weights": {0: 0}},
+            {"optimizers": 3},
+            {"precision": 4},
             [1],
         ]
     ):
@@ -323,7 +328,8 @@ def test_only_the_same_batches_go_on(tmp_path):
 
 
 def test_a_rate_of_numpy_goes_on(tmp_path):
-    """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's number."""
+    """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's
+    number."""
     asked = replace(
         PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01)
     )
@@ -335,7 +341,8 @@ def test_a_rate_of_numpy_goes_on(tmp_path):
 
 
 def test_fewer_ranks_go_on_with_the_sums_of_all(tmp_path):
-    """Of a checkpoint that two ranks made in the middle of an epoch, one rank takes both parts of the train loss."""
+    """Of a checkpoint that two ranks made in the middle of an epoch, one rank takes both parts of
+    the train loss."""
     asked = replace(PLAIN, directory=tmp_path, epochs=1, evaluate_every=None, save_every=3)
     first = here(asked)["evaluations"]
     kept = []

@@ -1,4 +1,5 @@
-"""Megatron's weak scaling by the V100 profile: within 5 points of the paper, from its models' FLOPs and all-reduces."""
+"""Megatron's weak scaling by the V100 profile: within 5 points of the paper, from its models' FLOPs
+and all-reduces."""
 
 import pytest
 
@@ -38,7 +39,8 @@ def test_the_bars_are_within_five_points_and_depend_on_overlap():
 
 @pytest.mark.parametrize("slices", SIZES)
 def test_flops_and_all_reduces_are_the_paper_s(slices):
-    """Three times the forward of the tables' product, four times that of a block; six all-reduces a block."""
+    """Three times the forward of the tables' product, four times that of a block; six all-reduces a
+    block."""
     (width, layers), tokens = SIZES[slices], ROWS * SEQUENCE
     block, head = (
         24 * tokens * width**2 + 4 * tokens * SEQUENCE * width,

@@ -1,4 +1,5 @@
-"""A stage as a function of a weight version: what torch.func.functional_call promises, and gradients that add up across versions."""
+"""A stage as a function of a weight version: what torch.func.functional_call promises, and
+gradients that add up across versions."""
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from bigtrain_lab.techniques.weight_versions import WeightVersions
 
 
 class Stage(nn.Module):
-    """Tied weights (one parameter at two places), a batch norm's buffers, and a failure on demand."""
+    """Tied weights (one parameter at two places), a batch norm's buffers, and a failure on
+    demand."""
 
     def __init__(self):
         super().__init__()

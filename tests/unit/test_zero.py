@@ -1,9 +1,12 @@
-"""ZeRO 1 and 2: the weights of one process, with 1/N of the optimizer's state, for the bytes of data parallel."""
+"""ZeRO 1 and 2: the weights of one process, with 1/N of the optimizer's state, for the bytes of
+data parallel."""
 
 import copy
+import math
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +14,7 @@ from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Impossible, Transfer
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.lamb import LAMB
@@ -20,6 +23,8 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrec
 from bigtrain_lab.techniques.shards import Flat
 from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
+
+from .threads import on_processes, on_threads
 
 WIDTH, ROWS, STEPS = 6, 12, 4
 OPTIMIZERS = {
@@ -52,7 +57,8 @@ class Model(nn.Module):
 
 
 def clip(step):
-    """Below every norm in every other step; a gradient that is too large by a factor shows in the others."""
+    """Below every norm in every other step; a gradient that is too large by a factor shows in the
+    others."""
     return 0.05 if step % 2 else 1e9
 
 
@@ -85,18 +91,17 @@ def alone(make):
     return model.state_dict()
 
 
-def trained(make, rank, stage, backwards=1):
+def trained(make, group, stage, backwards=1):
     """(weights, optimizer) of this rank."""
-    model, group = Model(), rank.group()
+    model = Model()
     with torch.no_grad():
-        model.first.bias += rank.index  # rank 0's are broadcast
+        model.first.bias += group.rank  # rank 0's are broadcast
     optimizer = ZeroOptimizer(groups(model), make, stage, group, bucket_bytes=300)
     for step in range(STEPS):
         for part in range(backwards):
-            x, y, spare = samples(step, rank.index, rank.size, part if backwards > 1 else None)
-            with (
-                optimizer.no_sync() if stage == 1 and part + 1 < backwards else torch.enable_grad()
-            ):
+            x, y, spare = samples(step, group.rank, group.size, part if backwards > 1 else None)
+            waits = stage == 1 and part + 1 < backwards
+            with optimizer.no_sync() if waits else nullcontext():
                 (mse_loss(model(x, spare), y) / backwards).backward()
         optimizer.clip_grad_norm_(clip(step))
         optimizer.step()
@@ -116,43 +121,35 @@ def far(found, expected) -> float:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_learn_what_one_process_learns(ranks, tmp_path):
-    """Every optimizer, both stages, clipping, accumulation; then state and bytes of each rank."""
+WAYS = (1, 2), (2, 1), (2, 2)  # stages, backwards of a step
 
-    def program(rank):
-        found = {}
-        for name, make in OPTIMIZERS.items():
-            for stage in (1, 2):
-                for backwards in (1, 2) if name == "adam" else (1,):
-                    state, optimizer = trained(make, rank, stage, backwards)
-                    key = f"{name} stage {stage} of {backwards}, rank {rank.index}"
-                    found |= {f"{key}: {each}": value.numpy() for each, value in state.items()}
-                    if name == "adam":
-                        kept = sum(
-                            each.nbytes
-                            for state in optimizer.state.values()
-                            for each in state.values()
-                            if each.dim()
-                        )
-                        found[f"state of {key}"] = np.array(kept)
-        return found
 
-    run = launch(program, ranks, directory=tmp_path / "run")
-    run.wait()
-    states = {}
-    for key, value in run.result.items():
-        about, _, name = key.partition(": ")
-        states.setdefault(about, {})[name] = torch.tensor(value)
-    for about, found in states.items():
-        if not about.startswith("state"):
-            assert far(found, alone(OPTIMIZERS[about.split()[0]])) <= 1e-12, about
+def learnt(group, names):
+    found = {}
+    for name, (stage, backwards) in product(names, WAYS):
+        state, optimizer = trained(OPTIMIZERS[name], group, stage, backwards)
+        key = f"{name} stage {stage} of {backwards}"
+        found |= {f"{key}: {each}": value for each, value in state.items()}
+        kept = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+        found[f"state of {key}"] = torch.tensor(sum(each.nbytes for each in kept))
+    return found
+
+
+@pytest.mark.parametrize(
+    "over, ranks, names",
+    [(on_threads, 3, OPTIMIZERS), (on_processes, 2, ["adam"])],
+)
+def test_ranks_learn_what_one_process_learns(over, ranks, names):
+    """Every optimizer, both stages, clipping, accumulation; and each rank's state of Adam."""
+    results = over(partial(learnt, names=names), ranks)
+    for name, found in product(names, results):
+        expected = alone(OPTIMIZERS[name])
+        for stage, backwards in WAYS:
+            key = f"{name} stage {stage} of {backwards}"
+            assert far({each: found[f"{key}: {each}"] for each in expected}, expected) <= 1e-12, key
     elements = sum(p.numel() for p in Model().parameters() if p.requires_grad)
-    for stage in (1, 2):
-        kept = [
-            int(run.result[f"state of adam stage {stage} of 1, rank {rank}"])
-            for rank in range(ranks)
-        ]
+    for stage, backwards in WAYS:
+        kept = [int(found[f"state of adam stage {stage} of {backwards}"]) for found in results]
         assert sum(kept) == 2 * 8 * elements  # each element's two moments are on one rank
         assert max(kept) <= 2 * 8 * (-(-elements // ranks) + 6)  # and padding of up to 6 buckets
 
@@ -218,14 +215,6 @@ def test_a_flat_tensor_is_cut_into_equal_parts():
         assert 0 <= len(whole) - 12 < size
 
 
-def wrong_stage():
-    ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 3, Alone(), lr=1)
-
-
-def looks_across(make):
-    ZeroOptimizer(nn.Linear(2, 2).parameters(), make, 1, Alone())
-
-
 class Trust(torch.optim.SGD):
     """A stranger's: clips by the norm of all that it has."""
 
@@ -237,7 +226,8 @@ class Trust(torch.optim.SGD):
 
 
 class Wrapped(torch.optim.Optimizer):
-    """A stranger's: state from the start, parameters known elsewhere too, another optimizer inside, a list of what it did."""
+    """A stranger's: state from the start, parameters known elsewhere too, another optimizer inside,
+    a list of what it did."""
 
     def __init__(self, params, **kwargs):
         self.inner, self.calls = torch.optim.SGD(params, **kwargs), []
@@ -321,7 +311,8 @@ PLAIN += [
 
 @pytest.mark.parametrize("over", [over_pieces, over_slices])
 def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(over):
-    """Others step as if nobody had tried them, from their own state on, and draw the numbers that they would."""
+    """Others step as if nobody had tried them, from their own state on, and draw the numbers that
+    they would."""
     for name, make in WHOLE.items():
         parameters = over()
         before = [p.detach().clone() for p in parameters]
@@ -332,7 +323,10 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(
         for _ in range(2):
             with pytest.raises(
                 Impossible,
-                match=f"^{name.split(',')[0]} (looks across|could not be tried \\(.+\\) on) the elements",
+                match=(
+                    f"^{name.split(',')[0]} (looks across|could not be tried \\(.+\\) on) the"
+                    " elements"
+                ),
             ) as refused:
                 optimizer.step()
         assert "\n" not in str(refused.value) and all(
@@ -351,86 +345,26 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(
         assert not isinstance(optimizer, Wrapped) or len(optimizers[0].calls) == 1
 
 
-def moved():
-    model = nn.Linear(2, 2)
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    model(torch.ones(1, 2)).sum().backward()
-    model.weight.data = torch.zeros(2, 2)
-    optimizer.step()
+def made(module=None, stage=1, make=torch.optim.SGD):
+    module = module or nn.Linear(2, 2)
+    return module, ZeroOptimizer(module.parameters(), make, stage, Alone(), lr=1)
 
 
-def kept():
-    model = nn.Linear(2, 2)
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-
-def unused():
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 2, Alone(), lr=1)
-    model[0](torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-
-
-def two_backwards():
-    model = nn.Linear(2, 2)
-    ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-
-
-def later_group():
-    optimizer = ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
-
-
-def unfrozen():
-    model = nn.Linear(2, 2)
-    model.bias.requires_grad_(False)
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    model.bias.requires_grad_(True)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-
-
-def clipped_by_torch():
-    model = nn.Linear(2, 2)
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    model(torch.ones(1, 2)).sum().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
-
-
-def clipped_late(stage, finish, clip):
-    model = nn.Linear(2, 2)
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage, Alone(), lr=1)
-    model(torch.ones(1, 2)).sum().backward()
-    if finish:
-        optimizer.finish_gradient_synchronization()
-    clip(model.parameters(), 0.1)
-
-
-CLIPS = torch.nn.utils.clip_grad_norm_, partial(clip_grad_norm, group=Alone())
+def backward(module):
+    module(torch.ones(1, 2)).sum().backward()
 
 
 @pytest.mark.parametrize(
-    "stage, finish, clip",
-    [
-        (1, True, CLIPS[0]),
-        (1, True, CLIPS[1]),
-        (2, True, CLIPS[0]),
-        (2, False, CLIPS[0]),
-        (2, False, CLIPS[1]),
-    ],
+    "clip", [torch.nn.utils.clip_grad_norm_, partial(clip_grad_norm, group=Alone())]
 )
+@pytest.mark.parametrize("stage, finish", [(1, True), (2, True), (2, False)])
 def test_a_clip_of_gradients_that_have_left_is_refused(stage, finish, clip):
-    with pytest.raises(
-        Impossible,
-        match="of parameter [01] on rank 0 was used after it had left for the ranks' pieces: .*clip by its clip_grad_norm_",
-    ):
-        clipped_late(stage, finish, clip)
+    module, optimizer = made(stage=stage)
+    backward(module)
+    if finish:
+        optimizer.finish_gradient_synchronization()
+    with pytest.raises(Impossible, match="used after it had left .*clip by its clip_grad_norm_"):
+        clip(module.parameters(), 0.1)
 
 
 def updated(make, scaler):
@@ -493,54 +427,57 @@ def test_masters_that_zero_does_not_keep_are_refused(told):
         assert with_masters(given, masters=False).bias.dtype == torch.bfloat16
 
 
+def moved():
+    module, optimizer = made()
+    backward(module)
+    module.weight.data = torch.zeros(2, 2)
+    optimizer.step()
+
+
+def kept():
+    module, optimizer = made()
+    for _ in range(2):
+        backward(module)
+        optimizer.step()
+
+
+def unused():
+    module, optimizer = made(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), stage=2)
+    backward(module[0])
+    optimizer.step()
+
+
 def scaled_by_torch():
-    model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
-    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
-    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    (module, optimizer), scaler = made(), torch.amp.GradScaler("cpu")
+    scaler.scale(module(torch.ones(1, 2)).sum()).backward()
     scaler.step(optimizer)
 
 
 def of_another_rank():
-    optimizer = ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    _, optimizer = made()
     optimizer.load_state_dict(optimizer.state_dict() | {"rank": (1, 2)})
 
 
-def copied():
-    copy.deepcopy(ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1))
-
-
-def forgotten_finish():
-    model = FullyShardedDataParallel(nn.Linear(2, 2), Alone())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1)
-    for _ in range(4):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def across(name):
+    ZeroOptimizer(nn.Linear(2, 2).parameters(), WHOLE[name], 1, Alone())
 
 
 @pytest.mark.parametrize(
     "mistake, words",
     [
-        (clipped_by_torch, "was changed after its backward"),
         (scaled_by_torch, "torch's GradScaler on rank 0"),
         (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"),
-        (copied, "cannot be copied"),
-        (forgotten_finish, "call finish_gradient_synchronization"),
-        (later_group, "give all groups when"),
-        (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
-        (wrong_stage, "FullyShardedDataParallel"),
-        *(
-            (partial(looks_across, WHOLE[name]), f"{name} looks across")
-            for name in ("Muon", "Adafactor", "Trust")
-        ),
+        (lambda: copy.deepcopy(made()[1]), "cannot be copied"),
         (
-            partial(looks_across, WHOLE["LBFGS"]),
-            "LBFGS could not be tried .*'closure'.*element_wise",
+            lambda: made()[1].add_param_group({"params": nn.Linear(2, 2).parameters()}),
+            "give all groups when",
         ),
+        (lambda: made(stage=3), "FullyShardedDataParallel"),
+        *((partial(across, name), f"{name} looks") for name in ("Muon", "Adafactor", "Trust")),
+        (partial(across, "LBFGS"), "LBFGS could not be tried .*'closure'.*element_wise"),
         (moved, "Parameter 0 on rank 0 has other memory"),
         (kept, "zero_grad"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),
-        (two_backwards, "no_sync"),
     ],
 )
 def test_bad_input_is_one_sentence(mistake, words):
@@ -548,29 +485,22 @@ def test_bad_input_is_one_sentence(mistake, words):
         mistake()
 
 
-def test_a_nan_in_one_rank_s_part_and_gradients_dropped_by_hand_stop_nobody(tmp_path):
-    """Were a rank alone to ask which gradients are missing, nobody would answer. A step without zero_grad() would wait for no gradient."""
+def test_a_nan_in_one_rank_s_part_and_gradients_dropped_by_hand_stop_nobody():
+    """Were a rank alone to ask which gradients are missing, nobody would answer. A step without
+    zero_grad() would wait for no gradient."""
 
-    def program(rank):
-        found = {}
-        for stage in (1, 2):
-            model = nn.Linear(2, 2, dtype=torch.float64)
-            nn.init.ones_(model.weight)
-            optimizer = ZeroOptimizer(
-                model.parameters(), torch.optim.SGD, stage, rank.group(), lr=1
-            )
-            model.bias.register_hook(lambda g: g * torch.tensor([torch.nan, 1.0]))
-            for _ in range(2):
-                model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
-                optimizer.step()
-                for piece in optimizer.param_groups[0]["params"]:
-                    piece.grad = None
-            found[f"{stage} {rank.index}"] = torch.cat(
-                [model.weight.detach().flatten(), model.bias.detach()]
-            ).numpy()
-        return found
+    def program(group, stage):
+        model = nn.Linear(2, 2, dtype=torch.float64)
+        nn.init.ones_(model.weight)
+        optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage, group, lr=1)
+        model.bias.register_hook(lambda g: g * torch.tensor([torch.nan, 1.0]))
+        for _ in range(2):
+            model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            for piece in optimizer.param_groups[0]["params"]:
+                piece.grad = None
+        return [*model.weight.flatten().tolist(), model.bias[0].item()]
 
-    result = launch(program, 2, directory=tmp_path / "run").result
-    assert len(result) == 4
-    for weights in result.values():
-        np.testing.assert_array_equal(weights[:5], [-1, -1, -1, -1, np.nan])
+    for stage in (1, 2):
+        for weights in on_threads(partial(program, stage=stage), 2):
+            assert weights[:4] == [-1] * 4 and math.isnan(weights[4])

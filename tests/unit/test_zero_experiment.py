@@ -1,23 +1,32 @@
-"""The lab of ZeRO: the paper's bytes, those of the dry run and of a run's ledger, and what one process learns."""
+"""The lab of ZeRO: the paper's bytes, those of the dry run and of a run's ledger, and what one
+process learns."""
 
 import re
 from itertools import pairwise
 
 import pytest
 
-from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Span, Transfer
 from bigtrain_lab.core.peak import over_step, peak, readings
+from bigtrain_lab.core.words import size
 from bigtrain_lab.experiments import sharded
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.techniques.shards import Flat
 from bigtrain_lab.techniques.zero import shards_of
-from bigtrain_lab.words import size
+from bigtrain_lab.view import figures
 
-SMALL = dict(layers=2, width=16, heads=2, vocabulary=256, sequence=8, steps=2, bucket_mb=0.02)
+SMALL = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "vocabulary": 256,
+    "sequence": 8,
+    "steps": 2,
+    "bucket_mb": 0.02,
+}
 
 
 def padded(asked: Zero) -> int:
@@ -65,7 +74,8 @@ def test_peaks_are_of_steps_and_set_up_is_told_apart():
 
 @pytest.mark.parametrize("ranks, stage", [(2, 1), (3, 2), (3, 3), (4, 1), (4, 3)])
 def test_each_rank_holds_the_bytes_of_the_paper_and_the_padding(ranks, stage):
-    """When the second update begins. Adam counts the steps of each tensor in 4 bytes more; its moments have no padding."""
+    """When the second update begins. Adam counts the steps of each tensor in 4 bytes more; its
+    moments have no padding."""
     asked = Zero(stage=stage, replicas=ranks, micro_batches=2, **SMALL)
     P, tensors = padded(asked), sum(len([*module.parameters()]) for module in asked.stages.values())
     assert (
@@ -99,15 +109,16 @@ def test_in_mixed_precision_masters_are_shared_too_and_stage_3_gathers_half_weig
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(stage=1, replicas=2, micro_batches=2, recompute=True),
-        dict(stage=2, replicas=3, micro_batches=2, clip=0.5, bucket_mb=1.0),
-        dict(stage=3, replicas=2, optimizer="lamb", steps=1),
+        {"stage": 1, "replicas": 2, "micro_batches": 2, "recompute": True},
+        {"stage": 2, "replicas": 3, "micro_batches": 2, "clip": 0.5, "bucket_mb": 1.0},
+        {"stage": 3, "replicas": 2, "optimizer": "lamb", "steps": 1},
     ],
     ids=["stage 1", "stage 2", "norms of layers"],
 )
 def test_a_run_is_as_predicted_and_as_one_process(settings, tmp_path):
-    """Clock, bytes, memory inside actions, weights and losses of all ranks; one bucket or several. Adam at stage 3 is the next one."""
-    as_predicted(Zero(**dict(dtype="float64") | SMALL | settings), tmp_path)
+    """Clock, bytes, memory inside actions, weights and losses of all ranks; one bucket or several.
+    Adam at stage 3 is the next one."""
+    as_predicted(Zero(**{"dtype": "float64"} | SMALL | settings), tmp_path)
 
 
 def as_predicted(asked: Zero, directory) -> None:
@@ -128,12 +139,13 @@ def as_predicted(asked: Zero, directory) -> None:
 
 
 def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):
-    """With the loss of one process; at stage 0 the same ranks run out of memory, and a rank alone would too."""
+    """With the loss of one process; at stage 0 the same ranks run out of memory, and a rank alone
+    would too."""
     asked = Zero(stage=3, replicas=4, micro_batches=3, clip=0.5, dtype="float64", **SMALL)
     most = max(peak(asked.predict(), rank).bytes for rank in range(4))
     tight = asked.replace(memory_mb=most / 1e6)
     as_predicted(tight, tmp_path)
-    for less in (dict(stage=0), dict(stage=1), dict(stage=2), dict(replicas=1)):
+    for less in ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"replicas": 1}):
         (said,) = [
             each
             for each in tight.replace(**less).explain(tight.replace(**less).predict())
@@ -166,7 +178,10 @@ def test_what_no_machine_holds_is_refused_without_a_dry_run(monkeypatch, tmp_pat
     }
     with pytest.raises(
         Impossible,
-        match=r"^The 8 ranks would hold at least 2.495 TB of memory at the peak, .*: take fewer or narrower layers",
+        match=(
+            r"^The 8 ranks would hold at least 2.495 TB of memory at the peak, .*: take fewer or"
+            r" narrower layers"
+        ),
     ):
         Zero(**ends).run(directory=tmp_path / "run")
 
@@ -174,7 +189,7 @@ def test_what_no_machine_holds_is_refused_without_a_dry_run(monkeypatch, tmp_pat
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize(
     "settings",
-    [{}, dict(precision="bf16", steps=1), dict(recompute=True), dict(micro_batches=2, clip=0.5)],
+    [{}, {"precision": "bf16", "steps": 1}, {"recompute": True}, {"micro_batches": 2, "clip": 0.5}],
 )
 def test_what_is_refused_early_is_no_more_than_the_peak(stage, settings):
     asked = Zero(stage=stage, replicas=2, **SMALL | settings)

@@ -1,27 +1,33 @@
-"""An experiment for the tests of panels, whose runs last as long as a test wants."""
+"""For the tests of panels: an experiment whose runs last as long as a test wants, and what a reader
+of a panel sees."""
 
 import os
+import re
 import time
+from collections.abc import Iterator
 from typing import ClassVar
 
+import ipywidgets as widgets
 import numpy as np
 
 from bigtrain_lab.core import Cost, Impossible, knob
 from bigtrain_lab.experiments import Experiment, Quantity
-from bigtrain_lab.schedule import Action
-from bigtrain_lab.schedules.gpipe import GPipe
-from bigtrain_lab.simulate import simulate
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.order.schedules.gpipe import GPipe
+from bigtrain_lab.order.simulate import simulate
 
 
 class Title:
-    """A name that is inherited makes no member of the family: other tests go through all experiments."""
+    """A name that is inherited makes no member of the family: other tests go through all
+    experiments."""
 
     name = "test-waves"
     question = "How long is a <wave>?"
 
 
 class Waves(Title, Experiment):
-    """Ranks that run GPipe's forwards and wait in the second one for a gate, so that a run lasts as long as a test wants."""
+    """Ranks that run GPipe's forwards and wait in the second one for a gate, so that a run lasts as
+    long as a test wants."""
 
     quantities: ClassVar[tuple] = (
         Quantity("step time", "slot", lambda t: t.step_time),
@@ -62,3 +68,22 @@ class Waves(Title, Experiment):
 
     def explain(self, trace):
         return ["Rank 0 waits.", "In all, waves overlap."]
+
+
+def parts(widget, hidden: bool = False) -> Iterator:
+    """A widget and all that is in it; with `hidden` also what is out of view."""
+    if hidden or widget.layout.display != "none":
+        yield widget
+        for child in getattr(widget, "children", ()):
+            yield from parts(child, hidden)
+
+
+def said(widget) -> str:
+    """The HTML that a reader has in view."""
+    whole = "\n".join(part.value for part in parts(widget) if isinstance(part, widgets.HTML))
+    return re.sub("<style>.*?</style>", "", whole, flags=re.DOTALL)
+
+
+def button(widget, words: str):
+    """What is in view and bears these words."""
+    return next(part for part in parts(widget) if words in getattr(part, "description", ""))

@@ -15,8 +15,8 @@ from numbers import Real
 
 import torch
 
-from ... import dry_run
 from ...models import GPTConfig, steps
+from ...train import dry_run
 from ..fence import Refused
 from ..likeness import Scene, Topic, Wrong
 
@@ -171,7 +171,10 @@ GRADIENTS, DX = (
     "rows * outer + (rows * inner if i > 0 else 0) + 2",
 )
 MOMENTS, BEFORE, Z = "moments = [loss, *backward, update]", "before + 2 * now for", "z, backward"
-RETURN = 'return {"weights": weights * z, "optimizer": state, **{kind: count * z for kind, count in highest.items()}}'
+RETURN = (
+    'return {"weights": weights * z, "optimizer": state, **{kind: count * z for kind, count in'
+    " highest.items()}}"
+)
 TOTAL = "total = weights * z + state + sum(highest.values()) * z"
 EACH = "each = [weights * z + state + sum(moment.values()) * z for moment in moments]"
 TRANSFORMER = "isinstance(model, GPTConfig)"
@@ -190,21 +193,42 @@ SUMS = (
     "You added bytes that are never alive together: take the highest moment. Where activations "
     "are at their most, hardly a gradient is there."
 )
-ADDED = "You added moments: each is all that is alive at once, the weights among it. Take the highest of them, not their sum."
+ADDED = (
+    "You added moments: each is all that is alive at once, the weights among it. Take the highest"
+    " of them, not their sum."
+)
 UNITS = "Your number is bytes divided by a thousand, a million or so: return bytes."
-MIB = "Your number is off by 4.86%, as MB are from MiB: 1 MB is 10^6 bytes, 1 MiB is 2^20. Return bytes."
-VIEWS = "Q, K and V were counted more than once: they are views of one storage, so count it once, whole."
-TIED = "Tied embedding and output were counted twice: they share one storage, so count it, its gradient and its state once."
-LOGITS = "You counted too few tensors of batch x classes at the loss: the log-softmax, its gradient and the logits' gradient are alive together."
+MIB = (
+    "Your number is off by 4.86%, as MB are from MiB: 1 MB is 10^6 bytes, 1 MiB is 2^20. Return"
+    " bytes."
+)
+VIEWS = (
+    "Q, K and V were counted more than once: they are views of one storage, so count it once,"
+    " whole."
+)
+TIED = (
+    "Tied embedding and output were counted twice: they share one storage, so count it, its"
+    " gradient and its state once."
+)
+LOGITS = (
+    "You counted too few tensors of batch x classes at the loss: the log-softmax, its gradient and"
+    " the logits' gradient are alive together."
+)
 ADAMS = (
-    "Adam's temporaries are wrong: it makes sqrt(v) and a denominator, each of the size of the tensor in hand, and keeps "
-    "the denominator until the next tensor has both."
+    "Adam's temporaries are wrong: it makes sqrt(v) and a denominator, each of the size of the"
+    " tensor in hand, and keeps the denominator until the next tensor has both."
 )
 ACTIVATIONS = (
     "The activations are missing: what the forward saves for the backward, of each sample."
 )
-ONCE = "A hidden layer was counted twice: the ReLU and the next layer share one storage, and the ReLU's input is let go."
-DYDX = "A tensor is missing in a layer's backward: dy, dx and the layer's own input are alive at once, so count all three."
+ONCE = (
+    "A hidden layer was counted twice: the ReLU and the next layer share one storage, and the"
+    " ReLU's input is let go."
+)
+DYDX = (
+    "A tensor is missing in a layer's backward: dy, dx and the layer's own input are alive at once,"
+    " so count all three."
+)
 BEHIND = (
     "The gradients of the layers behind are missing: add them up, from the last layer to the first."
 )
@@ -230,15 +254,23 @@ class PeakBytes(Topic):
     )
     hints = (
         "What is alive when the loss has just been computed, and what is not there yet?",
-        "Write the bytes at the loss, in each layer's backward and in the update in a list. Which of them holds gradients?",
-        "Weights and state are alive always. At the loss add activations and three logits; in a layer's backward its dy, dx, the gradients "
-        "behind it and the activations before it; in the update all gradients and Adam's two temporaries. Return the max.",
+        (
+            "Write the bytes at the loss, in each layer's backward and in the update in a list."
+            " Which of them holds gradients?"
+        ),
+        (
+            "Weights and state are alive always. At the loss add activations and three logits; in a"
+            " layer's backward its dy, dx, the gradients behind it and the activations before it;"
+            " in the update all gradients and Adam's two temporaries. Return the max."
+        ),
     )
     right = {
         "the highest of a few moments, by kind": RIGHT,
         "the ledger's, of the step run dry": LEDGERS,
-        "torch's, unobserved": LEDGERS.replace("optimizer)", "optimizer, watched=False)").replace(
-            "dtype)\n", "dtype, watched=False)\n"
+        "torch's, unobserved": (
+            LEDGERS.replace("optimizer)", "optimizer, watched=False)").replace(
+                "dtype)\n", "dtype, watched=False)\n"
+            )
         ),
         "with what the library says is saved, a float": SAVED,
         "as bytes come and go, numpy's": EVENTS,
@@ -249,28 +281,34 @@ class PeakBytes(Topic):
         ),
         "only what there is": RIGHT.replace(
             RETURN,
-            f"held = {RETURN[7:]}; return {{kind: float(count) for kind, count in held.items() if count}}",
+            f"held = {RETURN[7:]}; return {{kind: float(count) for kind, count in held.items() if"
+            " count}",
         ),
     }
     wrong = {
         "weights only": Wrong(
-            "You counted the weights alone: add the gradients, the optimizer's state and the activations that live beside them.",
+            "You counted the weights alone: add the gradients, the optimizer's state and the"
+            " activations that live beside them.",
             returns("return weights * z"),
         ),
         "state only": Wrong(
-            "You counted weights, gradients and state, but no activations: add what autograd saves, which grows with the batch.",
+            "You counted weights, gradients and state, but no activations: add what autograd saves,"
+            " which grows with the batch.",
             returns("return 2 * weights * z + state"),
         ),
         "four times the weights": Wrong(
-            "Your number is four times the weights: look at the optimizer, and add what autograd saves.",
+            "Your number is four times the weights: look at the optimizer, and add what autograd"
+            " saves.",
             returns("return 4 * weights * z"),
         ),
         "no optimizer state": Wrong(
-            "The optimizer's state is missing, such as Adam's m and v: add what it keeps between steps.",
+            "The optimizer's state is missing, such as Adam's m and v: add what it keeps between"
+            " steps.",
             ((STATE, "state = 0"), (COUNTS, "state += 0")),
         ),
         "no m and v": Wrong(
-            "The optimizer's state is missing, such as Adam's m and v: add what it keeps between steps.",
+            "The optimizer's state is missing, such as Adam's m and v: add what it keeps between"
+            " steps.",
             (
                 (STATE, 'state = weights * z if optimizer == "momentum" else 0'),
                 (COUNTS, "state += 0"),
@@ -289,23 +327,29 @@ class PeakBytes(Topic):
             ((STATE, STATE.replace('"sgd": 0', '"sgd": weights')),),
         ),
         "Adam's state always": Wrong(
-            "You counted Adam's state for every optimizer: SGD keeps none, momentum one number a weight.",
+            "You counted Adam's state for every optimizer: SGD keeps none, momentum one number a"
+            " weight.",
             ((STATE, "state = 2 * weights * z"),),
         ),
         "the first step": Wrong(
-            "You gave the first step's peak, in which no state exists before the update: take the second step.",
+            "You gave the first step's peak, in which no state exists before the update: take the"
+            " second step.",
             returns(
-                "return weights * z + max([sum(m.values()) * z for m in (loss, *backward)] + [state + sum(update.values()) * z])"
+                "return weights * z + max([sum(m.values()) * z for m in (loss, *backward)] + [state"
+                " + sum(update.values()) * z])"
             ),
         ),
         "the first step's backward": Wrong(
-            "You gave the first step's peak, in which no state exists before the update: take the second step.",
+            "You gave the first step's peak, in which no state exists before the update: take the"
+            " second step.",
             returns("return weights * z + max(sum(m.values()) * z for m in (loss, *backward))"),
         ),
         "state in the update alone": Wrong(
-            "You gave the first step's peak, in which no state exists before the update: take the second step.",
+            "You gave the first step's peak, in which no state exists before the update: take the"
+            " second step.",
             returns(
-                "return weights * z + max(sum(m.values()) * z + state * (m is update) for m in (loss, update))"
+                "return weights * z + max(sum(m.values()) * z + state * (m is update) for m in"
+                " (loss, update))"
             ),
         ),
         "one moment of Adam": Wrong(
@@ -313,7 +357,8 @@ class PeakBytes(Topic):
             ((STATE, STATE.replace("2 * weights", "weights")),),
         ),
         "state of 4 bytes": Wrong(
-            "State was counted with 4 bytes a number: momentum, m and v have the type of their weight.",
+            "State was counted with 4 bytes a number: momentum, m and v have the type of their"
+            " weight.",
             ((STATE, STATE[:-1] + "4"),),
         ),
         "no step counts": Wrong(
@@ -329,11 +374,13 @@ class PeakBytes(Topic):
             ((COUNTS, "state += 2 * len(shapes)"),),
         ),
         "step counts of the type": Wrong(
-            "Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights' type is.",
+            "Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights'"
+            " type is.",
             ((COUNTS, "state += z * len(shapes)"),),
         ),
         "step counts of 8 bytes": Wrong(
-            "Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights' type is.",
+            "Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights'"
+            " type is.",
             ((COUNTS, "state += 8 * len(shapes)"),),
         ),
         "views three times": Wrong(VIEWS, ((BLOCK, BLOCK.replace("3 * rows", "9 * rows")),)),
@@ -346,12 +393,16 @@ class PeakBytes(Topic):
             (
                 (
                     STATE,
-                    f"{STATE}; state += model.vocabulary * model.width * z if {TRANSFORMER} and model.tied else 0",
+                    (
+                        f"{STATE}; state += model.vocabulary * model.width * z if {TRANSFORMER} and"
+                        " model.tied else 0"
+                    ),
                 ),
             ),
         ),
         "always tied": Wrong(
-            "The output's matrix is missing: only a tied model shares it with the embedding, so look at model.tied.",
+            "The output's matrix is missing: only a tied model shares it with the embedding, so"
+            " look at model.tied.",
             ((SHAPES, SHAPES.replace("(model,", "(replace(model, tied=True),")),),
         ),
         "in MB": Wrong(UNITS, returns(f"{TOTAL}; return total / 10**6")),
@@ -374,13 +425,15 @@ class PeakBytes(Topic):
         "each kind at its most": Wrong(
             SUMS,
             returns(
-                "return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations', 'temporaries'))"
+                "return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind"
+                " in ('gradients', 'activations', 'temporaries'))"
             ),
         ),
         "each kind but temporaries": Wrong(
             SUMS,
             returns(
-                "return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations'))"
+                "return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind"
+                " in ('gradients', 'activations'))"
             ),
         ),
         "all and three logits": Wrong(
@@ -389,7 +442,8 @@ class PeakBytes(Topic):
         "all ever made": Wrong(
             SUMS,
             returns(
-                'return 2 * weights * z + state + z * (kept + logits + sum(m["temporaries"] for m in moments))'
+                'return 2 * weights * z + state + z * (kept + logits + sum(m["temporaries"] for m'
+                " in moments))"
             ),
         ),
         "moments added": Wrong(ADDED, returns(f"{EACH}; return sum(each)")),
@@ -408,7 +462,8 @@ class PeakBytes(Topic):
         ),
         "two logits": Wrong(LOGITS, ((LOSS, LOSS.replace("2 * logits", "logits")),)),
         "four logits": Wrong(
-            "You counted more than three tensors of batch x classes: the logits themselves are let go as the log-softmax is made.",
+            "You counted more than three tensors of batch x classes: the logits themselves are let"
+            " go as the log-softmax is made.",
             ((LOSS, LOSS.replace("2 * logits", "3 * logits")),),
         ),
         "two numbers a sample": Wrong(
@@ -416,11 +471,13 @@ class PeakBytes(Topic):
             ((LOSS, LOSS.replace("+ rows", "+ 2 * rows")),),
         ),
         "no scalars at the loss": Wrong(
-            "Scalars are missing: the loss and its gradient are two numbers, at the loss and in the backward.",
+            "Scalars are missing: the loss and its gradient are two numbers, at the loss and in the"
+            " backward.",
             ((LOSS, LOSS.replace(" + 2}", "}")),),
         ),
         "one scalar": Wrong(
-            "Scalars are missing: the loss and its gradient are two numbers, at the loss and in the backward.",
+            "Scalars are missing: the loss and its gradient are two numbers, at the loss and in the"
+            " backward.",
             (
                 (LOSS, LOSS.replace(" + 2}", " + 1}")),
                 (DX, DX[:-1] + "1"),
@@ -445,24 +502,28 @@ class PeakBytes(Topic):
             ((UPDATE, UPDATE.replace(" + 1", " + 2")),),
         ),
         "first dx": Wrong(
-            "You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave it out.",
+            "You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave"
+            " it out.",
             (
                 (DX, "rows * outer + rows * inner + 2"),
                 ("            if i > 0:", "            if True:"),
             ),
         ),
         "first layer's dx": Wrong(
-            "You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave it out.",
+            "You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave"
+            " it out.",
             ((DX, "rows * outer + rows * inner + 2"),),
         ),
         "inputs": Wrong(
             "You counted the inputs: they are the caller's, there before the step. Leave them out.",
             returns(
-                f"{TOTAL}; return total + batch * (model.sequence * 8 if {TRANSFORMER} else model[0] * z)"
+                f"{TOTAL}; return total + batch * (model.sequence * 8 if {TRANSFORMER} else"
+                " model[0] * z)"
             ),
         ),
         "targets": Wrong(
-            "You counted the targets: they are the caller's, there before the step. Leave them out.",
+            "You counted the targets: they are the caller's, there before the step. Leave them"
+            " out.",
             returns(f"{TOTAL}; return total + 8 * rows"),
         ),
         "no update": Wrong(
@@ -487,15 +548,18 @@ class PeakBytes(Topic):
         "one temporary of all": Wrong(ADAMS, ((BEFORE, "weights for"),)),
         "the last denominator twice": Wrong(ADAMS, ((BEFORE, "2 * before + 2 * now for"),)),
         "Adam's temporaries for all": Wrong(
-            "You counted temporaries of a weight's size for SGD or momentum: leave them out, since both update in place.",
+            "You counted temporaries of a weight's size for SGD or momentum: leave them out, since"
+            " both update in place.",
             ((' if optimizer == "adam" else 0\n    loss', "\n    loss"),),
         ),
         "no backward": Wrong(
-            f"The backward's moments are missing, where gradients are there and activations still. {HIGHEST}",
+            "The backward's moments are missing, where gradients are there and activations still."
+            f" {HIGHEST}",
             only("[loss, update]"),
         ),
         "one of dy and dx of a ReLU": Wrong(
-            "The moment of a ReLU's backward is too small: dy, dx and the saved output are alive, all of its width.",
+            "The moment of a ReLU's backward is too small: dy, dx and the saved output are alive,"
+            " all of its width.",
             (("2 * rows * inner + 2}", "rows * inner + 2}"),),
         ),
         "loss only": Wrong(f"You gave the moment of the loss alone. {HIGHEST}", only("[loss]")),
@@ -506,7 +570,8 @@ class PeakBytes(Topic):
             f"You gave the moments of the backward alone. {HIGHEST}", only("backward or [loss]")
         ),
         "all gradients in the backward": Wrong(
-            "You counted all gradients in each layer's backward: those of the layers before are still to be made.",
+            "You counted all gradients in each layer's backward: those of the layers before are"
+            " still to be made.",
             (
                 (
                     '{"gradients": gradients, "act',
@@ -516,7 +581,8 @@ class PeakBytes(Topic):
         ),
         "its own gradient": Wrong(BEHIND, ((GRADIENTS, "gradients = (inner + 1) * outer"),)),
         "a gradient later": Wrong(
-            "In a layer's backward its own dW and db are alive too: count them with those of the layers behind.",
+            "In a layer's backward its own dW and db are alive too: count them with those of the"
+            " layers behind.",
             (
                 (
                     '{"gradients": gradients, "act',
@@ -526,29 +592,35 @@ class PeakBytes(Topic):
         ),
         "a saved one early": Wrong(DYDX, ((STACK, "rows * sum(model[1:i])"),)),
         "a saved one late": Wrong(
-            "In a layer's backward the outputs of the layers behind are let go already: count those before it.",
+            "In a layer's backward the outputs of the layers behind are let go already: count those"
+            " before it.",
             ((STACK, "rows * sum(model[1:min(i + 2, len(model) - 1)])"),),
         ),
         "remembers a model": Wrong(
-            "A model that comes again with another optimizer, batch or type gets its first number: count each time.",
+            "A model that comes again with another optimizer, batch or type gets its first number:"
+            " count each time.",
             returns(f"{TOTAL}; return answer.__dict__.setdefault(str(model), total)"),
         ),
         "no dy": Wrong(DYDX, ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
         "no dx": Wrong(DYDX, ((DX, "rows * outer + 2"),)),
         "no gradients": Wrong(
-            "The gradients are missing: one of each weight's size, from its backward to zero_grad().",
+            "The gradients are missing: one of each weight's size, from its backward to"
+            " zero_grad().",
             ((GRADIENTS, "gradients += 0"), (UPDATE, UPDATE.replace('"gradients": weights, ', ""))),
         ),
         "no gradients in the update": Wrong(
-            "The gradients are missing in the update: one of each weight's size, from its backward to zero_grad().",
+            "The gradients are missing in the update: one of each weight's size, from its backward"
+            " to zero_grad().",
             ((UPDATE, UPDATE.replace('"gradients": weights, ', "")),),
         ),
         "gradients at the loss": Wrong(
-            "You counted gradients at the loss: zero_grad() let them go, and the backward is still to come.",
+            "You counted gradients at the loss: zero_grad() let them go, and the backward is still"
+            " to come.",
             ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),),
         ),
         "gradients always": Wrong(
-            "You counted all gradients at every moment: a weight's gradient lives from its own backward to zero_grad().",
+            "You counted all gradients at every moment: a weight's gradient lives from its own"
+            " backward to zero_grad().",
             (
                 (LOSS, LOSS.replace("{", '{"gradients": weights, ')),
                 (
@@ -574,13 +646,16 @@ class PeakBytes(Topic):
             ((HIDDEN, "kept = rows * model[-2] * (len(model) > 2)"),),
         ),
         "no temporaries": Wrong(
-            "What lives for a moment is missing: count the gradients of activations on their way, and Adam's two temporaries.",
+            "What lives for a moment is missing: count the gradients of activations on their way,"
+            " and Adam's two temporaries.",
             returns(
-                "return weights * z + state + z * max(sum(n for kind, n in m.items() if kind != 'temporaries') for m in moments)"
+                "return weights * z + state + z * max(sum(n for kind, n in m.items() if kind !="
+                " 'temporaries') for m in moments)"
             ),
         ),
         "no biases": Wrong(
-            "The biases are missing: a Linear layer has one number an output beside its matrix, with gradient and state.",
+            "The biases are missing: a Linear layer has one number an output beside its matrix,"
+            " with gradient and state.",
             (
                 (BIASES, "for shape in ((outer, inner),)]"),
                 (GRADIENTS, "gradients += inner * outer"),
@@ -621,7 +696,8 @@ class PeakBytes(Topic):
         "activations of 4 bytes": Wrong(
             DOUBLE,
             returns(
-                "return {'weights': weights * z, 'optimizer': state, **{k: n * (z if k == 'gradients' else 4) for k, n in highest.items()}}"
+                "return {'weights': weights * z, 'optimizer': state, **{k: n * (z if k =="
+                " 'gradients' else 4) for k, n in highest.items()}}"
             ),
         ),
         "one layer": Wrong(
@@ -629,7 +705,8 @@ class PeakBytes(Topic):
             ((KEPT, KEPT.replace("L * block", "block")),),
         ),
         "no probabilities": Wrong(
-            "Attention saves its probabilities, batch x heads x sequence x sequence: add them for each layer.",
+            "Attention saves its probabilities, batch x heads x sequence x sequence: add them for"
+            " each layer.",
             ((BLOCK, BLOCK.replace("H * S**2", "0")),),
         ),
         "probabilities of one head": Wrong(
@@ -637,21 +714,26 @@ class PeakBytes(Topic):
             ((BLOCK, BLOCK.replace("H * S**2", "S**2")),),
         ),
         "scores too": Wrong(
-            "Of attention's sequence x sequence only the probabilities are saved: the scores before softmax are let go.",
+            "Of attention's sequence x sequence only the probabilities are saved: the scores before"
+            " softmax are let go.",
             ((BLOCK, BLOCK.replace("H * S**2", "2 * H * S**2")),),
         ),
         "hidden states alone": Wrong(
-            "A block saves more than its output: norms, q, k and v, attention, the wide layer before and after GELU.",
+            "A block saves more than its output: norms, q, k and v, attention, the wide layer"
+            " before and after GELU.",
             ((BLOCK, "block = rows * D"),),
         ),
         "half of the MLP": Wrong(
-            "GELU saves what goes in, and the next layer what comes out: both are 4 times as wide as the model.",
+            "GELU saves what goes in, and the next layer what comes out: both are 4 times as wide"
+            " as the model.",
             ((BLOCK, BLOCK.replace("13 *", "9 *")),),
         ),
         "gradients as activations": Wrong(
-            "The total is right and the kinds are not: a weight's gradient outlives the backward. Count it as gradients, not as activations.",
+            "The total is right and the kinds are not: a weight's gradient outlives the backward."
+            " Count it as gradients, not as activations.",
             returns(
-                f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('gradients', 0); return held"
+                f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) +"
+                " held.pop('gradients', 0); return held"
             ),
         ),
         "all of one kind": Wrong(
@@ -659,23 +741,29 @@ class PeakBytes(Topic):
             returns(f"{TOTAL}; return {{'temporaries': total}}"),
         ),
         "saved logits as temporaries": Wrong(
-            "The total is right and the kinds are not: what the forward saves are activations, the log-softmax among them.",
+            "The total is right and the kinds are not: what the forward saves are activations, the"
+            " log-softmax among them.",
             returns(
-                f"held = {RETURN[7:]}; held['temporaries'] += held.pop('activations', 0); return held"
+                f"held = {RETURN[7:]}; held['temporaries'] += held.pop('activations', 0); return"
+                " held"
             ),
         ),
         "temporaries as activations": Wrong(
-            "The total is right and the kinds are not: what is made on the way and let go are temporaries.",
+            "The total is right and the kinds are not: what is made on the way and let go are"
+            " temporaries.",
             returns(
-                f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('temporaries'); return held"
+                f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) +"
+                " held.pop('temporaries'); return held"
             ),
         ),
         "the logits as activations": Wrong(
-            "The total is right and the kinds are not: of the three tensors at the loss the forward saved one; two are temporaries.",
+            "The total is right and the kinds are not: of the three tensors at the loss the forward"
+            " saved one; two are temporaries.",
             ((LOSS, 'loss = {"activations": kept + 3 * logits, "temporaries": rows + 2}'),),
         ),
         "state as weights": Wrong(
-            "The total is right and the kinds are not: what the optimizer keeps is of kind optimizer.",
+            "The total is right and the kinds are not: what the optimizer keeps is of kind"
+            " optimizer.",
             returns(f"held = {RETURN[7:]}; held['weights'] += held.pop('optimizer'); return held"),
         ),
     }
@@ -705,8 +793,9 @@ class Size(tuple):
         if not isinstance(model, GPTConfig):
             return f"an MLP of the widths {model}, {how}"
         return (
-            f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width}, "
-            f"{model.heads} heads, sequence {model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}"
+            f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width},"
+            f" {model.heads} heads, sequence {model.sequence}, vocabulary"
+            f" {model.vocabulary}{', tied' * model.tied}, {how}"
         )
 
 

@@ -134,9 +134,14 @@ class TensorSlicing(Topic):
     name = "tensor-slicing"
     hints = (
         "Is gelu(p + q) the sum of gelu(p) and gelu(q)? Which cut of A needs no sum before it?",
-        "Columns of A, rows of B: each rank has a part of y. Who needs x's gradient, and from whom?",
-        "f is x forward, an all-reduce backward; g the reverse. The loss needs three numbers of each token: "
-        "its largest logit, its sum of exponentials, its target's logit.",
+        (
+            "Columns of A, rows of B: each rank has a part of y. Who needs x's gradient, and from"
+            " whom?"
+        ),
+        (
+            "f is x forward, an all-reduce backward; g the reverse. The loss needs three numbers of"
+            " each token: its largest logit, its sum of exponentials, its target's logit."
+        ),
     )
     right = {
         "a class": RIGHT,
@@ -180,7 +185,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "bias_times_t",
-                "Every rank adds b before the sum, so it counts t times: add it once, after the sum.",
+                (
+                    "Every rank adds b before the sum, so it counts t times: add it once, after the"
+                    " sum."
+                ),
                 but(Y, f"{Y} + b", "y + b", "y"),
             ),
             (
@@ -215,7 +223,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "bias_on_one",
-                "Only rank 0's b gets a gradient, so its copies will differ: let each rank add it, after the sum.",
+                (
+                    "Only rank 0's b gets a gradient, so its copies will differ: let each rank add"
+                    " it, after the sum."
+                ),
                 but(Y, f"{Y} + b * (self.rank == 0)", "y + b", "y"),
             ),
             (
@@ -225,7 +236,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "sums_weights",
-                "Weights' gradients are summed as in data parallel: a slice has no copy on another rank.",
+                (
+                    "Weights' gradients are summed as in data parallel: a slice has no copy on"
+                    " another rank."
+                ),
                 but(
                     DROP,
                     f"{DROP}\n        A.register_hook(lambda g: self.group.all_reduce(g.clone()))",
@@ -238,17 +252,26 @@ class TensorSlicing(Topic):
             ),
             (
                 "computes_all",
-                "Each rank computes all hidden units and keeps its own: multiply by your own columns only.",
+                (
+                    "Each rank computes all hidden units and keeps its own: multiply by your own"
+                    " columns only."
+                ),
                 but(GELU, "x @ A + a", "drop(hidden,", "drop(self.own(hidden, -1),"),
             ),
             (
                 "row_column",
-                "Right numbers, but 4h-wide rows are summed before GELU: cut A by columns, then B by rows.",
+                (
+                    "Right numbers, but 4h-wide rows are summed before GELU: cut A by columns, then"
+                    " B by rows."
+                ),
                 but(MLP, ROW_COLUMN),
             ),
             (
                 "gathers_hidden",
-                "Hidden rows are gathered to their whole width: multiply your part by your rows of B.",
+                (
+                    "Hidden rows are gathered to their whole width: multiply your part by your rows"
+                    " of B."
+                ),
                 but(
                     DROP, DROP + JOIN.format("hidden"), f"Sum.apply({Y}, self.group)", "hidden @ B"
                 ),
@@ -260,7 +283,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "same_mask_inside",
-                "Ranks drew one dropout mask for different hidden units: let its seed depend on the rank.",
+                (
+                    "Ranks drew one dropout mask for different hidden units: let its seed depend on"
+                    " the rank."
+                ),
                 but("1 + self.rank", "1"),
             ),
             (
@@ -280,7 +306,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "local_max",
-                "Each rank subtracts its own maximum, so exponentials no longer add up: subtract the one of all.",
+                (
+                    "Each rank subtracts its own maximum, so exponentials no longer add up:"
+                    " subtract the one of all."
+                ),
                 but(TOP, "logits.detach().amax(-1)"),
             ),
             (
@@ -305,7 +334,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "one_max",
-                "One maximum for all tokens: a token of small logits underflows, so take each token's own.",
+                (
+                    "One maximum for all tokens: a token of small logits underflows, so take each"
+                    " token's own."
+                ),
                 but(
                     "logits.detach().amax(-1)",
                     "logits.detach().amax().expand(targets.shape).clone()",
@@ -313,7 +345,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "local_ids",
-                "Targets are ids of the whole vocabulary: only the rank whose slice has one adds its logit.",
+                (
+                    "Targets are ids of the whole vocabulary: only the rank whose slice has one"
+                    " adds its logit."
+                ),
                 but(" - self.rank * width", " % width"),
             ),
             (
@@ -323,7 +358,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "ids_beyond",
-                "Targets of other ranks have no place in your slice: clamp the place, and mask what it found.",
+                (
+                    "Targets of other ranks have no place in your slice: clamp the place, and mask"
+                    " what it found."
+                ),
                 but("place.clamp(0, width - 1)", "place"),
             ),
             (
@@ -333,7 +371,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "unshifted",
-                "The target's logit lacks the maximum that you subtracted elsewhere: subtract it from both.",
+                (
+                    "The target's logit lacks the maximum that you subtracted elsewhere: subtract"
+                    " it from both."
+                ),
                 but(FOUND, "(found + top) * mine"),
             ),
             (
@@ -343,7 +384,10 @@ class TensorSlicing(Topic):
             ),
             (
                 "mean_of_losses",
-                "A mean of the slices' losses is not the loss: add up exponentials, then take the log.",
+                (
+                    "A mean of the slices' losses is not the loss: add up exponentials, then take"
+                    " the log."
+                ),
                 but(TOTAL, f"{TOTAL}.log()", "(total.log()", "(total / self.size"),
             ),
             (
@@ -367,7 +411,8 @@ class TensorSlicing(Topic):
                 but(
                     LOSS,
                     JOIN.format("logits")
-                    + "        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
+                    + "        return torch.nn.functional.cross_entropy(logits.flatten(0, 1),"
+                    " targets.flatten())\n",
                 ),
             ),
             (

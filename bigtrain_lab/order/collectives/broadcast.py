@@ -1,4 +1,5 @@
-"""Broadcast along a binomial tree: in each round every rank that has the tensor gives it to one more.
+"""Broadcast along a binomial tree: in each round every rank that has the tensor gives it to one
+more.
 
     rounds   ceil(log2 N)     bytes   rank 0 sends ceil(log2 N) * S, each other rank receives S
 

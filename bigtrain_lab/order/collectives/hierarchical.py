@@ -3,15 +3,16 @@
     rounds   2 (M - 1) + 2 (K - 1)         of K nodes of M ranks, N = K M
     bytes    2 (M - 1)/M * S inside the node, 2 (K - 1)/K * S/M between nodes, that each rank sends
 
-A reduce-scatter inside each node leaves every rank a share of 1/M; the ranks of one share all-reduce it
-on a ring between nodes; an all-gather inside each node brings the shares together.
-Source: Sergeev and Del Balso 2018, Horovod (arXiv:1802.05799), whose hierarchical all-reduce this is.
+A reduce-scatter inside each node leaves every rank a share of 1/M; the ranks of one share
+all-reduce it on a ring between nodes; an all-gather inside each node brings the shares together.
+Source: Sergeev and Del Balso 2018, Horovod (arXiv:1802.05799), whose hierarchical all-reduce this
+is.
 """
 
 from dataclasses import dataclass
 
+from ...core import Impossible
 from ..collective import Collective
-from ..core import Impossible
 from .all_gather import all_gather
 from .reduce_scatter import reduce_scatter
 

@@ -1,4 +1,5 @@
-"""Push and pull: each rank is the server of one chunk, which all others push to it and pull from it.
+"""Push and pull: each rank is the server of one chunk, which all others push to it and pull from
+it.
 
     rounds   2                bytes that each rank sends and receives   2 (N - 1)/N * S
     time     2 alpha + 2 (N - 1)/N * S * beta

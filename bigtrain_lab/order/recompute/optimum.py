@@ -1,19 +1,24 @@
-"""The cheapest recompute plan that fits into a budget of memory, for layers of unequal cost and size, by dynamic programming.
+"""The cheapest recompute plan that fits into a budget of memory, for layers of unequal cost and
+size, by dynamic programming.
 
-    C(s, t, m)   least cost of advances to run the layers s..t backward, x_s kept, with m bytes for x_s and all that is kept beside
+    C(s, t, m)   least cost of advances to run the layers s..t backward, x_s kept, with m bytes for
+                 x_s and all that is kept beside
 
     C(t, t, m) = 0   where record(t) <= m, else infinite
-    C(s, t, m) = min over j of   f_s + ... + f_(j-1)  +  C(j, t, m - x_s)  +  C(s, j-1, m)      keep x_j next, then come back to x_s
+    C(s, t, m) = min over j of   f_s + ... + f_(j-1)  +  C(j, t, m - x_s)  +  C(s, j-1, m)
+                                 keep x_j next, then come back to x_s
               or, recording s at once,                   C(s+1, t, m - record(s))
 
-Cost O(n^3 k) for n layers on k levels of memory; slices of the chain that are alike are worked out once, which makes it
-O(n^2 k) for equal layers. The levels are all sums of the layers' bytes, and then the recursion is exact and one pass answers every
-budget; where those are too many to tabulate, they are LEVELS even steps below the budget, and all rounding is towards less memory.
+Cost O(n^3 k) for n layers on k levels of memory; slices of the chain that are alike are worked out
+once, which makes it O(n^2 k) for equal layers. The levels are all sums of the layers' bytes, and
+then the recursion is exact and one pass answers every budget; where those are too many to tabulate,
+they are LEVELS even steps below the budget, and all rounding is towards less memory.
 
-The recursion keeps a state until its own backward. That is best for equal layers (Revolve), but not always for others: where
-a later layer leaves little room, it can pay to drop a state early and to make it again. `optimum` therefore also asks
-recompute_search.py: among all plans there are for up to ALL layers, among all that keep only inputs for up to INPUTS layers.
-Source: Griewank and Walther 2000 (ACM TOMS 26(1)); Beaumont et al. 2019 (arXiv:1911.13214), for records that are kept early.
+The recursion keeps a state until its own backward. That is best for equal layers (Revolve), but not
+always for others: where a later layer leaves little room, it can pay to drop a state early and to
+make it again. `optimum` therefore also asks search.py: among all plans there are for up
+to ALL layers, among all that keep only inputs for up to INPUTS layers. Source: Griewank and Walther
+2000 (ACM TOMS 26(1)); Beaumont et al. 2019 (arXiv:1911.13214), for records that are kept early.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +27,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from .core import Impossible
-from .recompute import A, Action, B, Chain, F, Op, extra_cost, peak_bytes, planned
-from .recompute_search import cheapest
-from .words import size
+from ...core import Impossible
+from ...core.words import size
+from .plan import A, Action, B, Chain, F, Op, extra_cost, peak_bytes, planned
+from .search import cheapest
 
 ENTRIES = 2_500_000  # of a table, 20 MB
 LEVELS = 1000
@@ -34,14 +39,15 @@ ALL, INPUTS = 8, 12
 
 @lru_cache(maxsize=256)
 def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ...]:
-    """The cheapest plan found whose peak is within the budget. `early`: whether a layer may be recorded before its backward is due.
+    """The cheapest plan found whose peak is within the budget. `early`: whether a layer may be
+    recorded before its backward is due.
 
     Impossible where no plan fits, with the smallest budget that one does.
     """
     if budget_bytes < (least := smallest_budget(chain, early)):
         raise Impossible(
-            f"A budget of {size(budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: "
-            "give at least that, or make the layers or the batch smaller."
+            f"A budget of {size(budget_bytes)} is below the smallest peak that any plan reaches,"
+            f" {size(least)}: give at least that, or make the layers or the batch smaller."
         )
     n = chain.layers
     found = [planned(from_the_input(n), n), *recursive(chain, budget_bytes, early)]
@@ -56,8 +62,8 @@ def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ..
 
 
 def smallest_budget(chain: Chain, early: bool = True) -> int:
-    """The least memory that a plan needs: the input and the largest record. Where layer 0 does not save its input its record may
-    stand in for it: then the least that the recursion reaches."""
+    """The least memory that a plan needs: the input and the largest record. Where layer 0 does not
+    save its input its record may stand in for it: then the least that the recursion reaches."""
     least = peak_bytes(planned(from_the_input(chain.layers), chain.layers), chain)
     if not early or chain.saves_input[0]:
         return least
@@ -66,7 +72,8 @@ def smallest_budget(chain: Chain, early: bool = True) -> int:
 
 
 def frontier(chain: Chain, early: bool = True) -> list[tuple[int, float]]:
-    """(memory, least extra cost within it) of the recursion, from the smallest budget up to keeping all; a step for each cost."""
+    """(memory, least extra cost within it) of the recursion, from the smallest budget up to keeping
+    all; a step for each cost."""
     stairs = recursion(chain, enough(chain, early), early)
     return [
         (int(m), float(cost))
@@ -82,7 +89,8 @@ def from_the_input(layers: int) -> Iterator[Action]:
 
 
 def recursive(chain: Chain, budget_bytes: int, early: bool) -> list[tuple[Op, ...]]:
-    """The recursion's plan. On even levels, which round memory away, by bisection also those of higher levels that still fit."""
+    """The recursion's plan. On even levels, which round memory away, by bisection also those of
+    higher levels that still fit."""
     stairs = recursion(chain, budget_bytes, early)
     if stairs.exact:
         place = stairs.place(budget_bytes)
@@ -101,7 +109,8 @@ def recursive(chain: Chain, budget_bytes: int, early: bool) -> list[tuple[Op, ..
 
 
 def recursion(chain: Chain, budget_bytes: int, early: bool) -> "Recursion":
-    """One for all budgets where that is exact, else one for this budget, with room for what rounding takes."""
+    """One for all budgets where that is exact, else one for this budget, with room for what
+    rounding takes."""
     whole = enough(chain, early)
     return stairs_up_to(
         chain,
@@ -111,7 +120,8 @@ def recursion(chain: Chain, budget_bytes: int, early: bool) -> "Recursion":
 
 
 def enough(chain: Chain, early: bool) -> int:
-    """Memory in which nothing better can be done with more: all records, or all states and any record beside them."""
+    """Memory in which nothing better can be done with more: all records, or all states and any
+    record beside them."""
     records = [chain.record(i) for i in range(chain.layers)]
     return (
         sum(records) - sum(shared(chain, i) for i in range(chain.layers))
@@ -146,7 +156,8 @@ class Recursion:
             self._costs[s, t] = self._costs[s + 1, t + 1] if like_next else self._worked_out(s, t)
 
     def _less(self, size: int) -> np.ndarray:
-        """For each level, where among the levels the memory lies that is left when `size` bytes are taken; -1, the last: too little."""
+        """For each level, where among the levels the memory lies that is left when `size` bytes are
+        taken; -1, the last: too little."""
         return np.append(np.searchsorted(self.levels, self.levels - size, side="right") - 1, -1)
 
     def _worked_out(self, s: int, t: int) -> np.ndarray:
@@ -159,7 +170,8 @@ class Recursion:
         return best
 
     def _ways(self, s: int, t: int, at) -> Iterator[np.ndarray]:
-        """The cost of each way to begin on s..t at these levels: keep x_j next for j = s+1 .. t, then, where allowed, record s at once."""
+        """The cost of each way to begin on s..t at these levels: keep x_j next for j = s+1 .. t,
+        then, where allowed, record s at once."""
         left = self._beside[s][at]
         for j in range(s + 1, t + 1):
             yield (
@@ -198,7 +210,8 @@ class Recursion:
 
 
 def shared(chain: Chain, layer: int) -> int:
-    """Bytes that this layer's record and the next one's have in common: a state that one saves as output, the other as input."""
+    """Bytes that this layer's record and the next one's have in common: a state that one saves as
+    output, the other as input."""
     both = layer + 1 < chain.layers and chain.saves_output[layer] and chain.saves_input[layer + 1]
     return chain.states[layer + 1] if both else 0
 
@@ -209,7 +222,8 @@ def likeness(chain: Chain, layer: int) -> tuple:
 
 
 def slices(chain: Chain) -> dict[tuple[int, int], bool]:
-    """Every slice (s, t), shorter ones first, and whether the slice one layer on is like it, layer by layer."""
+    """Every slice (s, t), shorter ones first, and whether the slice one layer on is like it, layer
+    by layer."""
     n = chain.layers
     same = [i + 1 < n and likeness(chain, i) == likeness(chain, i + 1) for i in range(n)]
     return {
@@ -221,7 +235,8 @@ def slices(chain: Chain) -> dict[tuple[int, int], bool]:
 
 @lru_cache(maxsize=8)
 def all_sums(chain: Chain, limit: int) -> tuple[int, ...]:
-    """Every amount up to the limit that some layers' states and records can make; none where a table of them is too large."""
+    """Every amount up to the limit that some layers' states and records can make; none where a
+    table of them is too large."""
     sums, most = {0}, ENTRIES // sum(not like_next for like_next in slices(chain).values())
     for i in range(chain.layers):
         sizes = {chain.states[i], chain.record(i), chain.record(i) - shared(chain, i)}
@@ -232,7 +247,9 @@ def all_sums(chain: Chain, limit: int) -> tuple[int, ...]:
 
 
 def best_plan(sizes: Sequence[int], costs: Sequence[float], budget: int) -> list[Action]:
-    """The exercise's answer: layer i's input weighs sizes[i] and its forward costs costs[i]; what is kept, the chain's input
-    included, may weigh up to `budget`. The state on its way and the one record are not counted, as in Revolve."""
+    """The exercise's answer: layer i's input weighs sizes[i] and its forward costs costs[i]; what
+    is kept, the chain's input included, may weigh up to `budget`. The state on its way and the one
+    record are not counted, as in Revolve.
+    """
     chain = Chain.of((*sizes, 0), (0,) * len(sizes), costs, saves_input=(False,) * len(sizes))
     return [op.action for op in optimum(chain, budget, early=False)]

@@ -1,19 +1,23 @@
-"""A recompute plan is data: in which order the layers of a chain run, and so which activations need not be kept.
+"""A recompute plan is data: in which order the layers of a chain run, and so which activations need
+not be kept.
 
-    x_0 -> [layer 0] -> x_1 -> [layer 1] -> ... -> x_n            a state x_i is what passes from layer to layer
+    x_0 -> [layer 0] -> x_1 -> [layer 1] -> ... -> x_n            a state x_i is what passes from
+                                                                  layer to layer
 
     A  advance: x_i -> x_{i+1}, nothing recorded    "5A0": layer 5 advances for the first time
     F  record:  the same with its graph kept        "5F1": its second pass, recorded
     B  backward of the layer, frees its record      "5B1": of the record that pass 1 made
 
-A plan is only that order. Which states must be kept, and from when to when, follows from it, as the life of a variable
-follows from a program: x_i is kept as long as a later pass of layer i reads it before layer i-1 makes it anew. The simulator,
-the executor, the figures and the exercise all read the same list of Op. Each layer is recorded once, so the price is the number
-of advances (work done twice), and what it buys is the peak of `live`.
+A plan is only that order. Which states must be kept, and from when to when, follows from it, as the
+life of a variable follows from a program: x_i is kept as long as a later pass of layer i reads it
+before layer i-1 makes it anew. The simulator, the executor, the figures and the exercise all read
+the same list of Op. Each layer is recorded once, so the price is the number of advances (work done
+twice), and what it buys is the peak of `live`.
 
-The state that an operation has just made is in hand for the next one: it travels, nobody keeps it, and so it is not counted;
-nor is x_n, which belongs to whoever called. What is kept and what a record holds share storages, each of which counts once.
-Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 1; Chen et al. 2016 (arXiv:1604.06174).
+The state that an operation has just made is in hand for the next one: it travels, nobody keeps it,
+and so it is not counted; nor is x_n, which belongs to whoever called. What is kept and what a
+record holds share storages, each of which counts once. Source: Griewank and Walther 2000, Revolve
+(ACM TOMS 26(1)), section 1; Chen et al. 2016 (arXiv:1604.06174).
 """
 
 from abc import ABC, abstractmethod
@@ -23,14 +27,16 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import NamedTuple
 
-from .core import Family, Impossible
-from .schedule import Action
-from .words import size
+from ...core import Family, Impossible
+from ...core.words import size
+from ..schedule import Action
 
 
 class Chain(NamedTuple):
-    """What n layers weigh, all tuples. `states`: bytes of x_0 .. x_n. Layer i recorded keeps `saved[i]` bytes of its own, beside
-    its input where `saves_input[i]` and its output where `saves_output[i]`. `forwards`, `backwards`: cost of a pass."""
+    """What n layers weigh, all tuples. `states`: bytes of x_0 .. x_n. Layer i recorded keeps
+    `saved[i]` bytes of its own, beside its input where `saves_input[i]` and its output where
+    `saves_output[i]`. `forwards`, `backwards`: cost of a pass.
+    """
 
     states: tuple[int, ...]
     saved: tuple[int, ...]
@@ -49,7 +55,8 @@ class Chain(NamedTuple):
         saves_input: Sequence[bool] = (),
         saves_output: Sequence[bool] = (),
     ) -> "Chain":
-        """A checked chain. By default a forward costs 1, a backward twice the forward; a layer saves its input, not its output."""
+        """A checked chain. By default a forward costs 1, a backward twice the forward; a layer
+        saves its input, not its output."""
         n = len(saved)
         forwards = tuple(forwards) or (1,) * n
         chain = cls(
@@ -62,8 +69,9 @@ class Chain(NamedTuple):
         )
         if not n or any(len(column) != n for column in chain[1:]) or len(chain.states) != n + 1:
             raise Impossible(
-                f"A chain of {n} layers needs {n + 1} states and one entry a layer of everything else, at least one "
-                f"layer: here are {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}."
+                f"A chain of {n} layers needs {n + 1} states and one entry a layer of everything"
+                " else, at least one layer: here are"
+                f" {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}."
             )
         for name, column in zip(cls._fields, chain):
             if any(value < 0 for value in column):
@@ -91,7 +99,8 @@ class Chain(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One operation and the states that are kept after it; the executor lets go of every other state."""
+    """One operation and the states that are kept after it; the executor lets go of every other
+    state."""
 
     action: Action
     keep: tuple[int, ...]
@@ -110,17 +119,22 @@ def B(layer: int) -> Action:
 
 
 @dataclass(frozen=True)
-class Recompute(Family, ABC, family="bigtrain_lab.recomputes"):
-    """Subclass, set `name`, write `order`; a plan with settings is a frozen dataclass of its own."""
+class Recompute(Family, ABC, family="bigtrain_lab.order.recompute.plans"):
+    """Subclass, set `name`, write `order`; a plan with settings is a frozen dataclass of its
+    own."""
 
-    inside = False  # whether a recorded layer recomputes a part within itself: its record is smaller, its backward longer
+    # whether a recorded layer recomputes a part within itself: its record is smaller, its backward
+    # longer
+    inside = False
 
     @abstractmethod
     def order(self, chain: Chain, budget_bytes: int | None = None) -> Iterable[Action]:
-        """The operations A(i), F(i), B(i), in order. `budget_bytes`: what the peak must not exceed; only some plans can choose."""
+        """The operations A(i), F(i), B(i), in order. `budget_bytes`: what the peak must not exceed;
+        only some plans can choose."""
 
     def ops(self, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ...]:
-        """The order with what each operation leaves kept; Impossible where a plan that chooses by the budget has none."""
+        """The order with what each operation leaves kept; Impossible where a plan that chooses by
+        the budget has none."""
         if self.needs_budget() and budget_bytes is None:
             raise Impossible(
                 f"The plan {self.name} chooses by a budget of memory: give budget_bytes."
@@ -133,7 +147,8 @@ class Recompute(Family, ABC, family="bigtrain_lab.recomputes"):
 
 
 def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ...]:
-    """The operations of a plan: a name ("sqrt", "every-3"), a Recompute, an order of actions, or operations as they are.
+    """The operations of a plan: a name ("sqrt", "every-3"), a Recompute, an order of actions, or
+    operations as they are.
 
     Impossible where the peak of any of them exceeds the budget.
     """
@@ -157,17 +172,19 @@ def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ..
     elif type(plan) is int and plan > 0:
         k = -(-chain.layers // plan)
         raise Impossible(
-            f'The plan is the number {plan}: what torch calls {plan} segments is here "every-{k}", {k} layers to one kept input.'
+            f'The plan is the number {plan}: what torch calls {plan} segments is here "every-{k}",'
+            f" {k} layers to one kept input."
         )
     else:
         raise Impossible(
-            f'The plan is of type {type(plan).__name__}: give a name such as "sqrt" or "every-4", a Recompute, or a list of '
-            "operations."
+            f'The plan is of type {type(plan).__name__}: give a name such as "sqrt" or "every-4", a'
+            " Recompute, or a list of operations."
         )
     if budget_bytes is not None and (peak := peak_bytes(ops, chain)) > budget_bytes:
         raise Impossible(
-            f"The plan keeps {size(peak)} at its peak, which exceeds the budget of {size(budget_bytes)}: take the plan "
-            "optimal, which stays within it where any can, or a larger budget."
+            f"The plan keeps {size(peak)} at its peak, which exceeds the budget of"
+            f" {size(budget_bytes)}: take the plan optimal, which stays within it where any can, or"
+            " a larger budget."
         )
     return ops
 
@@ -181,13 +198,14 @@ def named(name: str) -> Recompute:
     return Recompute.named(name)()
 
 
-# -- an order, and what follows from it -------------------------------------------------------------------------
+# -- an order, and what follows from it ------------------------------------------------------------
 
 
 def planned(order: Iterable[Action], layers: int) -> tuple[Op, ...]:
     """The order with passes numbered and with the states that each operation must leave kept.
 
-    Backwards through the order, the states that are read later: reading x_i wants it, making x_i ends the want.
+    Backwards through the order, the states that are read later: reading x_i wants it, making x_i
+    ends the want.
     """
     actions = numbered(order)
     wanted: list[set[int]] = [set()]  # last first: what later operations want before them
@@ -210,7 +228,8 @@ def planned(order: Iterable[Action], layers: int) -> tuple[Op, ...]:
 
 
 def numbered(order: Iterable[Action]) -> list[Action]:
-    """The same actions, each pass of a layer with its number; a backward has that of the record it uses."""
+    """The same actions, each pass of a layer with its number; a backward has that of the record it
+    uses."""
     passes: dict[int, int] = {}
     actions = []
     for action in order:
@@ -223,22 +242,26 @@ def numbered(order: Iterable[Action]) -> list[Action]:
 
 
 def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
-    """The operations as they are; Impossible, naming the operation, where they use what is not there or miss a layer."""
+    """The operations as they are; Impossible, naming the operation, where they use what is not
+    there or miss a layer."""
     kept, in_hand, recorded, next_backward = {0}, 0, set(), layers - 1
     for (kind, layer, time), keep in ops:
         name = f"{layer}{kind}{time}"
         if kind not in "AFB" or not 0 <= layer < layers:
             raise Impossible(
-                f"{name} is no operation on this chain: write A, F or B of the layers 0 to {layers - 1}."
+                f"{name} is no operation on this chain: write A, F or B of the layers 0 to"
+                f" {layers - 1}."
             )
         if kind == "B":
             if layer not in recorded:
                 raise Impossible(
-                    f"{name} comes before a recorded pass of layer {layer}: put F({layer}) before B({layer})."
+                    f"{name} comes before a recorded pass of layer {layer}: put F({layer}) before"
+                    f" B({layer})."
                 )
             if layer != next_backward:
                 raise Impossible(
-                    f"{name} comes before the backward of layer {next_backward}: gradients come from the last layer down."
+                    f"{name} comes before the backward of layer {next_backward}: gradients come"
+                    " from the last layer down."
                 )
             recorded.remove(layer)
             next_backward, in_hand = layer - 1, None
@@ -247,7 +270,8 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
                 raise Impossible(f"{name} runs layer {layer} after its backward: leave it out.")
             if layer not in kept and layer != in_hand:
                 raise Impossible(
-                    f"{name} needs x_{layer}, which is neither kept nor just made: keep it, or run layer {layer - 1} before."
+                    f"{name} needs x_{layer}, which is neither kept nor just made: keep it, or run"
+                    f" layer {layer - 1} before."
                 )
             if kind == "F" and layer in recorded:
                 raise Impossible(
@@ -257,7 +281,8 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
             in_hand = layer + 1
         if missing := set(keep) - kept - {in_hand}:
             raise Impossible(
-                f"After {name} the plan keeps x_{min(missing)}, which is not there: it was dropped or never made."
+                f"After {name} the plan keeps x_{min(missing)}, which is not there: it was dropped"
+                " or never made."
             )
         kept = set(keep)
     if next_backward >= 0:
@@ -268,26 +293,30 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
 
 
 def turn(ops: Sequence[Op], layers: int) -> int:
-    """How many operations make up the forward, the first sweep, up to the first pass of the last layer; the rest is backward."""
+    """How many operations make up the forward, the first sweep, up to the first pass of the last
+    layer; the rest is backward."""
     return 1 + next(at for at, op in enumerate(ops) if op.action.stage == layers - 1)
 
 
 def is_read(ops: Sequence[Op], at: int) -> bool:
-    """Whether the state that this pass makes is kept, or in hand for the next operation; else nobody reads it."""
+    """Whether the state that this pass makes is kept, or in hand for the next operation; else
+    nobody reads it."""
     made, ahead = ops[at].action.stage + 1, ops[at + 1].action
     return made in ops[at].keep or ahead.kind != "B" and ahead.stage == made
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 def live(ops: Sequence[Op], chain: Chain) -> list[int]:
-    """Bytes of saved activations after each operation: states that are kept and what records hold, each storage once."""
+    """Bytes of saved activations after each operation: states that are kept and what records hold,
+    each storage once."""
     return [sum(sizes.values()) for sizes in storages(ops, chain)]
 
 
 def storages(ops: Sequence[Op], chain: Chain) -> Iterable[dict[tuple, int]]:
-    """After each operation, the storages that are alive and their bytes: ("x", i, which making of x_i) or ("record", i)."""
+    """After each operation, the storages that are alive and their bytes: ("x", i, which making of
+    x_i) or ("record", i)."""
     making = [0] * (chain.layers + 1)  # how often each state was made
     states: dict[int, tuple] = {0: ("x", 0, 0)}  # the newest storage of each state
     records: dict[int, list[tuple]] = {}
@@ -326,14 +355,17 @@ def extra_cost(ops: Sequence[Op], chain: Chain) -> float:
 
 
 def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
-    """Bytes by kind after each operation, all that a device holds for the chain, as the ledger (runtime/ledger.py) tells it.
+    """Bytes by kind after each operation, all that a device holds for the chain, as the ledger
+    (runtime/ledger.py) tells it.
 
     activations   what `live` counts, less
-    recomputed    what is kept of passes in the backward, what a recorded one among them saves that no record of the forward
-                  saved, and the state that it makes
-    temporaries   the state in hand, where nothing else holds it; in the backward the gradient on its way too, and the chain's output
+    recomputed    what is kept of passes in the backward, what a recorded one among them saves that
+                  no record of the forward saved, and the state that it makes
+    temporaries   the state in hand, where nothing else holds it; in the backward the gradient on
+                  its way too, and the chain's output
 
-    A recorded pass in the backward ends with the last tensor that it saves: the state that it makes is there only where the plan reads it.
+    A recorded pass in the backward ends with the last tensor that it saves: the state that it makes
+    is there only where the plan reads it.
     """
     n, made, state, first_backward = (
         chain.layers,
@@ -370,7 +402,9 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
         yield {
             "activations": sum(size for key, size in alive.items() if key not in again),
             "recomputed": sum(weights[key] for key in weights if key in again),
-            "temporaries": sum(weights[key] for key in passing - again)
-            + on_its_way
-            + in_backward * chain.states[n],
+            "temporaries": (
+                sum(weights[key] for key in passing - again)
+                + on_its_way
+                + in_backward * chain.states[n]
+            ),
         }

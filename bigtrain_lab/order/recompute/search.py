@@ -1,25 +1,29 @@
-"""The cheapest recompute plan of all, found by looking at all: for short chains, where the recursion may miss it.
+"""The cheapest recompute plan of all, found by looking at all: for short chains, where the
+recursion may miss it.
 
-The layers run backward one by one. Before layer b does, x_b is made anew from the nearest state below that is there; on that
-sweep each layer may be recorded and each state kept, and what was kept before may be dropped. What is held when b has run backward
+The layers run backward one by one. Before layer b does, x_b is made anew from the nearest state
+below that is there; on that sweep each layer may be recorded and each state kept, and what was kept
+before may be dropped. What is held when b has run backward
 
     (states kept, layers recorded)        two sets, written as the bits of two numbers
 
-is all that the rest depends on, so of the ways to one holding only the cheapest survives. Two remarks keep the ways few: to make
-anything earlier than a sweep needs it gains nothing; and to keep a state too many costs nothing, since it can be dropped, so only
-holdings are looked at that no state can be added to. Cost: exponential in the number of layers.
-Source: a shortest path over live sets; as an integer program in Jain et al. 2020, Checkmate (arXiv:1910.02653).
+is all that the rest depends on, so of the ways to one holding only the cheapest survives. Two
+remarks keep the ways few: to make anything earlier than a sweep needs it gains nothing; and to keep
+a state too many costs nothing, since it can be dropped, so only holdings are looked at that no
+state can be added to. Cost: exponential in the number of layers. Source: a shortest path over live
+sets; as an integer program in Jain et al. 2020, Checkmate (arXiv:1910.02653).
 """
 
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain as joined
 
-from .recompute import A, Action, B, Chain, F
+from .plan import A, Action, B, Chain, F
 
 
 def cheapest(chain: Chain, budget_bytes: int, early: bool, at_most: float) -> list[Action] | None:
-    """The order of a plan that costs less than `at_most`, the cheapest there is; None where there is none."""
+    """The order of a plan that costs less than `at_most`, the cheapest there is; None where there
+    is none."""
     bytes_held = measure(chain)
     best: dict[tuple[int, int], tuple[float, tuple]] = {
         (1, 0): (0, ())
@@ -45,7 +49,8 @@ def cheapest(chain: Chain, budget_bytes: int, early: bool, at_most: float) -> li
 
 
 def measure(chain: Chain):
-    """bytes_held(states, records): of a holding, each storage once; and the states that are there, kept or in a record."""
+    """bytes_held(states, records): of a holding, each storage once; and the states that are there,
+    kept or in a record."""
     n = chain.layers
 
     @cache
@@ -71,7 +76,8 @@ def sweeps(
     bytes_held,
     at_most: float,
 ) -> Iterator[tuple]:
-    """All full holdings with which layer b can run backward: (states, records, cost of the advances, the actions)."""
+    """All full holdings with which layer b can run backward: (states, records, cost of the
+    advances, the actions)."""
     if records >> b & 1:
         yield states, records, 0, ()
         return
@@ -120,7 +126,8 @@ def subsets(bits: int) -> Iterator[int]:
 
 
 def undominated(ways: dict) -> dict:
-    """Without the holdings of which another has the same records and more states for no more cost; a state can be dropped, a record cannot."""
+    """Without the holdings of which another has the same records and more states for no more cost;
+    a state can be dropped, a record cannot."""
     kept: dict = {}
     for holding, found in sorted(
         ways.items(), key=lambda item: (item[1][0], -sum(bits.bit_count() for bits in item[0]))

@@ -6,9 +6,9 @@
 
 DualPipe runs micro-batches from both ends of the pipeline, so it holds all weights twice. Cut in
 half at its middle it is this V: p ranks for its PP = 2p stages. A backward is whole (B) in a pair,
-which hides it, and halved (I, W) in the ramps. Fewer than 2p micro-batches run 2p's order with gaps.
-Sources: DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv:2412.19437), section 3.2.1, and the
-table of its program DualPipe; the cut is Sea AI Lab's.
+which hides it, and halved (I, W) in the ramps. Fewer than 2p micro-batches run 2p's order with
+gaps. Sources: DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv:2412.19437), section 3.2.1, and
+the table of its program DualPipe; the cut is Sea AI Lab's.
 """
 
 from ..schedule import InV

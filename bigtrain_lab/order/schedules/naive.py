@@ -1,4 +1,5 @@
-"""Naive model parallelism: one batch goes through all stages as a whole, so one rank works at a time.
+"""Naive model parallelism: one batch goes through all stages as a whole, so one rank works at a
+time.
 
 rank 0  F F . . . . . . B B B B        p ranks, m micro-batches' worth of work in one piece
 rank 1  . . F F B B B B . . . .        idle share  1 - 1/p,  the whole batch is live on every rank

@@ -1,10 +1,11 @@
-"""1F1B (PipeDream-Flush): after a warm-up of p-r-1 forwards each rank alternates one forward, one backward.
+"""1F1B (PipeDream-Flush): after a warm-up of p-r-1 forwards each rank alternates one forward, one
+backward.
 
     rank 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 F4 B1 B1 ...  idle as GPipe: (p-1)(F+B) a rank
     rank 3  .  .  .  F0 B0 B0 F1 B1 B1 F2 ...                 live micro-batches: min(m, p-r), not m
 
-It saves no time. It saves memory, and memory buys micro-batches, which save time.
-Source: Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training (arXiv:2006.09503), section 3.2.
+It saves no time. It saves memory, and memory buys micro-batches, which save time. Source: Narayanan
+et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training (arXiv:2006.09503), section 3.2.
 """
 
 from ..schedule import B, F, Schedule, U

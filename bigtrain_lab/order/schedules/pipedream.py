@@ -1,13 +1,15 @@
 """PipeDream: 1F1B that never drains; each backward is followed at once by its own update.
 
-So stage s runs the forward of micro-batch t on weights that p-1-s updates have not reached yet. With weight stashing
-the backward uses the very version that its forward used, and the run is the recurrence
+So stage s runs the forward of micro-batch t on weights that p-1-s updates have not reached yet.
+With weight stashing the backward uses the very version that its forward used, and the run is the
+recurrence
 
-    w_s(t+1) = w_s(t) - lr * grad_s f(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),        w(t) = w(0) for t < 0
+    w_s(t+1) = w_s(t) - lr * grad_s f(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),
+    w(t) = w(0) for t < 0
 
-at the price of p-s versions on stage s. Without it the backward meets newer weights than its forward did, and the
-gradient is that of no function.
-Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
+at the price of p-s versions on stage s. Without it the backward meets newer weights than its
+forward did, and the gradient is that of no function. Source: Narayanan et al. 2019, PipeDream (SOSP
+2019), section 3.3.
 """
 
 from dataclasses import dataclass
@@ -21,9 +23,11 @@ def updating(steps: list, every: int) -> list:
     ends = [
         (
             step,
-            [U(a.stage, a.micro_batch)]
-            if a.kind == "B" and (a.micro_batch + 1) % every == 0
-            else [],
+            (
+                [U(a.stage, a.micro_batch)]
+                if a.kind == "B" and (a.micro_batch + 1) % every == 0
+                else []
+            ),
         )
         for step in steps
         for a in step

@@ -1,15 +1,18 @@
-"""PipeDream-2BW: updates for m micro-batches together, so that two versions of the weights are enough.
+"""PipeDream-2BW: updates for m micro-batches together, so that two versions of the weights are
+enough.
 
-    w(t+1) = w(t) - lr * grad f(w(t-1)),        w(-1) = w(0),        f the mean loss of the t-th batch of m micro-batches
+    w(t+1) = w(t) - lr * grad f(w(t-1)),        w(-1) = w(0),        f the mean loss of the t-th
+                                                                     batch of m micro-batches
 
-Every stage uses version t-1 for batch t: the delay is one update, whatever the depth, and it never drains. It needs m >= p:
-all micro-batches of batch t-1 must have left a stage before version t-1 may go.
-Source: Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training (arXiv:2006.09503), section 3.1.
+Every stage uses version t-1 for batch t: the delay is one update, whatever the depth, and it never
+drains. It needs m >= p: all micro-batches of batch t-1 must have left a stage before version t-1
+may go. Source: Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training
+(arXiv:2006.09503), section 3.1.
 """
 
 from dataclasses import dataclass, replace
 
-from ..core import Impossible
+from ...core import Impossible
 from ..schedule import Schedule
 from .one_f_one_b import one_forward_one_backward
 from .pipedream import updating
@@ -26,8 +29,9 @@ class PipeDream2BW(Schedule):
         super().__post_init__()
         if self.update_size < self.ranks:
             raise Impossible(
-                f"PipeDream-2BW needs at least as many micro-batches in an update as ranks: {self.update_size} are fewer "
-                f"than {self.ranks}; take {self.ranks} micro-batches or {self.update_size} ranks."
+                "PipeDream-2BW needs at least as many micro-batches in an update as ranks:"
+                f" {self.update_size} are fewer than {self.ranks}; take {self.ranks} micro-batches"
+                f" or {self.update_size} ranks."
             )
 
     @property

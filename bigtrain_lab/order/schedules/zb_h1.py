@@ -1,7 +1,8 @@
 """ZB-H1: the backward is split, and its second half, which nobody waits for, fills the bubbles.
 
-    I  dL/dx, which the stage before waits for        idle a rank          (p-1)(F+I-W)          for m >= p
-    W  dL/dw, which only U waits for                                       (p-1)(F+I-W) + (p-m)W for m < p
+    I  dL/dx, which the stage before waits for        idle a rank   (p-1)(F+I-W)          for m >= p
+    W  dL/dw, which only U waits for                                       (p-1)(F+I-W) + (p-m)W for
+                                                                           m < p
                                                       live micro-batches   min(m, p), on every rank
     rank r delays its W by r micro-batches: it may, since it warms up with r fewer than rank 0
 
@@ -12,7 +13,8 @@ from ..schedule import Action, Schedule, U
 
 
 def split_backward(rank: int, micro_batches: int, warm_up: int, delay: int) -> list:
-    """Warm-up forwards, then F I W in turns, each W `delay` micro-batches behind its I; one update at the end."""
+    """Warm-up forwards, then F I W in turns, each W `delay` micro-batches behind its I; one update
+    at the end."""
     steps = [(Action("F", rank, m),) for m in range(min(warm_up, micro_batches))]
     for m in range(micro_batches + delay):
         if warm_up + m < micro_batches:

@@ -3,9 +3,10 @@
     idle within the longest window   (p-1)(F+I-2W)          for m >= 2p-1
     live micro-batches               min(m, 2p-1), on every rank
 
-The ranks begin and end one after the other, so by the measure of the makespan idle time remains: there the bubble is not
-gone but moved outside the windows, where the next step (without a flush of all ranks) may use it.
-Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241), sections 2 and 4.
+The ranks begin and end one after the other, so by the measure of the makespan idle time remains:
+there the bubble is not gone but moved outside the windows, where the next step (without a flush of
+all ranks) may use it. Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241),
+sections 2 and 4.
 """
 
 from ..schedule import Schedule

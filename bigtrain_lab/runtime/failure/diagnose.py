@@ -1,7 +1,9 @@
-"""From logs and statuses to a few readable lines: which rank failed, where and why, and what the others were doing.
+"""From logs and statuses to a few readable lines: which rank failed, where and why, and what the
+others were doing.
 
-The earliest failure that is nobody's consequence is the culprit: a rank that lost its connection is a victim. In a hang
-the guilty rank is the one that is not waiting. A deadlock (waits.py) is certain, without a time limit.
+The earliest failure that is nobody's consequence is the culprit: a rank that lost its connection is
+a victim. In a hang the guilty rank is the one that is not waiting. A deadlock (waits.py) is
+certain, without a time limit.
 """
 
 import signal
@@ -9,24 +11,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ..memory.capacity import OutOfMemory
+from ..process.end import FAILED, UNWRITABLE
+from ..process.pulse import REMEDIES
+from ..record.kept import status_of
+from ..talk.lanes import LaneFailed
 from . import frames
-from .capacity import OutOfMemory
-from .end import FAILED, UNWRITABLE
-from .kept import status_of
-from .lanes import LaneFailed
-from .pulse import REMEDIES
-from .waits import BLOCKED, Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
+from .wait_graph import BLOCKED, Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
 
 
 class Exit(NamedTuple):
-    """How a rank's process ended: its code (negative: a signal; None: nobody saw), and when it was seen, in ns since the run began."""
+    """How a rank's process ended: its code (negative: a signal; None: nobody saw), and when it was
+    seen, in ns since the run began."""
 
     code: int | None
     wall: int
 
 
 def deadlock(doings: list[Doing]) -> str | None:
-    """The sentence of a certain deadlock, with its cycle; None where there is none. Follow the logs before."""
+    """The sentence of a certain deadlock, with its cycle; None where there is none. Follow the logs
+    before."""
     stuck = knot(doings)
     if not stuck:
         return None
@@ -162,7 +166,8 @@ def failed(directory: Path, ranks: int) -> dict[int, Exit]:
 
 
 def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
-    """The rank whose failure came first and is not another's consequence; a victim only where there is nobody else."""
+    """The rank whose failure came first and is not another's consequence; a victim only where there
+    is nobody else."""
     found = []
     for rank, exit in exits.items():
         status = status_of(directory, rank)
@@ -202,7 +207,10 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
         )
     if code < 0:
         hint = "; out of memory?" if -code == signal.SIGKILL else ""
-        return f"Rank {rank} was killed by signal {-code} ({_signal(code)}{hint}){last}.{_crash(directory, rank)}"
+        return (
+            f"Rank {rank} was killed by signal {-code}"
+            f" ({_signal(code)}{hint}){last}.{_crash(directory, rank)}"
+        )
     return f"Rank {rank} exited with code {code} before its program returned (os._exit?){last}."
 
 

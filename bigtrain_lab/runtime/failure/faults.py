@@ -1,7 +1,9 @@
-"""Faults on purpose: what breaks real training, at an action of your choice, so that its symptom can be learnt.
+"""Faults on purpose: what breaks real training, at an action of your choice, so that its symptom
+can be learnt.
 
-A fault strikes where every technique passes and none looks: at the start of a recorded span. It is real (the process
-does end, the number is a NaN), and a run tells it as it would tell one that nobody asked for.
+A fault strikes where every technique passes and none looks: at the start of a recorded span. It is
+real (the process does end, the number is a NaN), and a run tells it as it would tell one that
+nobody asked for.
 """
 
 import os
@@ -13,8 +15,8 @@ from math import inf
 
 import torch
 
-from ..core import Cost, Impossible
-from .meter import held
+from ...core import Cost, Impossible
+from ..memory.meter import held
 
 FAULTS = {
     "none": "nothing goes wrong",
@@ -42,8 +44,8 @@ class OnPurpose(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` strikes `rank` at the start of its action number `at`, counted from 0; a straggler is slow from its first, and takes
-    `factor` times its time."""
+    """`kind` strikes `rank` at the start of its action number `at`, counted from 0; a straggler is
+    slow from its first, and takes `factor` times its time."""
 
     kind: str
     rank: int = 0
@@ -57,7 +59,8 @@ class Fault:
             raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
         if not 1 <= self.factor < inf:
             raise Impossible(
-                f"A straggler cannot take {self.factor} times its time: give a number of at least 1."
+                f"A straggler cannot take {self.factor} times its time: give a number of at"
+                " least 1."
             )
 
     def __str__(self) -> str:
@@ -74,7 +77,8 @@ class Fault:
             return
         if self.rank >= ranks:
             raise Impossible(
-                f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose one of them."
+                f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose"
+                " one of them."
             )
         if self.kind == "deadlock" and ranks < 2:
             raise Impossible(
@@ -82,7 +86,8 @@ class Fault:
             )
 
     def priced(self, cost: Cost) -> Cost:
-        """The cost of the faulty run: a straggler's actions take longer, predicted and modelled alike."""
+        """The cost of the faulty run: a straggler's actions take longer, predicted and modelled
+        alike."""
         return (
             replace(cost, slowdown={**cost.slowdown, self.rank: self.factor})
             if self.kind == "straggler"
@@ -160,7 +165,8 @@ class Strike:
         ]
         if not weights:
             raise Impossible(
-                f"Rank {self.rank.index} has told no weights that could become a NaN: call rank.watch(...) before the first action."
+                f"Rank {self.rank.index} has told no weights that could become a NaN: call"
+                " rank.watch(...) before the first action."
             )
         weights[-1].data[(0,) * weights[-1].dim()] = (
             torch.nan

@@ -1,4 +1,5 @@
-"""Where in a person's code: the innermost frame that is neither this runtime's nor an installed library's."""
+"""Where in a person's code: the innermost frame that is neither this runtime's nor an installed
+library's."""
 
 import linecache
 import re
@@ -8,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-RUNTIME = str(Path(__file__).parent)
+RUNTIME = str(Path(__file__).parents[1])
 LIBRARIES = tuple(
     {
         *map(
@@ -39,7 +40,8 @@ def is_foreign(file: str) -> bool:
 
 
 def innermost(places: list[Place]) -> Place | None:
-    """The innermost of these frames, outermost first, in a person's code; the innermost of all where there is none."""
+    """The innermost of these frames, outermost first, in a person's code; the innermost of all
+    where there is none."""
     own = [place for place in places if not is_foreign(place.file)]
     return own[-1] if own else places[-1] if places else None
 
@@ -55,7 +57,8 @@ def of_error(error: BaseException) -> Place | None:
 
 
 def is_whole(dump: Path) -> bool:
-    """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole line, the main thread's last."""
+    """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole
+    line, the main thread's last."""
     try:
         return bool(
             re.search(

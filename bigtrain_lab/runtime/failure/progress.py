@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ..process.end import End
+from ..process.pulse import STOPPED, WITHIN_S, Pulse
 from . import diagnose
 from .diagnose import Exit
-from .end import End
-from .pulse import STOPPED, WITHIN_S, Pulse
-from .waits import Doing, ranks
+from .wait_graph import Doing, ranks
 
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
 COUNT_S = 0.5  # between two counts of what the ranks have computed
 LONG_S = 2.0  # what a rank has been at for so long is said
-LINE_S = 120.0  # a rank that has computed for so long without a word is asked for its line, again and again
+# a rank that has computed for so long without a word is asked for its line, again and again
+LINE_S = 120.0
 
 
 class Progress:
@@ -90,8 +91,8 @@ class Progress:
         return self.failed(told, exits)
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
-        """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for
-        their stacks before it is written."""
+        """The diagnosis of a run that will not go on by itself; None where it may. Called at each
+        look. Ranks are asked for their stacks before it is written."""
         at, logs = time.monotonic(), [size(path) for path in self._logs]
         if at - self._looked > WITHIN_S:  # this process was stopped itself, perhaps with its ranks
             self._worked = at
@@ -141,22 +142,29 @@ class Progress:
         if not busy:
             return ""
         lines = {
-            rank: f" at {line}"
-            if self._asked.get(rank, 0.0) > since
-            and (line := diagnose.line_of(self._directory, rank))
-            else ""
+            rank: (
+                f" at {line}"
+                if self._asked.get(rank, 0.0) > since
+                and (line := diagnose.line_of(self._directory, rank))
+                else ""
+            )
             for rank, since in busy.items()
         }
         if not any(doing.span for doing in self._doings):
             verb = "have" if len(busy) > 1 else "has"
-            return f"the model is being built: {ranks(busy)} {verb} computed for {at - min(busy.values()):.0f} s{next(iter(lines.values()))}"
+            return (
+                f"the model is being built: {ranks(busy)} {verb} computed for"
+                f" {at - min(busy.values()):.0f} s{next(iter(lines.values()))}"
+            )
         return "; ".join(
-            f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
+            f"rank {rank} has computed for {at - since:.0f}"
+            f" s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
             for rank, since in busy.items()
         )
 
     def endless(self) -> list[int]:
-        """The ranks to ask for their lines now, which `now` tells: they may be in a loop without an end, or have much to do."""
+        """The ranks to ask for their lines now, which `now` tells: they may be in a loop without an
+        end, or have much to do."""
         at = self._looked
         found = [
             rank
@@ -168,7 +176,8 @@ class Progress:
 
 
 def size(path: Path) -> int:
-    """Bytes of a file, 0 where there is none. Opened, since a shared disk tells the true size to nobody else."""
+    """Bytes of a file, 0 where there is none. Opened, since a shared disk tells the true size to
+    nobody else."""
     try:
         with open(path, "rb") as file:
             return file.seek(0, os.SEEK_END)
@@ -177,7 +186,8 @@ def size(path: Path) -> int:
 
 
 class Counted:
-    """An output that counts what is written to it, for ranks whose outputs go elsewhere than into the directory."""
+    """An output that counts what is written to it, for ranks whose outputs go elsewhere than into
+    the directory."""
 
     def __init__(self, stream):
         self.stream, self.writes = stream, 0

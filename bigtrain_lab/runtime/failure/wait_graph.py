@@ -16,9 +16,9 @@ from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .kept import Index
-from .lanes import begin_of
-from .log import Mark, Tail
+from ..record.kept import Index
+from ..record.log import Mark, Tail
+from ..talk.lanes import begin_of
 
 BLOCKED = ("wait", "finish", "await")
 ENDED = ("done", "failed")
@@ -71,7 +71,10 @@ class At:
             case "wait" if self.wants.src is None:
                 return f"{self.who} waits for all ranks in {self.wants.label}"
             case "wait":
-                return f"{self.who} waits for {self.wants.label or 'a message'} from rank {self.wants.src}"
+                return (
+                    f"{self.who} waits for {self.wants.label or 'a message'} from rank"
+                    f" {self.wants.src}"
+                )
             case "await":
                 return f"{self.who} waits for {self.signal} on lane {self.by}"
             case "finish":

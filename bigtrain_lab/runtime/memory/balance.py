@@ -1,16 +1,18 @@
-"""A balance: what is held of each kind, from a list of changes in order; its highest total, and who was alive then.
+"""A balance: what is held of each kind, from a list of changes in order; its highest total, and who
+was alive then.
 
     total(t) = sum over kinds of level(t, kind);    peak = max over t of total(t)
 
-A change says: from now on this storage has so many bytes of that kind (or is gone). Who was alive at the peak is known at
-any later time from an undo log: for each storage that has changed since the peak, what it was at the peak, and what it was
-called then. A new peak empties the log, so a rise costs nothing and memory stays that of what is alive.
+A change says: from now on this storage has so many bytes of that kind (or is gone). Who was alive
+at the peak is known at any later time from an undo log: for each storage that has changed since the
+peak, what it was at the peak, and what it was called then. A new peak empties the log, so a rise
+costs nothing and memory stays that of what is alive.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from ..core import MEMORY_KINDS, Alive
+from ...core import MEMORY_KINDS, Alive
 
 APART = (
     "inputs",
@@ -22,7 +24,8 @@ MOST_ROWS = 400  # of a list in a log
 
 
 class Balance:
-    """`change(storage, state, wall)`: state is (kind, bytes), or None when it is gone; `storage.counted` keeps the last one."""
+    """`change(storage, state, wall)`: state is (kind, bytes), or None when it is gone;
+    `storage.counted` keeps the last one."""
 
     def __init__(self):
         self.levels: dict[str, int] = defaultdict(int)  # kind -> bytes now
@@ -82,7 +85,8 @@ class Balance:
             storage.maker = name
 
     def at_peak(self, alive) -> list[tuple[object, str, int]]:
-        """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that are gone since."""
+        """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that
+        are gone since."""
         states = {storage: storage.counted for storage in alive} | self._since
         return [
             (storage, *state)
@@ -90,13 +94,14 @@ class Balance:
             if state and state[0] not in APART
         ]
 
-    # -- readings inside a span -----------------------------------------------------------------------------
+    # -- readings inside a span --------------------------------------------------------------------
 
     def listen(self) -> None:
         self._told, self.before = [], dict(self.levels)
 
     def readings(self) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
-        """The kinds that have changed since `listen`, all moments (wall), and the bytes of each kind then."""
+        """The kinds that have changed since `listen`, all moments (wall), and the bytes of each
+        kind then."""
         told, self._told = self._told or [], None
         kinds = [kind for kind in dict.fromkeys(kind for _, kind, *_ in told) if kind not in APART]
         now, walls, levels = {kind: self.before.get(kind, 0) for kind in kinds}, [], []
@@ -110,8 +115,8 @@ class Balance:
 
 
 class Heights:
-    """Inside which of its spans a rank tells levels: the first ones, until all `ranks` together have told MOST, and those that are
-    higher than all before."""
+    """Inside which of its spans a rank tells levels: the first ones, until all `ranks` together
+    have told MOST, and those that are higher than all before."""
 
     def __init__(self, ranks: int = 1):
         self.left, self.highest = MOST // ranks, 0
@@ -125,9 +130,9 @@ class Heights:
 
 
 def with_units(kinds, rows: list[tuple], before: Mapping, told: Mapping) -> tuple[list, list]:
-    """The kinds and levels inside an action, with those of weights and gradients where any have come
-    or gone since the last boundary, as those of a sharded model do. `before`: kind -> bytes at the
-    action's start; `told`: at that boundary."""
+    """The kinds and levels inside an action, with those of weights and gradients where any have
+    come or gone since the last boundary, as those of a sharded model do. `before`: kind -> bytes at
+    the action's start; `told`: at that boundary."""
     moved = [
         kind
         for kind in ("weights", "gradients")
@@ -138,7 +143,8 @@ def with_units(kinds, rows: list[tuple], before: Mapping, told: Mapping) -> tupl
 
 
 def read(levels: list[tuple[int, ...]], most: int = READINGS) -> list[int]:
-    """Which moments of a span are told: at most so many, the highest and the lowest total among them, and none that tells nothing new."""
+    """Which moments of a span are told: at most so many, the highest and the lowest total among
+    them, and none that tells nothing new."""
     chosen = few(range(len(levels)), most, lambda at: sum(levels[at]))
     return [
         at
@@ -157,7 +163,8 @@ def few(moments: list, most: int, height: Callable) -> list:
 
 
 def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
-    """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the same sum."""
+    """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the
+    same sum."""
     rows = list(alive[:most])
     for kind in MEMORY_KINDS:
         if small := [a for a in alive[most:] if a.kind == kind]:

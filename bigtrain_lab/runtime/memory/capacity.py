@@ -3,14 +3,16 @@ where, and what would help."""
 
 from collections.abc import Mapping, Sequence
 
-from ..core import Impossible, available_bytes
-from ..words import by_kind, exactly, size
+from ...core import Impossible, available_bytes
+from ...core.words import by_kind, exactly, size
 
 # What lowers the bytes of a kind; said of the largest kind that something lowers.
 REMEDIES = {
     "activations": "take smaller micro-batches, or recompute activations instead of keeping them",
     "recomputed": "keep fewer layers' activations at once: recompute in shorter segments",
-    "temporaries": "take smaller micro-batches, or a narrower layer where the largest ones are made",
+    "temporaries": (
+        "take smaller micro-batches, or a narrower layer where the largest ones are made"
+    ),
     "queued": "let fewer micro-batches wait: a schedule with fewer of them in flight",
     "stashed": "keep fewer weight versions: a schedule with fewer micro-batches in flight",
     "optimizer": "take an optimizer with less state, or share the state among more ranks",
@@ -40,9 +42,10 @@ def out_of_memory(
 
     held         kind -> bytes held already, without those asked for
     action       the action in which it happened ("0F3")
-    asked_bytes  of the one allocation that did not fit, with the operator's `name` and the `module` it was in; 0 where only
-                 levels at action boundaries are known
-    relief       the sentence of an experiment that knows its settings; else a remedy for the largest kind that has one
+    asked_bytes  of the one allocation that did not fit, with the operator's `name` and the `module`
+                 it was in; 0 where only levels at action boundaries are known
+    relief       the sentence of an experiment that knows its settings; else a remedy for the
+                 largest kind that has one
     """
     total = sum(held.values())
     largest = sorted((kind for kind in held if held[kind]), key=lambda kind: -held[kind])
@@ -50,14 +53,17 @@ def out_of_memory(
     place = f" at {action}" if action else ""
     if asked_bytes:
         maker = f"{name or 'an operator'}{f' in {module}' if module else ''}"
-        what = f"{maker} asks for {size(asked_bytes)} more than the {size(total)} held ({by_kind(held)})"
+        what = (
+            f"{maker} asks for {size(asked_bytes)} more than the {size(total)} held"
+            f" ({by_kind(held)})"
+        )
     else:
         what = f"it holds {size(total)} ({by_kind(held)})"
     remedy = next((REMEDIES[kind] for kind in largest if kind in REMEDIES), "take a smaller model")
     missing = total + asked_bytes - capacity_bytes
     return OutOfMemory(
-        f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)}, {exactly(missing)} too few"
-        + (f". {relief}" if relief else f": {remedy}.")
+        f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)},"
+        f" {exactly(missing)} too few" + (f". {relief}" if relief else f": {remedy}.")
     )
 
 
@@ -90,6 +96,7 @@ def refuse_beyond_memory(
             else "The rank would hold"
         )
         raise Impossible(
-            f"{who} {how}{size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
-            f"take fewer or narrower layers, or less in a batch, or close other programs. {relief}".rstrip()
+            f"{who} {how}{size(together)} of memory at the peak, and this machine has"
+            f" {size(available, together)} available: take fewer or narrower layers, or less in a"
+            f" batch, or close other programs. {relief}".rstrip()
         )

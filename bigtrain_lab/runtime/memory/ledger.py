@@ -1,32 +1,39 @@
-"""The ledger: every storage that an operator returns or autograd saves, once, with its kind, what made it, where, and its end.
+"""The ledger: every storage that an operator returns or autograd saves, once, with its kind, what
+made it, where, and its end.
 
     with Ledger(model, optimizer) as ledger:
         train()
     ledger.peak_bytes, ledger.peak("activations"), ledger.at_peak(), print(ledger.table())
 
-A storage is born when an operator returns one that was not there, and dead when its last tensor is: torch tells both, the
-one to a dispatch mode, the other to a weak reference. So views, in-place results and shared storages count once, whole.
-Workspaces inside a kernel are not seen on the CPU; on CUDA the allocator knows them (allocator.py, not tested on any GPU).
-Nor is a storage that neither an operator returns nor autograd saves: a random state (torch.get_rng_state(), 5,056 bytes each,
-as kept to recompute a dropout), a torch.UntypedStorage without a tensor, a tensor over memory that others own (frombuffer,
-from_dlpack; from_numpy's is seen, since an operator returns it).
-What other threads allocate is not seen, but for the backwards that this one starts. A function of torch.compile runs uncompiled, since
-torch compiles nothing under a dispatch mode (one first called there stays so). What torch.func's transforms save is a temporary.
-Ledgers may look on inside one another, and inside a run: each sees all. Other hooks on saved tensors (torch's save_on_cpu) come
-between, since autograd asks the innermost ones alone: such hooks inside hide from the ledger what they keep, and such hooks around
-it rest while it looks. And an observer changes what it sees: where a dispatch mode looks on, torch's backward makes a few tensors
-anew that it else writes in place (the sum of two gradients of one tensor, the zeros behind a gather), so an unobserved peak may be
-a little lower.
+A storage is born when an operator returns one that was not there, and dead when its last tensor is:
+torch tells both, the one to a dispatch mode, the other to a weak reference. So views, in-place
+results and shared storages count once, whole. Workspaces inside a kernel are not seen. Nor is a
+storage that neither an operator returns nor autograd saves: a random state (torch.get_rng_state(),
+5,056 bytes each, as kept to recompute a dropout), a torch.UntypedStorage without a tensor, a tensor
+over memory that others own (frombuffer, from_dlpack; from_numpy's is seen, since an operator
+returns it). What other threads allocate is not seen, but for the backwards that this one starts. A
+function of torch.compile runs uncompiled, since torch compiles nothing under a dispatch mode (one
+first called there stays so). What torch.func's transforms save is a temporary. Ledgers may look on
+inside one another, and inside a run: each sees all. Other hooks on saved tensors (torch's
+save_on_cpu) come between, since autograd asks the innermost ones alone: such hooks inside hide from
+the ledger what they keep, and such hooks around it rest while it looks. And an observer changes
+what it sees: where a dispatch mode looks on, torch's backward makes a few tensors anew that it else
+writes in place (the sum of two gradients of one tensor, the zeros behind a gather), so an
+unobserved peak may be a little lower.
 
 Kinds, the first that holds:
-    weights, master, stashed, gradients, optimizer, queued, communication, inputs, buffers     what the program declares to hold
-    recomputed     made or saved with gradients on while a backward runs (so with create_graph, all that it makes)
+    weights, master, stashed, gradients, optimizer, queued, communication, inputs, buffers
+                   what the program declares to hold
+    recomputed     made or saved with gradients on while a backward runs (so with create_graph, all
+                   that it makes)
     activations    saved by autograd, as long as its graph lives
     temporaries    everything else
-Inputs (declared, or made before the ledger and then saved) and buffers are told apart and are part of no sum.
+Inputs (declared, or made before the ledger and then saved) and buffers are told apart and are part
+of no sum.
 
-Cost: about 15 us an operator on one core (benchmarks/ledger.py), no bytes on the device. Source: torch.utils._python_dispatch
-(TorchDispatchMode) and torch.autograd.graph.saved_tensors_hooks; torch.distributed._tools.mem_tracker is its peer.
+Cost: about 15 us an operator on one core (benchmarks/ledger.py), no bytes on the device. Source:
+torch.utils._python_dispatch (TorchDispatchMode) and torch.autograd.graph.saved_tensors_hooks;
+torch.distributed._tools.mem_tracker is its peer.
 """
 
 import time
@@ -39,9 +46,9 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ..core import MEMORY_KINDS, Alive, Impossible
-from ..words import size
-from . import allocator, owned
+from ...core import MEMORY_KINDS, Alive, Impossible
+from ...core.words import size
+from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory
 from .meter import held
@@ -52,13 +59,16 @@ MOST_EVENTS = 100_000  # before they are balanced, where nobody asks
 
 
 class Ledger:
-    """Alone: around a training loop, with the modules and optimizers whose tensors have a kind of their own.
+    """Alone: around a training loop, with the modules and optimizers whose tensors have a kind of
+    their own.
 
-    watched          modules and optimizers, any number. A parameter that only an optimizer has, a float32 copy of one of lower
-                     precision, is a master weight.
-    capacity_bytes   the operator that would make the sum larger raises OutOfMemory, and its bytes do not count; `rank` and `relief`
-                     are for the sentence. `refused`: all that was alive then, and what was asked for, if nothing grew since
-    device, operate  meta: storages without memory count too. What to call in place of each operator, by (operator, args, kwargs)
+    watched          modules and optimizers, any number. A parameter that only an optimizer has, a
+                     float32 copy of one of lower precision, is a master weight.
+    capacity_bytes   the operator that would make the sum larger raises OutOfMemory, and its bytes
+                     do not count; `rank` and `relief` are for the sentence. `refused`: all that was
+                     alive then, and what was asked for, if nothing grew since
+    device, operate  meta: storages without memory count too. What to call in place of each
+                     operator, by (operator, args, kwargs)
     """
 
     def __init__(
@@ -77,7 +87,8 @@ class Ledger:
             isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf
         ):
             raise Impossible(
-                f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number, such as 2 * 10**9, or None for no limit."
+                f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number,"
+                " such as 2 * 10**9, or None for no limit."
             )
         device = device or owned.device(watched)
         self.holdings: Callable = partial(owned.of, watched) if watched else dict
@@ -88,15 +99,13 @@ class Ledger:
             Storages(wall, self._places, self._grows, device, operate),
             balance or Balance(),
         )
-        self._record = allocator.Record(device) if device.type == "cuda" else None
-        self._allocated: allocator.Held | None = None
         self._held: set[Storage] = set()  # what was declared at the last look
         self._settling, self.looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
         self._active: ExitStack | None = None
         self._ended = self._stepping = False
         self.refused: list[Alive] = []
 
-    # -- asking ---------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     @property
     def bytes(self) -> int:
@@ -118,7 +127,8 @@ class Ledger:
         return self._settled().highest[known_kind(kind)]
 
     def at_peak(self) -> list[Alive]:
-        """All that was alive when the most was held, the largest first; `start` is that moment on the wall clock (ns)."""
+        """All that was alive when the most was held, the largest first; `start` is that moment on
+        the wall clock (ns)."""
         balance = self._settled()
         return self._told(
             balance.at_peak(list(self._seen.known.values())), balance.peak_wall, balance.names
@@ -140,10 +150,6 @@ class Ledger:
             )
             for s, kind, count in rows
         ]
-        if self._allocated and alive:
-            alive = self._allocated.told(
-                dict(zip((s.address for s, _, _ in rows), alive)), alive[0]
-            )
         return sorted(
             alive, key=lambda a: (-a.bytes, a.kind, a.name, *a[6:])
         )  # in one order, whatever the addresses
@@ -160,27 +166,28 @@ class Ledger:
         ]
         if apart := [f"{kind} {size(self.peak(kind))}" for kind in APART if self.peak(kind)]:
             lines.append(f"  beside these, in no sum: {', '.join(apart)}")
-        if self._allocated:
-            lines += [
-                f"  cuBLAS keeps, or was there before, {size(sum(self._allocated.kept.values()))}, in no sum",
-                f"  {allocator.UNTESTED}",
-            ]
         lines += [
             "",
-            f"{'bytes':>9}  {'kind':<12} {'what':<32} {'shape':<20} {'dtype':<9} {'made in':<28} when",
+            (
+                f"{'bytes':>9}  {'kind':<12} {'what':<32} {'shape':<20} {'dtype':<9}"
+                f" {'made in':<28} when"
+            ),
         ]
         lines += [
-            f"{size(a.bytes):>9}  {a.kind:<12} {a.name:<32} {'x'.join(map(str, a.shape)):<20} {a.dtype:<9} {a.module:<28} {a.made}".rstrip()
+            f"{size(a.bytes):>9}  {a.kind:<12} {a.name:<32} {'x'.join(map(str, a.shape)):<20}"
+            f" {a.dtype:<9} {a.module:<28} {a.made}".rstrip()
             for a in alive[:rows]
         ]
         if alive[rows:]:
             lines.append(
-                f"{size(sum(a.bytes for a in alive[rows:])):>9}  in {len(alive) - rows} smaller ones"
+                f"{size(sum(a.bytes for a in alive[rows:])):>9}  in {len(alive) - rows} smaller"
+                " ones"
             )
         return "\n".join(lines)
 
     def aside(self):
-        """A context for what is no part of the training, such as a look at its gradients: what is made within is not seen."""
+        """A context for what is no part of the training, such as a look at its gradients: what is
+        made within is not seen."""
         return self._seen.aside() if self._active else nullcontext()
 
     def ignore(self, tensor: torch.Tensor) -> None:
@@ -188,13 +195,13 @@ class Ledger:
         self._seen.record(tensor.untyped_storage(), tensor, "ignored")
 
     def forget(self) -> None:
-        """Let go of all storages and tensors that it knows, at its end. What it is made of leads back to it, so they would else stay
-        until the collector finds them."""
+        """Let go of all storages and tensors that it knows, at its end. What it is made of leads
+        back to it, so they would else stay until the collector finds them."""
         self.holdings, self._watched, self._balance = dict, (), Balance()
         for known in (self._held, self._seen.known, self._seen.events):
             known.clear()
 
-    # -- on and off -----------------------------------------------------------------------------------------
+    # -- on and off --------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":
         if self._active:
@@ -210,8 +217,6 @@ class Ledger:
                 self._watched, self.became_gradient, self._update_begins, self._update_ends
             ):
                 stack.callback(handle.remove)
-            if self._record:
-                self._record.start()
             self._active = stack.pop_all()
         return self
 
@@ -220,8 +225,6 @@ class Ledger:
         active.__exit__(*error)
         self._settled()
         self.refused = self.refused if error[0] else []
-        if self._record:
-            self._allocated = self._record.stop(self._seen.returned)
 
     def _grows(self, storage: Storage, more: int) -> None:
         if len(self._seen.events) > MOST_EVENTS:
@@ -259,11 +262,13 @@ class Ledger:
             if kind not in APART
         }
 
-    # -- kinds that are declared ----------------------------------------------------------------------------
+    # -- kinds that are declared -------------------------------------------------------------------
 
     def _settled(self, look: bool = True, ended: bool = True) -> Balance:
-        """The balance of all that has happened. A storage that is found declared counts as that since the last such look; without a
-        look, all are taken to be declared as they were. Before an action has ended what it no longer declares is still in its hands."""
+        """The balance of all that has happened. A storage that is found declared counts as that
+        since the last such look; without a look, all are taken to be declared as they were. Before
+        an action has ended what it no longer declares is still in its hands.
+        """
         if self._settling:
             return self._balance
         self._settling = True
@@ -306,7 +311,8 @@ class Ledger:
         return list(found.values())
 
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
-        """It is found declared: at once, for all that has happened since the last look too, unless it was of another declared kind."""
+        """It is found declared: at once, for all that has happened since the last look too, unless
+        it was of another declared kind."""
         if storage.declared and storage.declared != kind:
             moved.append((storage, kind, name))  # from one to another: from now on
         else:
@@ -315,7 +321,8 @@ class Ledger:
             self._balance.change(storage, (kind, storage.counted[1]), self.looked)
 
     def _rename(self, storage: Storage, kind: str, name: str) -> None:
-        """Its declared kind ("": its own again) and name, and with it the running sum, of which kinds APART are no part."""
+        """Its declared kind ("": its own again) and name, and with it the running sum, of which
+        kinds APART are no part."""
         self._balance.name(storage, name)
         was_apart, storage.declared = storage.kind in APART, kind
         if self._seen.known.get(storage.key) is storage:
@@ -338,7 +345,8 @@ class Ledger:
         self._seen.action = self._seen.action or "update"
 
     def _update_ends(self) -> None:
-        """The state that an optimizer made in its first step is known before anything of it can go."""
+        """The state that an optimizer made in its first step is known before anything of it can
+        go."""
         self._settled()
         self._seen.action = self._seen.action.removeprefix("update")
 
@@ -354,10 +362,11 @@ class Ledger:
             else ""
         )
 
-    # -- in a run, in place of a Meter ----------------------------------------------------------------------
+    # -- in a run, in place of a Meter -------------------------------------------------------------
 
     def begin(self, action: str = "", look: bool = True):
-        """At an action's start: nothing more is to be active during it. `look`: whether what is declared may have changed."""
+        """At an action's start: nothing more is to be active during it. `look`: whether what is
+        declared may have changed."""
         self._settled(look)
         if not self._stepping:
             self._balance.steps_begin(self._wall())
@@ -367,7 +376,8 @@ class Ledger:
         return nullcontext()
 
     def end(self, look: bool = True) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
-        """At an action's end: the kinds that rose or fell inside, the moments (wall ns), and the bytes of each kind then."""
+        """At an action's end: the kinds that rose or fell inside, the moments (wall ns), and the
+        bytes of each kind then."""
         self._settled(look)
         self._seen.action, self._ended = "", True
         return self._balance.readings()
@@ -380,7 +390,7 @@ class Ledger:
     @property
     def highest_bytes(self) -> int:
         """The peak, as of the last look."""
-        return self._allocated.peak_bytes if self._allocated else self._balance.peak_bytes
+        return self._balance.peak_bytes
 
     @property
     def highest_wall(self) -> int:
@@ -401,13 +411,15 @@ class Ledger:
 
 
 def words(maker) -> str:
-    """An operator's name without its library, where that is torch's own; a declared tensor's name as it is."""
+    """An operator's name without its library, where that is torch's own; a declared tensor's name
+    as it is."""
     return maker if isinstance(maker, str) else maker._schema.name.removeprefix("aten::")
 
 
 def known_kind(kind: str) -> str:
     if kind not in (*MEMORY_KINDS, *APART):
         raise Impossible(
-            f"There is no kind of memory {kind!r}: choose from {', '.join((*MEMORY_KINDS, *APART))}."
+            f"There is no kind of memory {kind!r}: choose from"
+            f" {', '.join((*MEMORY_KINDS, *APART))}."
         )
     return kind

@@ -1,11 +1,13 @@
-"""Which bytes a rank holds, by kind, at action boundaries, and how activations rise and fall inside an action.
+"""Which bytes a rank holds, by kind, at action boundaries, and how activations rise and fall inside
+an action.
 
-    activations    distinct storages that autograd packed inside spans and whose graph still lives, less every storage that
-                   the program says it holds, inputs and buffers included
+    activations    distinct storages that autograd packed inside spans and whose graph still lives,
+                   less every storage that the program says it holds, inputs and buffers included
     all kinds      storages of the tensors that the program says it holds (Rank.watch)
 
-A storage counts once, whole, however many views, names or kinds share it; the first kind in core.MEMORY_KINDS' order
-has it. What torch.func's transforms save inside a span is not seen (saved.py says why).
+A storage counts once, whole, however many views, names or kinds share it; the first kind in
+core.MEMORY_KINDS' order has it. What torch.func's transforms save inside a span is not seen
+(saved.py says why).
 """
 
 import time
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from ..core import MEMORY_KINDS, Impossible
+from ...core import MEMORY_KINDS, Impossible
 from .balance import few
 from .owned import plain
 from .saved import Observer
@@ -31,10 +33,12 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """(kind, name or "", tensor) of all that is declared, in the kinds' order; Impossible where a kind is unknown."""
+    """(kind, name or "", tensor) of all that is declared, in the kinds' order; Impossible where a
+    kind is unknown."""
     if unknown := set(holdings) - set(HELD_KINDS):
         raise Impossible(
-            f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}."
+            f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory"
+            f" {', '.join(HELD_KINDS)}."
         )
     for kind in HELD_KINDS:
         tensors = holdings.get(kind, ())
@@ -48,7 +52,8 @@ def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Ten
 
 
 class Meter:
-    """Give it `holdings`, a function -> {kind: tensors, or {name: tensor}}; ask `changes()` at action boundaries."""
+    """Give it `holdings`, a function -> {kind: tensors, or {name: tensor}}; ask `changes()` at
+    action boundaries."""
 
     highest_bytes, refused = 0, ()  # it knows no moment but these: a Ledger does
 
@@ -64,7 +69,7 @@ class Meter:
         self._readings: list[tuple[int, int]] | None = None
         self._counted = 0  # activations as last read inside a span
 
-    # -- action boundaries ----------------------------------------------------------------------------------
+    # -- action boundaries -------------------------------------------------------------------------
 
     def changes(self) -> list[tuple[str, int]]:
         """(kind, bytes) of each kind whose bytes are not those of the last call."""
@@ -93,7 +98,7 @@ class Meter:
         )
         return self._bytes - sum(self._alive[a][1] for a in held if a in self._alive)
 
-    # -- inside an action -----------------------------------------------------------------------------------
+    # -- inside an action --------------------------------------------------------------------------
 
     def begin(self, action: str = ""):
         """At a span's start: returns the hooks to be active during it."""
@@ -104,7 +109,8 @@ class Meter:
         return Observer(self._saved, self._died)
 
     def end(self) -> dict[str, list[tuple[int, int]]]:
-        """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest and lowest among them."""
+        """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest
+        and lowest among them."""
         self._settle()
         readings = few(self._readings or [], READINGS, lambda reading: reading[1])
         self._readings = None
@@ -130,7 +136,8 @@ class Meter:
         return [address for address, _ in stored]
 
     def _died(self, addresses: list[int]) -> None:
-        """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use right now."""
+        """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use
+        right now."""
         self._dead.extend(addresses)
         if not self._settling:
             self._settle()

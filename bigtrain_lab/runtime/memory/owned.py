@@ -1,9 +1,11 @@
-"""What modules and optimizers hold, by kind and name: what a ledger that stands alone reads, at each look anew, and what the
-program of an experiment declares to the one of its rank.
+"""What modules and optimizers hold, by kind and name: what a ledger that stands alone reads, at
+each look anew, and what the program of an experiment declares to the one of its rank.
 
-    weights, buffers   a module's parameters and buffers            gradients   every parameter's .grad
-    master             an optimizer's own parameters that are float32 copies of a module's of lower precision
-    optimizer          all tensors of an optimizer's state, also those in lists, tuples and dictionaries there
+    weights, buffers   a module's parameters and buffers         gradients   every parameter's .grad
+    master             an optimizer's own parameters that are float32 copies of a module's of lower
+                       precision
+    optimizer          all tensors of an optimizer's state, also those in lists, tuples and
+                       dictionaries there
 Names: "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
 """
 
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..core import Impossible
+from ...core import Impossible
 
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 PARTS = {
@@ -48,7 +50,8 @@ def named(
     optimizers: Iterable,
     masters: Mapping[nn.Parameter, nn.Parameter] = {},
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The same, where one knows more: what to put behind the names of each module, and which weight a master is of."""
+    """The same, where one knows more: what to put behind the names of each module, and which weight
+    a master is of."""
     held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
     names: dict[nn.Parameter, str] = {}
     for of_which, module in modules.items():
@@ -97,7 +100,8 @@ def named(
 
 
 def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
-    """All that are in a value, however deep, by the way to them: "mlp.up.weight exp_avg", "mlp.up.weight old_dirs 3"."""
+    """All that are in a value, however deep, by the way to them: "mlp.up.weight exp_avg",
+    "mlp.up.weight old_dirs 3"."""
     if isinstance(value, torch.Tensor):
         found[name] = value
         return
@@ -130,7 +134,8 @@ def parameters_of(optimizer) -> Iterator[nn.Parameter]:
 def hooks(
     watched: Iterable, became_gradient: Callable, before_step: Callable, after_step: Callable
 ) -> Iterator:
-    """Handles of hooks that tell of each gradient as it comes, by (parameter's name, gradient), and of each optimizer's step."""
+    """Handles of hooks that tell of each gradient as it comes, by (parameter's name, gradient), and
+    of each optimizer's step."""
     named = {}
     for thing in watched:
         if isinstance(thing, nn.Module):
@@ -161,8 +166,10 @@ def refuse_strange(watched: Iterable) -> None:
 
 
 def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The dense tensors that a tensor is made of: itself, a subclass's inner ones, a sparse one's indices and values, a nested one's
-    values and sizes, what a transform of torch.func wraps; none, if it has no bytes: torch's zero tensor, a lazy module's weight."""
+    """The dense tensors that a tensor is made of: itself, a subclass's inner ones, a sparse one's
+    indices and values, a nested one's values and sizes, what a transform of torch.func wraps; none,
+    if it has no bytes: torch's zero tensor, a lazy module's weight.
+    """
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return plain(torch._C._functorch.get_unwrapped(tensor))
     usual = type(tensor) in USUAL

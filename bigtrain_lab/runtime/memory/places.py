@@ -1,12 +1,14 @@
-"""Which module is at work: a path such as "layers.3.mlp.up", in the forward by its call, in the backward by the forward's numbers.
+"""Which module is at work: a path such as "layers.3.mlp.up", in the forward by its call, in the
+backward by the forward's numbers.
 
-Module.__call__ is wrapped while a ledger looks on. Torch's forward hooks would not do: a call that a BaseException ends, as
-an interrupt does or a recompute that has all it needs, runs none of them.
+Module.__call__ is wrapped while a ledger looks on. Torch's forward hooks would not do: a call that
+a BaseException ends, as an interrupt does or a recompute that has all it needs, runs none of them.
 
-Autograd numbers its nodes as the forward makes them (torch's sequence numbers), so the module of a node that runs in the
-backward is the one that was at work when its number was given: a search in the list of (number, path) that the forward left.
-A module gets its path from the first module above it that was called by itself; where the names of that one's weights are
-known ("layers.3.norm.weight" for its "norm.weight"), they say where it stands in its model.
+Autograd numbers its nodes as the forward makes them (torch's sequence numbers), so the module of a
+node that runs in the backward is the one that was at work when its number was given: a search in
+the list of (number, path) that the forward left. A module gets its path from the first module above
+it that was called by itself; where the names of that one's weights are known
+("layers.3.norm.weight" for its "norm.weight"), they say where it stands in its model.
 """
 
 import weakref
@@ -48,7 +50,8 @@ class Places:
             self._paths[id(module)] = (weakref.ref(module), path)
 
     def of_node(self) -> str:
-        """The path of the module whose forward made the autograd node that runs now; "" where that is not known."""
+        """The path of the module whose forward made the autograd node that runs now; "" where that
+        is not known."""
         node = torch._C._current_autograd_node()
         at = bisect_right(self._numbers, node._sequence_nr()) if node is not None else 0
         return self._places[at - 1] if at else ""
@@ -77,7 +80,9 @@ class Places:
         if self._numbers and self._numbers[-1] >= number:
             if self._numbers[-1] == number:  # nothing was recorded there
                 self._places[-1] = path
-            return  # else a backward recomputes in a thread of its own, as on CUDA: numbers are a thread's own
+            # else a backward recomputes in a thread of its own, as on CUDA: numbers are a thread's
+            # own
+            return
         self._numbers.append(number)
         self._places.append(path)
         if len(self._numbers) > LONGEST:

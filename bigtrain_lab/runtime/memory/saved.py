@@ -1,8 +1,10 @@
-"""What autograd saves for a backward, told to an observer (a Meter, a Ledger): each tensor as it is saved, and as its graph lets it go.
+"""What autograd saves for a backward, told to an observer (a Meter, a Ledger): each tensor as it is
+saved, and as its graph lets it go.
 
-Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's death is the release; nothing is
-searched. Autograd asks the innermost hooks alone, so an observer inside another passes on what it is told. The transforms of
-torch.func (grad, vjp, hessian) refuse to work where anyone has hooks: observers are away meanwhile, and hear nothing of what those save.
+Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's
+death is the release; nothing is searched. Autograd asks the innermost hooks alone, so an observer
+inside another passes on what it is told. The transforms of torch.func (grad, vjp, hessian) refuse
+to work where anyone has hooks: observers are away meanwhile, and hear nothing of what those save.
 Source: torch.autograd.graph.saved_tensors_hooks and disable_saved_tensors_hooks.
 """
 
@@ -17,15 +19,19 @@ from .owned import USUAL
 
 
 class Saved:
-    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go of it.
+    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go
+    of it.
 
-    `beyond`: the same of an observer around this one, which autograd does not ask; it goes when this goes."""
+    `beyond`: the same of an observer around this one, which autograd does not ask; it goes when
+    this goes.
+    """
 
     __slots__ = ("tensor", "version", "released", "what", "beyond")
 
     def __init__(self, tensor, released, what, beyond: "Saved | None" = None):
-        # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
-        # That is our own call, of no interest to a dispatch mode; a tensor subclass detaches in its own way.
+        # Detached: an output that its own graph saves would hold that graph for ever. Autograd
+        # gives it its history back. That is our own call, of no interest to a dispatch mode; a
+        # tensor subclass detaches in its own way.
         with _DisableTorchDispatch() if type(tensor) in USUAL else nullcontext():
             self.tensor = tensor.detach()
         self.version, self.released, self.what, self.beyond = (
@@ -38,8 +44,8 @@ class Saved:
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
             raise RuntimeError(
-                f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place "
-                "after its forward: write the result to a new tensor."
+                f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed"
+                " in place after its forward: write the result to a new tensor."
             )
         return self.tensor
 
@@ -53,7 +59,8 @@ class Saved:
 class Observer:
     """Active in a `with`.
 
-    saved        called with each tensor that autograd saves; what it returns is given to `released` when the graph lets go of the tensor
+    saved        called with each tensor that autograd saves; what it returns is given to `released`
+                 when the graph lets go of the tensor
     transforms   of torch.func, that are at work now
     """
 
@@ -94,7 +101,8 @@ class Observer:
 
 @contextmanager
 def hooks_away():
-    """Without the hooks on saved tensors of the innermost observers, this one and those right around it."""
+    """Without the hooks on saved tensors of the innermost observers, this one and those right
+    around it."""
     away = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and top[
         1

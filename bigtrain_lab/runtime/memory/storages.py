@@ -1,12 +1,16 @@
-"""What happens to storages, told as it happens: each is born, grows, is saved by autograd, is let go, and ends.
+"""What happens to storages, told as it happens: each is born, grows, is saved by autograd, is let
+go, and ends.
 
-    born    an operator returned a storage that was not there      a dispatch mode sees what each operator returns
+    born    an operator returned a storage that was not there      a dispatch mode sees what each
+                                                                   operator returns
     saved   autograd keeps it for a backward                       hooks on saved tensors
-    ended   its last tensor is gone                                a weak reference, in whichever thread and at once
+    ended   its last tensor is gone                                a weak reference, in whichever
+                                                                   thread and at once
 
-A storage is known by the address of torch's StorageImpl while it lives. Of an operator, its schema says whether it can
-return something new at all: views and in-place results are skipped. Two ways to get a storage are no operator's results, and
-are heard of by name: Tensor.set_ to a storage that no tensor had (a load, a deepcopy), and UntypedStorage.resize_ of an empty one.
+A storage is known by the address of torch's StorageImpl while it lives. Of an operator, its schema
+says whether it can return something new at all: views and in-place results are skipped. Two ways to
+get a storage are no operator's results, and are heard of by name: Tensor.set_ to a storage that no
+tensor had (a load, a deepcopy), and UntypedStorage.resize_ of an empty one.
 """
 
 import weakref
@@ -36,11 +40,13 @@ class Storage(weakref.ref):
     """One storage and what is known of it; as a weak reference it hears of its end.
 
     key, bytes        the address of its StorageImpl, and how many it has
-    own, declared     its kind by what happens to it, and the one that the program declares, which wins ("": none)
-    saved, before     how many tensors of it autograd keeps; whether it was there before anyone looked
+    own, declared     its kind by what happens to it, and the one that the program declares, which
+                      wins ("": none)
+    saved, before     how many tensors of it autograd keeps; whether it was there before anyone
+                      looked
     counted           (kind, bytes) as the balance has it
-    maker, shape, dtype, module, made    the operator that returned it, of what, in which module, during which action
-    address           of its data
+    maker, shape, dtype, module, made    the operator that returned it, of what, in which module,
+                                         during which action
     """
 
     __slots__ = (
@@ -56,7 +62,6 @@ class Storage(weakref.ref):
         "dtype",
         "module",
         "made",
-        "address",
     )
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -89,14 +94,16 @@ class _Mode(TorchDispatchMode):
         return False  # the wrapper that torch would put around each operator costs a third of all
 
 
-# Torch's compiler is not to compile the ledger itself, nor what it calls: said of the code, that costs nothing.
+# Torch's compiler is not to compile the ledger itself, nor what it calls: said of the code, that
+# costs nothing.
 set_code_exec_strategy(
     _Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )
 
 
 def effect_of(operator) -> str:
-    """What an operator may return, by its schema: a view or an in-place result is marked as an alias there."""
+    """What an operator may return, by its schema: a view or an in-place result is marked as an
+    alias there."""
     schema = operator._schema
     name, written = (
         schema.name.removeprefix("aten::"),
@@ -115,10 +122,13 @@ def effect_of(operator) -> str:
 
 
 class Storages:
-    """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in order.
+    """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in
+    order.
 
-    grows     called with (storage, bytes more) before that is noted; may raise: then the operator does, and these bytes are not counted
-    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do, and on meta those without memory too
+    grows     called with (storage, bytes more) before that is noted; may raise: then the operator
+              does, and these bytes are not counted
+    device    on a GPU only its storages count; on a CPU all do, and on meta those without memory
+              too
     operate   called in place of each operator, with (operator, args, kwargs)
     """
 
@@ -136,7 +146,6 @@ class Storages:
         self.action = ""
         self._wall, self._places, self._grows = wall, places, grows
         self._cuda, self._meta = device.type == "cuda", device.type == "meta"
-        self.returned: set[int] = set()
         self._mode = _Mode(self._returned, self._grown, operate)
         self._observer = Observer(self._saved, self._let_go)
 
@@ -154,7 +163,7 @@ class Storages:
             stack.enter_context(self._mode)
             return stack.pop_all()
 
-    # -- births, growth, ends -------------------------------------------------------------------------------
+    # -- births, growth, ends ----------------------------------------------------------------------
 
     def _returned(self, out, operator) -> None:
         if isinstance(out, torch.Tensor):
@@ -199,15 +208,7 @@ class Storages:
             tensor.dtype,
         )
         born.declared = born.module = born.made = ""
-        born.saved, born.own, born.before, born.counted, born.address = (
-            0,
-            "temporaries",
-            False,
-            None,
-            storage.data_ptr(),
-        )
-        if self._cuda:
-            self.returned.add(born.address)
+        born.saved, born.own, born.before, born.counted = 0, "temporaries", False, None
         return born
 
     def _count(self, storage: Storage, count: int) -> None:
@@ -220,7 +221,8 @@ class Storages:
         self.events.append((storage, storage.own, count, self._wall()))
 
     def _died(self, storage: Storage) -> None:
-        """Its last tensor is gone, in whichever thread: one line that cannot be interrupted in the middle, then a note."""
+        """Its last tensor is gone, in whichever thread: one line that cannot be interrupted in the
+        middle, then a note."""
         if self.known.get(storage.key) is storage:
             del self.known[storage.key]
         if storage.kind not in APART:
@@ -228,7 +230,8 @@ class Storages:
         self.events.append((storage, storage.own, None, self._wall()))
 
     def _grown(self, operator, args, kwargs, operate: Callable | None):
-        """`out=`, set_, resize_, and what users write: a storage that was there may have grown, and one that is not known may be new."""
+        """`out=`, set_, resize_, and what users write: a storage that was there may have grown, and
+        one that is not known may be new."""
         given = tree_leaves((args, kwargs))
         sizes = {s._cdata: s.nbytes() for s in map(storage_of, given) if s is not None}
         out = operate(operator, args, kwargs) if operate else operator(*args, **kwargs)
@@ -246,7 +249,8 @@ class Storages:
         return out
 
     def _looking(self) -> bool:
-        """Whether what is made now is met: not aside, nor in another thread, where the mode is not, but these names are replaced."""
+        """Whether what is made now is met: not aside, nor in another thread, where the mode is not,
+        but these names are replaced."""
         return self._mode in _get_current_dispatch_mode_stack()
 
     def _resizing(self, original):
@@ -287,7 +291,7 @@ class Storages:
 
         return tensor
 
-    # -- what autograd saves --------------------------------------------------------------------------------
+    # -- what autograd saves -----------------------------------------------------------------------
 
     def _saved(self, tensor: torch.Tensor) -> list[Storage]:
         kept = []
@@ -319,7 +323,8 @@ class Storages:
 
     @contextmanager
     def aside(self):
-        """Nothing that is born within is met; what was met before is still heard of when it ends."""
+        """Nothing that is born within is met; what was met before is still heard of when it
+        ends."""
         with _disable_current_modes(), hooks_away():
             yield
 

@@ -1,17 +1,19 @@
-"""The border to the operating system's environment: the only file that reads or sets environment variables."""
+"""The border to the operating system's environment: the only file that reads or sets environment
+variables."""
 
 import os
 import sys
 from typing import NamedTuple
 
-from ..core import Impossible
-from .peers import Peer
+from ...core import Impossible
+from ..torchrun.peers import Peer
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Place(NamedTuple):
-    """This process as one rank of a job that something else (torchrun, also under Slurm or Kubernetes) started."""
+    """This process as one rank of a job that something else (torchrun, also under Slurm or
+    Kubernetes) started."""
 
     index: int
     ranks: int
@@ -38,8 +40,8 @@ def place_given() -> Place | None:
 
 
 def speaks() -> bool:
-    """Whether this process says what is refused here: of torchrun's ranks, the first of each machine.
-    Every rank says what was refused on another."""
+    """Whether this process says what is refused here: of torchrun's ranks, the first of each
+    machine. Every rank says what was refused on another."""
     place = place_given()
     return not (place and place.agent) or os.environ.get("LOCAL_RANK") == "0"
 
@@ -50,24 +52,30 @@ def meeting_point() -> Peer:
 
 
 def refuse_other_size(place: Place, ranks: int) -> None:
-    """Impossible, with the command that works, where torchrun started another number of ranks than asked for."""
+    """Impossible, with the command that works, where torchrun started another number of ranks than
+    asked for."""
     if place.ranks == ranks:
         return
     here, nodes = f"torchrun --nproc-per-node={ranks} on one node", place.nodes
     if nodes == 1:
         words = f"use {here}"
     elif ranks % nodes == 0:
-        words = f"use torchrun --nnodes={nodes} --nproc-per-node={ranks // nodes} on each of the {nodes} nodes"
+        words = (
+            f"use torchrun --nnodes={nodes} --nproc-per-node={ranks // nodes} on each of the"
+            f" {nodes} nodes"
+        )
     else:
         words = f"{ranks} ranks cannot be shared out evenly over {nodes} nodes, so use {here}"
     raise Impossible(
-        f"This asks for {ranks} ranks, but torchrun started {place.ranks}{f' on {nodes} nodes' if nodes > 1 else ''}: "
-        f"{words}, or ask for {place.ranks} ranks."
+        f"This asks for {ranks} ranks, but torchrun started"
+        f" {place.ranks}{f' on {nodes} nodes' if nodes > 1 else ''}: {words}, or ask for"
+        f" {place.ranks} ranks."
     )
 
 
 def set_local(threads: int) -> None:
-    """Keep a rank on this machine: gloo and NCCL talk over loopback only, and threads do not fight over cores."""
+    """Keep a rank on this machine: gloo and NCCL talk over loopback only, and threads do not fight
+    over cores."""
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     os.environ["OMP_NUM_THREADS"] = str(threads)
 

@@ -16,26 +16,28 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ..core import Cost, Impossible, Mesh, write_whole
-from . import border, frames
-from .clock import Clock
+from ...core import Cost, Impossible, Mesh, write_whole
+from ..failure import frames
+from ..failure.faults import Fault, Strike
+from ..memory.ledger import Ledger
+from ..memory.meter import Meter
+from ..rank import Rank
+from ..record.log import EventLog, LogUnwritable
+from ..record.recorder import Recorder
+from ..record.results import save
+from ..talk.clock import Clock
+from ..talk.group import is_lost
+from ..talk.lanes import LaneFailed
+from . import border
 from .end import FAILED, UNWRITABLE
-from .faults import Fault, Strike
-from .group import is_lost
-from .lanes import LaneFailed
-from .ledger import Ledger
-from .log import EventLog, LogUnwritable
-from .meter import Meter
-from .rank import Rank
-from .recorder import Recorder
-from .results import save
 
 MOST_TEXT = 100_000  # letters of a message or a traceback that a status keeps
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank of a run is told. `zero_ns`: the run's zero on the system's monotonic clock."""
+    """What every rank of a run is told. `zero_ns`: the run's zero on the system's monotonic
+    clock."""
 
     directory: str
     mesh: Mesh
@@ -95,8 +97,8 @@ def capture_output(job: Job, index: int) -> None:
 
 
 def meet(index: int, job: Job) -> None:
-    """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All are
-    connected then: one that left earlier would break the meeting of those still at it."""
+    """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All
+    are connected then: one that left earlier would break the meeting of those still at it."""
     store, size = dist.FileStore(job.store, job.mesh.size), job.mesh.size
     dist.init_process_group(
         job.backend, store=store, rank=index, world_size=size, timeout=timedelta(days=7)
@@ -107,7 +109,8 @@ def meet(index: int, job: Job) -> None:
 
 
 def work(index: int, job: Job, load, meet=None) -> int:
-    """Load the program, meet the other ranks (unless they have met), run, keep results and status; returns the exit code."""
+    """Load the program, meet the other ranks (unless they have met), run, keep results and status;
+    returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
     device = job.device(index)
     clock = Clock(job.cost, job.zero_ns, device)
@@ -160,7 +163,8 @@ def work(index: int, job: Job, load, meet=None) -> int:
 
 
 def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
-    """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions' ends."""
+    """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions'
+    ends."""
     if job.ledger:
         meter, limit = (
             Ledger(
@@ -180,7 +184,8 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
 
 
 def failure(error: BaseException) -> dict:
-    """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
+    """What a status says of an exception. A victim lost the connection to a rank that failed before
+    it."""
     place = frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error)
     return {
         "state": "failed",

@@ -1,4 +1,5 @@
-"""How a run ends: what exit codes mean, how long whoever watches waits, and the note (end.json) that is kept of it."""
+"""How a run ends: what exit codes mean, how long whoever watches waits, and the note (end.json)
+that is kept of it."""
 
 import json
 import os
@@ -8,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from ..core import Impossible, write_whole
-from ..core.files import clean_json, read_bounded
-from .kept import Index
-from .waits import RankState
+from ...core import Impossible, write_whole
+from ...core.files import clean_json, read_bounded
+from ..failure.wait_graph import RankState
+from ..record.kept import Index
 
 FAILED, UNWRITABLE = 1, 74  # exit codes of a rank; any other one but 0 was the program's own doing
 INTERRUPTED = "The run was interrupted."
@@ -33,7 +34,8 @@ def reserve(directory: Path) -> None:
 
 
 def forget(directory: Path, existed: bool = False) -> None:
-    """Take back a run's directory in which nothing has happened; one that `existed` before stays, empty."""
+    """Take back a run's directory in which nothing has happened; one that `existed` before stays,
+    empty."""
     with suppress(OSError):
         for name in BEGINNING:
             (directory / name).unlink(missing_ok=True)
@@ -65,7 +67,8 @@ class End(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> "End":
-        """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks that it does not tell of."""
+        """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks
+        that it does not tell of."""
         end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(clean_json(data))
         ranks = [state.rank for state in end.waits]
         if ranks != list(range(len(ranks))) or any(
@@ -83,8 +86,9 @@ class End(NamedTuple):
             return None
 
     def note(self, directory: Path, by: int = 0) -> "End":
-        """Keep it unless another rank has, in one step that only one can do; how the run ended then. `by`: the rank that asks.
-        On a disk that is full it takes the room that was reserved, cut to its size."""
+        """Keep it unless another rank has, in one step that only one can do; how the run ended
+        then. `by`: the rank that asks. On a disk that is full it takes the room that was reserved,
+        cut to its size."""
         path = directory / NOTE
         own = path.with_name(f"end-{by}.json")
         try:

@@ -1,8 +1,10 @@
-"""The library's own modules in the fork server: a rank inherits them loaded, unless a file has changed since.
+"""The library's own modules in the fork server: a rank inherits them loaded, unless a file has
+changed since.
 
-Importing them costs a fresh rank more than all else together (90 ms), yet an edit must reach the next run. So the launcher
-takes the library's fingerprint before the server starts and again at each launch: equal, and from the same folder, the
-rank keeps what it was forked with; otherwise it drops all of it first and imports anew.
+Importing them costs a fresh rank more than all else together (90 ms), yet an edit must reach the
+next run. So the launcher takes the library's fingerprint before the server starts and again at each
+launch: equal, and from the same folder, the rank keeps what it was forked with; otherwise it drops
+all of it first and imports anew.
 """
 
 import multiprocessing
@@ -17,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 PACKAGE = __package__.split(".")[0]
-ROOT = str(Path(__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 
 
 def fingerprint() -> int:
@@ -38,8 +40,8 @@ def drop() -> None:
 
 
 def enter(index: int, root: str, current: bool, payload: str, module: str) -> None:
-    """The target of a process: the file `payload` has what the module's `main` is given, pickled, and
-    read once the modules are right; a rank's (job, program in bytes)."""
+    """The target of a process: the file `payload` has what the module's `main` is given, pickled,
+    and read once the modules are right; a rank's (job, program in bytes)."""
     end_with_launcher()
     try:
         asked = Path(payload).read_bytes()
@@ -55,11 +57,12 @@ def enter(index: int, root: str, current: bool, payload: str, module: str) -> No
 
 
 def end_with_launcher() -> None:
-    """From here on this process ends with the launching one, whatever ends that, or once that wants it no more: then nobody
-    holds the other end of the pipe that this one was told by.
+    """From here on this process ends with the launching one, whatever ends that, or once that wants
+    it no more: then nobody holds the other end of the pipe that this one was told by.
 
-    The kernel kills it, since a thread can do nothing while another one keeps the interpreter's lock: a meeting in a folder
-    that is gone keeps it for minutes. The thread is for systems whose kernel cannot (macOS).
+    The kernel kills it, since a thread can do nothing while another one keeps the interpreter's
+    lock: a meeting in a folder that is gone keeps it for minutes. The thread is for systems whose
+    kernel cannot (macOS).
     """
     import fcntl  # not on Windows
     from multiprocessing import forkserver

@@ -1,7 +1,8 @@
-"""Launch a program on fresh ranks: one process each, forked from a server that has torch loaded already (server.py).
+"""Launch a program on fresh ranks: one process each, forked from a server that has torch loaded
+already (server.py).
 
-A fresh process for every rank of every run means that nothing of a failed run survives. Programs typed in a notebook
-travel by value.
+A fresh process for every rank of every run means that nothing of a failed run survives. Programs
+typed in a notebook travel by value.
 """
 
 import atexit
@@ -19,21 +20,21 @@ from pathlib import Path
 
 import cloudpickle
 
-from ..core import Cost, Impossible, Mesh, write_whole
-from ..core.files import printable
+from ...core import Cost, Impossible, Mesh, write_whole
+from ...core.files import printable
+from ..devices import Devices, Node, choose, nccl_here, visible
+from ..failure.faults import Fault
+from ..machine import environment, versions
+from ..memory.capacity import refuse_beyond_memory
+from ..record.kept import FORMAT, MOST_RANKS, settings_json
+from ..record.run import Run
+from ..torchrun.attach import run_in_place
+from ..torchrun.board import heard_by_all
 from . import border
-from .board import heard_by_all
-from .capacity import refuse_beyond_memory
-from .devices import Devices, Node, choose, nccl_here, visible
+from .child import Job
 from .end import INTERRUPTED, forget, reserve
-from .faults import Fault
-from .kept import FORMAT, MOST_RANKS, settings_json
-from .machine import environment, versions
-from .process import Job
 from .pulse import this_process
-from .run import Run
 from .server import interrupts_held, warm
-from .torchrun import run_in_place
 from .watch import Watch
 
 LONGEST_SLUG = 60  # letters of a run's name in that of its directory
@@ -71,32 +72,40 @@ def launch(
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
-    cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
+    cost       prices the modelled clock; without it, or with clock=False, only wall times are
+               recorded
     watts      of one device, for the energy
-    directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
+    directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>,
+               here)
     record     False: no log, no clocks, no stall limit but for a rank that somebody stops; plain
                groups, for benchmarks
     stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long
                (progress.py)
     jitter_s   each operation first sleeps a random time up to this
-    threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
-    device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
+    threads    a rank computes with so many in every launcher: with another number, sums are rounded
+               otherwise
+    device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU
+               was there to test it on)
     facts      a function -> dict that the settings keep as "facts": what was measured before
-    informed   facts -> the program, where it depends on them: under torchrun rank 0's facts hold for all
+    informed   facts -> the program, where it depends on them: under torchrun rank 0's facts hold
+               for all
     fault      what goes wrong on purpose, and where (faults.py)
-    capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
+    capacity_bytes  what each rank's device holds: a rank whose meter counts more fails
+                    (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
     needed_bytes  the predicted peak of each rank: no rank is started where those of this machine
                   need more than it has available
-    least_bytes   a smaller number that is found sooner: where these are too many, the peak is not asked for
-    ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
+    least_bytes   a smaller number that is found sooner: where these are too many, the peak is not
+                  asked for
+    ledger     count every storage that an operator returns or autograd saves (ledger.py), not only
+               at actions (meter.py): slower
 
-    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is
-    done. Each rank runs its own program, whose code must be the same on all. Cost, facts and directory
-    are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes`, `needed_bytes`, `least_bytes`
-    may be functions: of all ranks of torchrun, only rank 0 calls them.
-    Impossible where the arguments cannot be, the directory cannot be written, or, without torchrun, the
-    program cannot travel.
+    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it
+    is done. Each rank runs its own program, whose code must be the same on all. Cost, facts and
+    directory are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes`,
+    `needed_bytes`, `least_bytes` may be functions: of all ranks of torchrun, only rank 0 calls
+    them. Impossible where the arguments cannot be, the directory cannot be written, or, without
+    torchrun, the program cannot travel.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
         raise Impossible(
@@ -111,8 +120,8 @@ def launch(
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
     if not 0 < stall_s < inf or not 0 <= jitter_s < inf:
         raise Impossible(
-            f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a jitter of 0 or more, "
-            "in seconds."
+            f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a"
+            " jitter of 0 or more, in seconds."
         )
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise Impossible(
@@ -162,8 +171,9 @@ def launch(
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "launcher": this_process(),
             "hosts": hosts,
-            "settings": (settings or {})
-            | ({"facts": known} if facts and (known := facts()) else {}),
+            "settings": (
+                (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})
+            ),
         }
 
         def begin() -> Job:
@@ -214,7 +224,8 @@ def launch(
             except OSError as error:
                 forget(Path(job.directory))
                 raise Impossible(
-                    f"The ranks cannot be watched ({error.strerror}): close files or end programs, and run again."
+                    f"The ranks cannot be watched ({error.strerror}): close files or end programs,"
+                    " and run again."
                 ) from error
             watch.start()
             _live.add(watch)
@@ -231,11 +242,12 @@ def _stop_all() -> None:
         watch.stop("The program that launched the run ended.")
 
 
-# -- the directory --------------------------------------------------------------------------------------------
+# -- the directory ---------------------------------------------------------------------------------
 
 
 def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
-    """Make the run's directory, with its settings and environment; Impossible, and nothing made, where that fails."""
+    """Make the run's directory, with its settings and environment; Impossible, and nothing made,
+    where that fails."""
     if directory is None:
         now, slug = (
             datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
@@ -253,7 +265,8 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
             error.strerror or error if isinstance(error, OSError) else "no file can have this name"
         )
         raise Impossible(
-            f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory."
+            f"Cannot make the run directory {printable(str(directory))}: {why}; choose another"
+            " directory."
         ) from error
     if full:
         raise Impossible(

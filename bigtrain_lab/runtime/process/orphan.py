@@ -1,7 +1,8 @@
-"""Ends the fork server when its parent ends, also while it imports torch. Only the server imports this.
+"""Ends the fork server when its parent ends, also while it imports torch. Only the server imports
+this.
 
-The import arms a timer: multiprocessing's server looks for its parent only once it has imported all,
-which takes seconds, on a busy machine many.
+The import arms a timer: multiprocessing's server looks for its parent only once it has imported
+all, which takes seconds, on a busy machine many.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The last that the fork server imports, and nobody else: what every rank will need of this
 library.
 
-The server must outlive a file that does not import, such as an experiment in the middle of an edit: it then drops
-everything, and the rank that imports that file tells its error. The server ends after its launcher and all ranks, and
-removes the directory of a launcher that was killed.
+The server must outlive a file that does not import, such as an experiment in the middle of an edit:
+it then drops everything, and the rank that imports that file tells its error. The server ends after
+its launcher and all ranks, and removes the directory of a launcher that was killed.
 """
 
 import atexit
@@ -13,10 +13,10 @@ from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 
-from .. import orphan
-from . import fresh, temporary
+from . import fresh, orphan, temporary
 
-LAST_S = 1.0  # for the launcher to be gone wholly: a process that dies lets go of its pipe before its lock
+# for the launcher to be gone wholly: a process that dies lets go of its pipe before its lock
+LAST_S = 1.0
 
 
 def remove_room() -> None:
@@ -28,7 +28,7 @@ def remove_room() -> None:
 
 atexit.register(remove_room)  # a rank leaves by os._exit
 try:
-    for _name in ("runtime.process", "experiments"):
+    for _name in ("runtime.process.child", "experiments"):
         import_module(f"{fresh.PACKAGE}.{_name}")
 except Exception as error:
     fresh.drop()

@@ -7,8 +7,8 @@
 
 How a process ended that is no child of this one is seen in the moment of its end. Linux keeps it
 until its parent asks, and shows its exit code to the same user meanwhile (proc_pid_stat(5), field
-52). A descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that nearly
-always comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
+52). A descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that
+nearly always comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
 """
 
 import os
@@ -47,7 +47,8 @@ def is_alive(named: list | None) -> bool:
 
 
 class Beats:
-    """`count` grows while a process computes. `used_s`: the processor time that it has used so far."""
+    """`count` grows while a process computes. `used_s`: the processor time that it has used so
+    far."""
 
     def __init__(self, used_s: float = 0.0):
         self.count, self._used_s, self._since = 0, used_s, time.monotonic()
@@ -117,7 +118,8 @@ class Pulse:
             self.fd = None
 
     def exit_code(self) -> int | None:
-        """Of a process that has ended: its code, negative for a signal; None where that cannot be known any more."""
+        """Of a process that has ended: its code, negative for a signal; None where that cannot be
+        known any more."""
         with suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
             state, *fields = text.rpartition(")")[2].split()

@@ -1,4 +1,5 @@
-"""The server that ranks are forked from: it has torch loaded, so a rank costs milliseconds and not seconds.
+"""The server that ranks are forked from: it has torch loaded, so a rank costs milliseconds and not
+seconds.
 
 It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script
 again, is reached by a socket in a directory of this process (temporary.py), and may end at any
@@ -18,12 +19,12 @@ from multiprocessing import spawn
 from multiprocessing.connection import wait
 from multiprocessing.context import reduction, set_spawning_popen
 
-from ..core import Impossible
+from ...core import Impossible
 from . import fresh, temporary
 from .pulse import STOPPED, Pulse
 
 PRELOADED = [
-    "bigtrain_lab.orphan",
+    "bigtrain_lab.runtime.process.orphan",
     "torch",
     "torch._dynamo",
     "torch.func",
@@ -38,16 +39,16 @@ PRELOADED = [
     "cloudpickle",
     "faulthandler",
     "zipfile",
-    "bigtrain_lab.runtime.preload",
+    "bigtrain_lab.runtime.process.preload",
 ]
-RANK = f"{fresh.PACKAGE}.runtime.process"
+RANK = f"{fresh.PACKAGE}.runtime.process.child"
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
 NO_SERVER = (
     256  # in place of the exit code of a rank whose server is gone: no process has such a code
 )
 SERVER_ENDED = (
-    "The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
-    "were ended too. Run again: a new server starts by itself."
+    "The server that ranks are forked from has ended (killed; out of memory?), and with it all"
+    " knowledge of the ranks: they were ended too. Run again: a new server starts by itself."
 )
 SILENT_S = 5.0  # a server that says nothing for so long is looked at
 _lock = threading.RLock()
@@ -59,10 +60,12 @@ class CannotStart(RuntimeError):
 
 
 def warm() -> None:
-    """Start the server if there is none yet, and return at once; it loads torch meanwhile. Impossible where it cannot start."""
+    """Start the server if there is none yet, and return at once; it loads torch meanwhile.
+    Impossible where it cannot start."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         raise Impossible(
-            "Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they need."
+            "Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they"
+            " need."
         )
     with _lock:
         _context()
@@ -73,17 +76,20 @@ def warm() -> None:
         )  # IPython's %reset takes it away, and multiprocessing asks for it
         try:
             temporary.own()
-            resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
+            # the server would start it, and it lets interrupts through again
+            resource_tracker.ensure_running()
             with interrupts_held():
                 try:
                     forkserver.ensure_running()
-                except ChildProcessError:  # it is of the process that this is a copy of, or somebody else has heard of its end
+                # it is of the process that this is a copy of, or somebody else has heard of its end
+                except ChildProcessError:
                     forget(forkserver._forkserver)
                     forkserver.ensure_running()
         except OSError as error:
             raise Impossible(
-                f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
-                "directory that can be written, and see what keeps this machine from starting processes."
+                f"The server that ranks are forked from cannot start ({error.strerror or error}):"
+                " let TMPDIR name a directory that can be written, and see what keeps this machine"
+                " from starting processes."
             ) from error
 
 
@@ -116,11 +122,12 @@ def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterat
         except (OSError, EOFError) as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise CannotStart(
-                    f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for fewer ranks."
+                    f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for"
+                    " fewer ranks."
                 ) from None
             raise CannotStart(
-                f"Rank {index} cannot start: the server that it is forked from has ended (killed; out of memory?). Run again: "
-                "a new server starts by itself."
+                f"Rank {index} cannot start: the server that it is forked from has ended (killed;"
+                " out of memory?). Run again: a new server starts by itself."
             ) from None
         yield process
 
@@ -139,7 +146,9 @@ class Forked:
             []
         )  # the process ends once nobody has the pipe open
         try:
-            while told:  # first, while the server imports: it fits into the pipe, and a process that nobody wants any more ends by itself
+            # first, while the server imports: it fits into the pipe, and a process that nobody
+            # wants any more ends by itself
+            while told:
                 told = told[os.write(self._pipe, told) :]
             if self._has_forked(unwanted):
                 self.pid = forkserver.read_signed(self.sentinel)
@@ -161,7 +170,8 @@ class Forked:
                 server = forkserver._forkserver._forkserver_pid
                 if Pulse(server).kept() == STOPPED:
                     raise CannotStart(
-                        f"The server that ranks are forked from is {STOPPED}: let it go on (kill -CONT {server}), and run again."
+                        f"The server that ranks are forked from is {STOPPED}: let it go on (kill"
+                        f" -CONT {server}), and run again."
                     )
         return self.sentinel in found
 
@@ -211,7 +221,8 @@ def _context():
 
 @contextmanager
 def interrupts_held():
-    """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
+    """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens
+    again (fresh.py)."""
     heard, main = (
         [],
         threading.current_thread() is threading.main_thread(),

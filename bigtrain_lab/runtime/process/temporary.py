@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from ..core import Impossible
+from ...core import Impossible
 
 try:
     import fcntl
@@ -73,8 +73,9 @@ def _base() -> str:
     if short := next((place for place in SHORT if os.access(place, os.W_OK | os.X_OK)), None):
         return short
     raise Impossible(
-        f"The server that ranks are forked from cannot start ({usual} is too long a name for a socket to "
-        f"be in, and {' and '.join(SHORT)} cannot be written): let TMPDIR name a directory with a shorter one."
+        f"The server that ranks are forked from cannot start ({usual} is too long a name for a"
+        f" socket to be in, and {' and '.join(SHORT)} cannot be written): let TMPDIR name a"
+        " directory with a shorter one."
     )
 
 
@@ -107,8 +108,8 @@ def remove_abandoned(path) -> None:
 
 
 def _remove(path) -> None:
-    """Remove the directory of a dead process. The owner's file goes last: whoever is interrupted here
-    leaves what the next one can remove."""
+    """Remove the directory of a dead process. The owner's file goes last: whoever is interrupted
+    here leaves what the next one can remove."""
     gone = f"{path}.gone"
     os.rename(path, gone)  # a rank that still ends cannot write into it by its name
     for entry in [*os.scandir(gone)]:

@@ -1,9 +1,9 @@
 """The watch over a run's processes: a thread in the launching process that starts them and sees
 ends, stalls and deadlocks.
 
-It kills each rank's process and what that has started, by pid, and says at the end what happened. Nothing here waits for a
-rank's goodwill. All that may go wrong from the first rank's start on ends in this thread, in a note
-of the run's end, and with no process left.
+It kills each rank's process and what that has started, by pid, and says at the end what happened.
+Nothing here waits for a rank's goodwill. All that may go wrong from the first rank's start on ends
+in this thread, in a note of the run's end, and with no process left.
 """
 
 import os
@@ -20,12 +20,13 @@ from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from ..core import Impossible
-from . import diagnose, frames, server, temporary
-from .diagnose import Exit
+from ...core import Impossible
+from ..failure import diagnose, frames
+from ..failure.diagnose import Exit
+from ..failure.progress import Progress
+from ..record.kept import MOST_RANKS
+from . import server, temporary
 from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
-from .kept import MOST_RANKS
-from .progress import Progress
 from .pulse import Pulse
 
 KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
@@ -57,7 +58,8 @@ class Watch:
             self._finish(
                 End(
                     "failed",
-                    f"No thread can be started to watch the ranks ({error}): end other programs or threads, and run again.",
+                    f"No thread can be started to watch the ranks ({error}): end other programs or"
+                    " threads, and run again.",
                 )
             )
             raise Impossible(self.end.diagnosis) from error
@@ -76,7 +78,7 @@ class Watch:
             os.write(self._wake_write, b".")
         self.finished.wait()
 
-    # -- the thread -----------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         try:
@@ -100,8 +102,9 @@ class Watch:
             )
         except OSError as error:
             raise server.CannotStart(
-                f"The program cannot be kept in {temporary.own()} for the ranks ({error.strerror or error}): free some "
-                "space there, or let TMPDIR name another directory."
+                f"The program cannot be kept in {temporary.own()} for the ranks"
+                f" ({error.strerror or error}): free some space there, or let TMPDIR name another"
+                " directory."
             ) from error
         self._travelling = b""
         for rank, process in enumerate(
@@ -140,7 +143,8 @@ class Watch:
                 self._ask_for_stacks(endless)
 
     def _all_exits(self) -> dict[int, Exit]:
-        """Of ranks that have ended, or said that they failed: one that failed earlier may take longer to end."""
+        """Of ranks that have ended, or said that they failed: one that failed earlier may take
+        longer to end."""
         return diagnose.failed(self.directory, self._job.mesh.size) | self._exits
 
     def _look(self, timeout: float = LOOK_S) -> None:
@@ -157,8 +161,8 @@ class Watch:
                 )
 
     def _ask_for_stacks(self, whom: Container[int] = range(MOST_RANKS)) -> None:
-        """Let each rank of these that is left write where it is, and wait until it has, or has ended. One
-        that is kept from it is not asked."""
+        """Let each rank of these that is left write where it is, and wait until it has, or has
+        ended. One that is kept from it is not asked."""
         asked = {}
         for rank, process in enumerate(self._processes):
             if rank in whom and rank not in self._exits and not self._pulses[rank].kept():

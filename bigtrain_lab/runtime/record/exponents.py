@@ -1,14 +1,16 @@
-"""Counting a tensor's values by power of two: |x| = m 2^e with 1/2 <= m < 1 lies in the bin [2^(e-1), 2^e).
+"""Counting a tensor's values by power of two: |x| = m 2^e with 1/2 <= m < 1 lies in the bin
+[2^(e-1), 2^e).
 
-Cost: one pass over the tensor for m and e, one to count; the counts alone go to the host. Gradients want this in the
-type they were computed in: a conversion to fewer bits would already have lost what is to be counted.
+Cost: one pass over the tensor for m and e, one to count; the counts alone go to the host. Gradients
+want this in the type they were computed in: a conversion to fewer bits would already have lost what
+is to be counted.
 """
 
 import torch
 from torch import Tensor
 
-from ..core import Impossible
-from ..formats import Exponents
+from ...core import Impossible
+from ...core.formats import Exponents
 
 
 @torch.no_grad()
@@ -16,7 +18,8 @@ def exponents(tensor: Tensor) -> Exponents:
     """The exponents of a floating tensor, of any number of values, none included."""
     if not tensor.is_floating_point():
         raise Impossible(
-            f"A tensor of {str(tensor.dtype)[6:]} has no exponents: give floating numbers, not ids, labels or masks."
+            f"A tensor of {str(tensor.dtype)[6:]} has no exponents: give floating numbers, not ids,"
+            " labels or masks."
         )
     values = tensor.detach().flatten()
     values = (

@@ -1,6 +1,8 @@
-"""What the small files of a run directory may hold. Reading one returns a valid value or raises a sentence.
+"""What the small files of a run directory may hold. Reading one returns a valid value or raises a
+sentence.
 
-All reading of a run goes through here, log.py and results.py; the code behind them trusts the values.
+All reading of a run goes through here, log.py and results.py; the code behind them trusts the
+values.
 """
 
 import json
@@ -18,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from ..core import Impossible
-from ..core.files import MOST_BYTES, clean_json, complaint, read_bounded
+from ...core import Impossible
+from ...core.files import MOST_BYTES, clean_json, complaint, read_bounded
 
 FORMAT = 1
 MOST_RANKS = 256
@@ -104,7 +106,8 @@ STATUS = TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
 
 
 def read_settings(directory: Path) -> dict:
-    """What the run was asked for. Impossible: no run directory, another version, or damaged settings."""
+    """What the run was asked for. Impossible: no run directory, another version, or damaged
+    settings."""
     not_one = f"{directory} is not a run directory"
     try:
         data = clean_json(read_bounded(directory / "settings.json"))

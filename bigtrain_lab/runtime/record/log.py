@@ -1,22 +1,34 @@
-"""The event log of one rank: one JSON array a line, whole lines only, readable while it grows and after a crash.
+"""The event log of one rank: one JSON array a line, whole lines only, readable while it grows and
+after a crash.
 
     ["bigtrain-run", 1, {"rank": 0}]                                       the first line
     ["span", wall start, wall end, rank, lane, kind, name, start, end, version]
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
     ["histogram", wall, rank, lane, kind, name, start, [edge, ...], [count, ...]]
-    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               what a meter read of one kind inside an action
-    ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]    what a ledger read there, of each kind that changed
-    ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
-    ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
-    ["@meet", wall]  ["@met", wall]  ["@finish", wall]                     marks, for the diagnosis only
-    ["@begin", wall, thread, lane]  ["@idle", wall, label, lane]  ["@signal", wall, label]  ["@await", wall, label, by]  ["@failed", wall, sentence, lane]
-    ["@done", wall, CRC-32 of all bytes before]                            the last line; logs of old have no checksum
+    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               what a meter read of one
+                                                                           kind inside an action
+    ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]
+                                                                           what a ledger read there
+                                                                           of a kind that changed
+    ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]
+                                                                           the last such line holds
+    ["@enter", wall, name]  ["@send", wall, dst, channel, label]
+    ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
+    ["@meet", wall]  ["@met", wall]  ["@finish", wall]                     marks, for the diagnosis
+                                                                           only
+    ["@begin", wall, thread, lane]  ["@idle", wall, label, lane]  ["@signal", wall, label]
+    ["@await", wall, label, by]  ["@failed", wall, sentence, lane]
+    ["@done", wall, CRC-32 of all bytes before]                            the last line; logs of
+                                                                           old have no checksum
 
-A mark of another lane than compute ends with its name. Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
-the run began, on one clock for all ranks). A ledger's readings inside an action have their place on the lane by their order,
-evenly between the action's start and end; a meter's, which tell of no whole level, are on the wall's clock alone. A line is written by one system call before anything can block, so a rank
-that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none: each is held to its types.
+A mark of another lane than compute ends with its name. Each event holds both of its times: the
+lane's (ticks; null when the modelled clock is off) and the wall's (ns since the run began, on one
+clock for all ranks). A ledger's readings inside an action have their place on the lane by their
+order, evenly between the action's start and end; a meter's, which tell of no whole level, are on
+the wall's clock alone. A line is written by one system call before anything can block, so a rank
+that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none:
+each is held to its types.
 """
 
 import errno
@@ -32,9 +44,9 @@ from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from ..core import Alive, Impossible, Memory, Span
-from ..core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
-from ..core.files import clean_json, clean_line, open_regular
+from ...core import Alive, Impossible, Memory, Span
+from ...core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
+from ...core.files import clean_json, clean_line, open_regular
 
 PASSING = (
     errno.ENOENT,
@@ -55,7 +67,8 @@ class LogUnwritable(RuntimeError):
 
 
 class EventLog:
-    """Appends lines. `note` keeps a line until the next `write`, which writes all of them at once."""
+    """Appends lines. `note` keeps a line until the next `write`, which writes all of them at
+    once."""
 
     def __init__(self, path: Path, rank: int):
         self.path, self._lock, self._lines, self._sum = path, threading.Lock(), [], 0
@@ -98,7 +111,10 @@ class EventLog:
 
 
 def unwritable(path, error: OSError) -> str:
-    return f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory."
+    return (
+        f"Cannot write {path}: {error.strerror or error}; free some space or choose another"
+        " directory."
+    )
 
 
 class Logged(NamedTuple):
@@ -132,7 +148,8 @@ MARKS = {  # what each kind of mark says after its time; any may end with the na
 }
 
 
-# What the wall's clock says of an event; what a line holds that tells of several moments or storages.
+# What the wall's clock says of an event; what a line holds that tells of several moments or
+# storages.
 WALLS = {
     "span": ("start", "end"),
     "transfer": ("start", "end", "bytes"),
@@ -160,7 +177,7 @@ def types_of(what: str) -> TypeAdapter:
         found = [READ[what]]
     shapes = [tuple[(Literal[what], *types)] for types in found]
     either = (
-        Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")]
+        Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")]  # noqa: UP007
         if shapes[1:]
         else shapes[0]
     )
@@ -168,7 +185,8 @@ def types_of(what: str) -> TypeAdapter:
 
 
 def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list:
-    """The Logged events, or the Mark, of one line in the log of this rank (None: of any). ValueError or KeyError where it is not one."""
+    """The Logged events, or the Mark, of one line in the log of this rank (None: of any).
+    ValueError or KeyError where it is not one."""
     line = clean_line(line)
     found = list(items(*types_of(named(line)).validate_json(line)))
     for item in found:
@@ -227,7 +245,8 @@ def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) 
 
 
 def changed(kinds: Sequence[str], rows: Sequence[Sequence]) -> Iterator[tuple]:
-    """(wall, at, kind, bytes) of each moment's kinds that changed, and of all where it shares its time with another."""
+    """(wall, at, kind, bytes) of each moment's kinds that changed, and of all where it shares its
+    time with another."""
     last, moments = [None] * len(kinds), Counter(at for _, at, *_ in rows)
     for wall, at, *now in rows:
         for kind, size, was in zip(kinds, now, last):
@@ -237,10 +256,12 @@ def changed(kinds: Sequence[str], rows: Sequence[Sequence]) -> Iterator[tuple]:
 
 
 class Tail:
-    """Reads a log while another process writes it; opens the file only to read on, so it holds no handle.
+    """Reads a log while another process writes it; opens the file only to read on, so it holds no
+    handle.
 
-    `rank`: whose it must be, of `ranks`. `damaged`: a line is not one of that rank's, and what came before still counts, as where a
-    disk lost a block. `changed`: all are, and the checksum at the end is that of others. `too_long`: it has more than `most` items.
+    `rank`: whose it must be, of `ranks`. `damaged`: a line is not one of that rank's, and what came
+    before still counts, as where a disk lost a block. `changed`: all are, and the checksum at the
+    end is that of others. `too_long`: it has more than `most` items.
     """
 
     def __init__(
@@ -294,7 +315,8 @@ class Tail:
         return found
 
     def _refuse_other(self, line: bytes) -> None:
-        """ValueError where it is not the first line of this rank's log; Impossible where it is none of this version's."""
+        """ValueError where it is not the first line of this rank's log; Impossible where it is none
+        of this version's."""
         line = json.loads(clean_json(line))
         if not (
             isinstance(line, list) and len(line) == 3 and line[0] == MAGIC and type(line[1]) is int
@@ -302,7 +324,8 @@ class Tail:
             raise Impossible(f"{self.path} is not the event log of a run: choose a run directory.")
         if line[1] != VERSION:
             raise Impossible(
-                f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library reads {VERSION}: run it again."
+                f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library"
+                f" reads {VERSION}: run it again."
             )
         if self._rank is not None and line[2] != {"rank": self._rank}:
             raise ValueError("it is the log of another rank")
@@ -328,8 +351,8 @@ LOST = {
 
 
 class Log(NamedTuple):
-    """All of a log: its values up to the first damage, and how it ends: "done", "cut off", "damaged", "changed" since, "too long" to be
-    read on, or "missing"."""
+    """All of a log: its values up to the first damage, and how it ends: "done", "cut off",
+    "damaged", "changed" since, "too long" to be read on, or "missing"."""
 
     items: list
     state: str

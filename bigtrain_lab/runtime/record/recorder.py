@@ -12,27 +12,29 @@ import time
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 
-from ..core import Alive, Impossible
-from ..core.peak import placed
-from ..explain import NOT_FINITE
-from ..formats import Exponents
-from ..plan import call_name, called
-from ..schedule import Action, kind_of, name_of
-from .balance import Heights, read, together, with_units
-from .capacity import out_of_memory
-from .clock import Clock
-from .ledger import Ledger
+from ...core import Alive, Impossible
+from ...core.formats import Exponents
+from ...core.peak import placed
+from ...order.explain import NOT_FINITE
+from ...order.plan import call_name, called
+from ...order.schedule import Action, kind_of, name_of
+from ..memory.balance import Heights, read, together, with_units
+from ..memory.capacity import out_of_memory
+from ..memory.ledger import Ledger
+from ..memory.meter import Meter
+from ..talk.clock import Clock
 from .log import EventLog
-from .meter import Meter
 
 EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long
 
 
 class Recorder:
-    """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times must not notice.
+    """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times
+    must not notice.
 
-    `capacity_bytes`: what the device holds; an action that held more ends the rank (OutOfMemory, ending with `relief`), once its
-    record is written. An action is asked at its end, for what the meter read then and inside it.
+    `capacity_bytes`: what the device holds; an action that held more ends the rank (OutOfMemory,
+    ending with `relief`), once its record is written. An action is asked at its end, for what the
+    meter read then and inside it.
     """
 
     def __init__(
@@ -103,11 +105,11 @@ class Recorder:
         if self._jitter_s:
             time.sleep(self._random.random() * self._jitter_s)
 
-    # -- work -----------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------------------
 
     def issue(self) -> int | None:
-        """The time at which this thread's lane launches something now: within a span it leaves at the span's end, as its
-        messages do, since a plan knows whole actions."""
+        """The time at which this thread's lane launches something now: within a span it leaves at
+        the span's end, as its messages do, since a plan knows whole actions."""
         now = self.clock.now(lane := self.lane)
         if now is not None and lane in self._steps:
             step, beside = self._steps[lane]
@@ -129,8 +131,10 @@ class Recorder:
         self._later.append(issue)
 
     def call(self, lane: str, kind: str, size_bytes: int, name: str) -> str | None:
-        """The open action calls a collective, which is issued on `lane` when the action's work up to there is done. Returns its name in
-        the trace; None where no action is open that may call one. Impossible where the Cost expects another."""
+        """The open action calls a collective, which is issued on `lane` when the action's work up
+        to there is done. Returns its name in the trace; None where no action is open that may call
+        one. Impossible where the Cost expects another.
+        """
         step, beside = self._steps.get("compute", ((), False))
         clock = self.clock
         if self.lane != "compute" or not step or clock.modelled and not clock.cost.inside:
@@ -143,9 +147,10 @@ class Recorder:
                 [each[1:] for each in expected[number : number + 1]],
             )
             if [own] != planned:
+                instead = "{} of {} bytes ({})".format(*planned[0]) if planned else "no more"
                 raise Impossible(
-                    f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in {name_of(step)}, where its plan has "
-                    f"{'%s of %s bytes (%s)' % planned[0] if planned else 'no more'}: predict the model that runs."
+                    f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in"
+                    f" {name_of(step)}, where its plan has {instead}: predict the model that runs."
                 )
             _, now = clock.compute("compute", step, self.rank, beside, number)
             clock.wait(lane, now)
@@ -198,8 +203,8 @@ class Recorder:
             expected = self._ends.pop(lane, None)
         if last is not None and last != self._called:
             raise Impossible(
-                f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has {last}: "
-                "predict the model that runs."
+                f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has"
+                f" {last}: predict the model that runs."
             )
         start, end = clock.compute(lane, step, self.rank, beside, last)
         start = start if last is None else began
@@ -207,8 +212,8 @@ class Recorder:
             issue()
         if expected is not None and end != expected:
             raise Impossible(
-                f"Rank {self.rank} launches something in span {name} and waits there: what is launched in a span starts "
-                "at its end, so wait after the span."
+                f"Rank {self.rank} launches something in span {name} and waits there: what is"
+                " launched in a span starts at its end, so wait after the span."
             )
         inside = self._within(name, lane, start, end) if main else {}
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
@@ -219,7 +224,8 @@ class Recorder:
         self._refuse_too_much(self._held if main else {}, name)
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
-        """Note what was read inside the action that has just ended; return the most of each kind."""
+        """Note what was read inside the action that has just ended; return the most of each
+        kind."""
         if isinstance(self.meter, Ledger):
             kinds, walls, found = self.meter.end()
             kinds, found = with_units(kinds, found, self.meter.before, self._held)
@@ -267,7 +273,8 @@ class Recorder:
             self._alive(wall, self.meter.at_peak())
 
     def _alive(self, wall: int, alive: list[Alive]) -> None:
-        """Write who was alive at the highest moment so far; a reader forgets what was written so before."""
+        """Write who was alive at the highest moment so far; a reader forgets what was written so
+        before."""
         highest, at, lane = self._peak
         self._told = highest, wall
         rows = together(alive)
@@ -281,8 +288,8 @@ class Recorder:
         )
 
     def finish(self) -> None:
-        """When the program has ended or failed: who was alive at its peak, if the meter knows and it was not told yet. The peak of one
-        that ran out of memory is what it would have held."""
+        """When the program has ended or failed: who was alive at its peak, if the meter knows and
+        it was not told yet. The peak of one that ran out of memory is what it would have held."""
         if self.meter:
             self.meter.changes()  # since the last action
         if (
@@ -319,7 +326,8 @@ class Recorder:
             self.log.write()
 
     def aside(self):
-        """A context for work that no memory is to be counted of: a ledger does not see it, a meter looks only into spans."""
+        """A context for work that no memory is to be counted of: a ledger does not see it, a meter
+        looks only into spans."""
         return self.meter.aside() if isinstance(self.meter, Ledger) else nullcontext()
 
     def histogram(self, name: str, counted: Exponents) -> None:
@@ -334,7 +342,8 @@ class Recorder:
         return how not in self._not_finite
 
     def not_finite(self, how: str, what: str, lane: str) -> None:
-        """Note the first value that this rank sent or reported which is not finite: a NaN began at the rank that was first."""
+        """Note the first value that this rank sent or reported which is not finite: a NaN began at
+        the rank that was first."""
         if self.all_finite(how):
             self._not_finite.add(how)
             self.log.note(
@@ -348,7 +357,7 @@ class Recorder:
                 nan,
             )
 
-    # -- messages -------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def sending(self, lane: str, *about) -> None:
         self.mark("send", *about, lane=lane, now=False)

@@ -1,7 +1,7 @@
 """What a rank returned, as an npz of named arrays. Reading it executes nothing.
 
-`read` accepts only what `save` could have written. Nothing is compressed, so no array is larger than its
-file, and each array has the bytes that its header states.
+`read` accepts only what `save` could have written. Nothing is compressed, so no array is larger
+than its file, and each array has the bytes that its header states.
 """
 
 import io
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from ..core import Impossible
-from ..core.files import open_regular
+from ...core import Impossible
+from ...core.files import open_regular
+from ..failure.wait_graph import ranks
 from .log import LogUnwritable, unwritable
-from .waits import ranks
 
 KINDS = "biufcSU"  # of numpy's dtypes: booleans, numbers and text
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
@@ -106,7 +106,8 @@ def apart(arrays: list[np.ndarray]) -> str:
 
 
 class Bounded(io.BufferedIOBase):
-    """A file that refuses to give more than MOST_DIRECTORY bytes at once, which bounds zipfile's memory."""
+    """A file that refuses to give more than MOST_DIRECTORY bytes at once, which bounds zipfile's
+    memory."""
 
     def __init__(self, file):
         self.seek, self.tell, self.seekable, self._file = file.seek, file.tell, file.seekable, file

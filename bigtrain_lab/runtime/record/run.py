@@ -1,10 +1,13 @@
-"""A run is a directory: its settings, one event log a rank, what was printed, how each rank ended, the results.
+"""A run is a directory: its settings, one event log a rank, what was printed, how each rank ended,
+the results.
 
-Everything a Run answers is read from there, so the notebook that started it, another one, and one that opens it next
-year see the same; a crashed run keeps all it wrote.
+Everything a Run answers is read from there, so the notebook that started it, another one, and one
+that opens it next year see the same; a crashed run keeps all it wrote.
 
-    settings.json   events-<rank>.jsonl (log.py)   rank-<rank>.log   stacks-<rank>.txt   status-<rank>.json
-    environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the disk)
+    settings.json  events-<rank>.jsonl (log.py)  rank-<rank>.log  stacks-<rank>.txt
+    status-<rank>.json
+    environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the
+                                           disk)
 """
 
 import os
@@ -17,26 +20,28 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import Impossible, Span, Trace
-from ..core.files import open_regular
-from ..core.trace import ACTION
+from ...core import Impossible, Span, Trace
+from ...core.files import open_regular
+from ...core.trace import ACTION
+from ..failure.wait_graph import RankState
+from ..process.end import End
+from ..process.pulse import is_alive
 from . import results
-from .end import End
 from .kept import read_settings, status_of
 from .log import MOST_ITEMS, Log, Tail
-from .pulse import is_alive
-from .waits import RankState
 
 POLL_S = 0.03
 PRINTED_BYTES = 16_000_000  # the last ones of what a rank printed
 
 
 class RankFailed(RuntimeError):
-    """A rank failed, was killed, exited or hung. The message says which, where, why, and what the others did."""
+    """A rank failed, was killed, exited or hung. The message says which, where, why, and what the
+    others did."""
 
 
 class Run:
-    """`state` is "running", "done", "failed" or "stopped"; `diagnosis` says why in the last two cases."""
+    """`state` is "running", "done", "failed" or "stopped"; `diagnosis` says why in the last two
+    cases."""
 
     directory: Path
     settings: dict
@@ -59,7 +64,7 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.directory}: {self.state}>"
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -89,7 +94,8 @@ class Run:
 
     @property
     def damage(self) -> str | None:
-        """What the directory of a run that has ended has lost since, in a sentence; None where it is whole."""
+        """What the directory of a run that has ended has lost since, in a sentence; None where it
+        is whole."""
         if (state := self.state) == "running":
             return None
         lost = [log.lost(state == "done") for log in self._logs()]
@@ -107,19 +113,23 @@ class Run:
 
     @property
     def waits(self) -> tuple[RankState, ...]:
-        """What each rank was at when the run failed: who waited for whom, and where in its program; () where it did not."""
+        """What each rank was at when the run failed: who waited for whom, and where in its program;
+        () where it did not."""
         return self._end.waits
 
     def wait(self, timeout: float | None = None) -> Trace:
-        """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.
+        """Return the trace once all ranks are done: the modelled one, the measured one where that
+        clock is off.
 
-        RankFailed, with the diagnosis, where a rank failed or the run was stopped; TimeoutError after `timeout` seconds,
-        and the run goes on. An interrupt stops the ranks, unless the run was opened.
+        RankFailed, with the diagnosis, where a rank failed or the run was stopped; TimeoutError
+        after `timeout` seconds, and the run goes on. An interrupt stops the ranks, unless the run
+        was opened.
         """
         try:
             if not self._finished(timeout):
                 raise TimeoutError(
-                    f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}."
+                    f"The run is not done after {timeout:g} s; it goes on. Its directory is"
+                    f" {self.directory}."
                 )
         except KeyboardInterrupt:
             self.stop()
@@ -129,7 +139,8 @@ class Run:
         return self.trace()
 
     def _finished(self, timeout: float | None) -> bool:
-        """Wait for the end, which another process may bring; False where it has not come in time."""
+        """Wait for the end, which another process may bring; False where it has not come in
+        time."""
         if self._watch:
             return self._watch.finished.wait(timeout)
         until = inf if timeout is None else time.monotonic() + timeout
@@ -140,15 +151,17 @@ class Run:
         return True
 
     def stop(self) -> None:
-        """End the ranks now; what they wrote stays. A run that was opened is left to whatever launched it."""
+        """End the ranks now; what they wrote stays. A run that was opened is left to whatever
+        launched it."""
         if self._watch:
             self._watch.stop("The run was stopped.")
 
-    # -- what happened --------------------------------------------------------------------------------------
+    # -- what happened -----------------------------------------------------------------------------
 
     @property
     def now(self) -> str:
-        """Which ranks compute, and for how long, where a run that this process launched has logged nothing for a while; "" otherwise."""
+        """Which ranks compute, and for how long, where a run that this process launched has logged
+        nothing for a while; "" otherwise."""
         return self._watch.now if self._watch else ""
 
     @property
@@ -157,11 +170,13 @@ class Run:
 
     @property
     def clock(self) -> str:
-        """The clock that the run is about: "modelled", or "measured" where the modelled one is off."""
+        """The clock that the run is about: "modelled", or "measured" where the modelled one is
+        off."""
         return "modelled" if self.settings["clock"] else "measured"
 
     def trace(self, clock: str | None = None) -> Trace:
-        """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
+        """The events so far on one clock, also of a run that has failed or still goes on, or whose
+        logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
         items = (item for log in logs for item in log.items)
@@ -180,7 +195,8 @@ class Run:
         return {clock: self.trace(clock) for clock in dict.fromkeys((self.clock, "measured"))}
 
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
-        """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
+        """The events on one clock as the ranks write them; ends when the run has ended and all were
+        given."""
         clock, tails = self._clock(clock), [Tail(*of) for of in self._asked()]
         while True:
             over = (
@@ -197,7 +213,8 @@ class Run:
             raise Impossible(f'A run has no clock {clock!r}: choose "modelled" or "measured".')
         if clock == "modelled" and not self.settings["clock"]:
             raise Impossible(
-                'This run has no modelled clock: ask for "measured", or launch it with cost= and clock=True.'
+                'This run has no modelled clock: ask for "measured", or launch it with cost= and'
+                " clock=True."
             )
         return clock or self.clock
 
@@ -222,18 +239,20 @@ class Run:
         return self._read[1]
 
     def _asked(self) -> list[tuple[Path, int, int, int]]:
-        """Of each log: where it is, its rank, how many ranks there are, and how much of it is read at most."""
+        """Of each log: where it is, its rank, how many ranks there are, and how much of it is read
+        at most."""
         recorded = range(self.ranks if self.settings["record"] else 0)
         most = MOST_ITEMS // self.ranks
         return [
             (self.directory / f"events-{rank}.jsonl", rank, self.ranks, most) for rank in recorded
         ]
 
-    # -- results --------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     @cached_property
     def results(self) -> list[dict[str, np.ndarray]]:
-        """What each rank returned, by rank; after the run. Impossible where a rank's file is gone or damaged."""
+        """What each rank returned, by rank; after the run. Impossible where a rank's file is gone
+        or damaged."""
         self.wait()
         return [
             results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)
@@ -263,7 +282,8 @@ class Run:
             return ""
 
     def summary(self) -> dict:
-        """Step time, shares of the time, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
+        """Step time, shares of the time, device-hours and energy: numbers, or None where the
+        clock's unit or the watts are unknown."""
         trace, watts = self.trace(), self.settings["watts"]
         hours = trace.makespan * trace.ranks / 3600 if trace.unit == "s" else None
         return {
@@ -286,7 +306,8 @@ def stat(path: Path) -> os.stat_result | None:
 
 
 def steps_done(events, settings: dict) -> int:
-    """Training steps that every rank has finished, by its updates, of a run whose settings say its micro-batches; else 1."""
+    """Training steps that every rank has finished, by its updates, of a run whose settings say its
+    micro-batches; else 1."""
     last: dict[int, int] = {}
     for event in events:
         if (

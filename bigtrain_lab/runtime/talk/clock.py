@@ -1,7 +1,8 @@
 """The clocks of a rank: virtual lanes that a Cost advances, and the wall.
 
-Virtual time knows only the program's order and the Cost (core/lane.py holds its rules), so it is the same on every
-machine and in every run. Wall time is the system's monotonic clock, one for all processes, from the run's zero.
+Virtual time knows only the program's order and the Cost (core/lane.py holds its rules), so it is
+the same on every machine and in every run. Wall time is the system's monotonic clock, one for all
+processes, from the run's zero.
 """
 
 import time
@@ -9,14 +10,15 @@ from collections import defaultdict
 
 import torch
 
-from ..core import Cost, Lane
+from ...core import Cost, Lane
 
 CPU = torch.device("cpu")
 
 
 class Clock:
-    """`cost` None: the wall only; lanes stay where they are and nothing is sent along with messages. A GPU works on while its
-    program goes on, so the wall is read once `device` has done what it was asked for."""
+    """`cost` None: the wall only; lanes stay where they are and nothing is sent along with
+    messages. A GPU works on while its program goes on, so the wall is read once `device` has done
+    what it was asked for."""
 
     def __init__(self, cost: Cost | None, zero_ns: int, device: torch.device = CPU):
         self.cost, self._zero_ns, self._device, self._lanes = (

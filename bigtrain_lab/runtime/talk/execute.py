@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..core import Impossible
-from ..plan import (
+from ...core import Impossible
+from ...order.plan import (
     Action,
     Compute,
     Cycle,

@@ -1,8 +1,10 @@
-"""A Group is what a technique talks through: ranks numbered 0 .. size-1, messages between them, collectives of all.
+"""A Group is what a technique talks through: ranks numbered 0 .. size-1, messages between them,
+collectives of all.
 
-`Group.of(None)` is torch's default group and adds nothing but shapes: no header, no log, no clock. The runtime hands a
-RecordingGroup (recording.py) with the same methods, so that a technique holds no logging. Every send is
-posted and never waited for until `finish`: gloo's send is a rendezvous, and two ranks that wait in send deadlock.
+`Group.of(None)` is torch's default group and adds nothing but shapes: no header, no log, no clock.
+The runtime hands a RecordingGroup (recording.py) with the same methods, so that a technique holds
+no logging. Every send is posted and never waited for until `finish`: gloo's send is a rendezvous,
+and two ranks that wait in send deadlock.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +15,9 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from ..core import Impossible
+from ...core import Impossible
+from ..memory.capacity import OutOfMemory
 from . import exchange
-from .capacity import OutOfMemory
 from .lanes import LaneFailed, LaneRunner
 from .message import Outbox, Shape, as_bytes, channel
 
@@ -43,7 +45,8 @@ class PeerLost(RuntimeError):
 
 
 def is_lost(error: BaseException | None) -> bool:
-    """Whether an error says that a connection broke: a PeerLost, or what gloo's transport says of it."""
+    """Whether an error says that a connection broke: a PeerLost, or what gloo's transport says of
+    it."""
     text = str(error).lower()
     return (
         isinstance(error, PeerLost)
@@ -74,7 +77,8 @@ class Handle:
 
 
 class _Receive:
-    """One message that is wanted: posted once its site's shape is known, and never where `like` is another shape."""
+    """One message that is wanted: posted once its site's shape is known, and never where `like` is
+    another shape."""
 
     __slots__ = "way", "like", "buffer", "shape", "wire", "work"
 
@@ -84,7 +88,8 @@ class _Receive:
 
 
 class _Announcement(NamedTuple):
-    """The shape of a site's messages, on its way, and the receives that it will let be posted, in their order."""
+    """The shape of a site's messages, on its way, and the receives that it will let be posted, in
+    their order."""
 
     work: dist.Work
     code: torch.Tensor
@@ -104,7 +109,8 @@ class Group:
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
             raise Impossible(
-                "There is no process group yet: call torch.distributed.init_process_group(...) first, or use launch()."
+                "There is no process group yet: call torch.distributed.init_process_group(...)"
+                " first, or use launch()."
             )
         self._pg = process_group if process_group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self._pg), dist.get_world_size(self._pg)
@@ -134,7 +140,7 @@ class Group:
         """The same ranks, for what is no part of a training: no trace tells of it."""
         return self
 
-    # -- messages -------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def isend(
         self,
@@ -173,7 +179,8 @@ class Group:
         tag: int = 0,
         agreed: bool = False,
     ) -> Handle:
-        """Post a receive into `buffer`, or into a new tensor where it is None; `.wait()` returns it, filled.
+        """Post a receive into `buffer`, or into a new tensor where it is None; `.wait()` returns
+        it, filled.
 
         Impossible, in wait, where the message is unlike the buffer.
         """
@@ -192,12 +199,13 @@ class Group:
         with self._watching(None, ""):
             self._outbox.finish()
 
-    # -- collectives ----------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def all_reduce(
         self, tensor: torch.Tensor, op: str = "sum", name: str = "all_reduce"
     ) -> torch.Tensor:
-        """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks; returns it."""
+        """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks;
+        returns it."""
         call = f"all_reduce ({op}) of {Shape.of(tensor)}"
         with self._together(name, "all_reduce", tensor.nbytes, call):
             reduction = operation(op)
@@ -369,7 +377,7 @@ class Group:
         """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
         return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
 
-    # -- what a recording group does as well ----------------------------------------------------------------
+    # -- what a recording group does as well -------------------------------------------------------
 
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around the work of a step (a tuple of actions) on weights of this version; `beside`:
@@ -412,7 +420,8 @@ class Group:
         return tensor.detach().contiguous().to(HOST)
 
     def _room(self, shape: Shape, buffer: torch.Tensor | None) -> torch.Tensor:
-        """What a message is received into: the buffer itself where the transport can write there."""
+        """What a message is received into: the buffer itself where the transport can write
+        there."""
         fits = buffer is not None and buffer.device == HOST and buffer.is_contiguous()
         return buffer if fits else shape.empty()
 
@@ -445,7 +454,7 @@ class Group:
         group.device, group.name = self.device, lane
         return group
 
-    # -- sites ----------------------------------------------------------------------------------------------
+    # -- sites -------------------------------------------------------------------------------------
 
     def _way(self, peer: int, name, site: str, tag: int) -> tuple[str, int]:
         if not 0 <= peer < self.size or peer == self.rank:
@@ -488,12 +497,14 @@ class Group:
             self._said[dst, site] = shape
         elif said != shape:
             raise Impossible(
-                f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where it sent {said} before"
-                f"{f' (site {site})' if site else ''}: give messages of another shape a site= of their own."
+                f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where"
+                f" it sent {said} before{f' (site {site})' if site else ''}: give messages of"
+                " another shape a site= of their own."
             )
 
     def _expect(self, receive: _Receive, src: int, site: str) -> None:
-        """Post a receive now, or when its site's announcement is in: gloo ends a process whose buffer is too small."""
+        """Post a receive now, or when its site's announcement is in: gloo ends a process whose
+        buffer is too small."""
         if shape := self._heard.get((src, site)):
             self._post(receive, src, shape)
             return
@@ -519,8 +530,10 @@ class Group:
                 self._post(each, src, self._heard[src, site])
         if receive.shape is None:
             raise Impossible(
-                f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
-                f"{self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape."
+                f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank"
+                f" {self.world_rank(src)}, which sends"
+                f" {self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the"
+                " two ranks agree on the shape."
             )
         receive.work.wait()
         self._wanted.discard(receive)
@@ -615,7 +628,8 @@ class Agreement:
 
 
 class _Watching:
-    """Turns the error of a broken connection into the sentence that a peer is gone: its failure came first."""
+    """Turns the error of a broken connection into the sentence that a peer is gone: its failure
+    came first."""
 
     def __init__(self, group, peer, name):
         self.group, self.peer, self.name = group, peer, name

@@ -1,12 +1,15 @@
-"""What travels between two ranks: a description once a site, then data, under the clock with a header in front.
+"""What travels between two ranks: a description once a site, then data, under the clock with a
+header in front.
 
-    description   16 x int64: dtype, number of dimensions, the dimensions       once a (peer, site, direction)
-    header        3 x int64: issue, stamp (ticks), wall (ns)                    in front of each modelled message
+    description   16 x int64: dtype, number of dimensions, the dimensions
+                  once a (peer, site, direction)
+    header        3 x int64: issue, stamp (ticks), wall (ns)       in front of each modelled message
     data          the tensor's bytes
 
-A site is a place in the program that always sends one shape: the receiver allocates from its description, and the
-sender refuses a tensor of another shape, so a mismatch is a sentence and not a hang. Each (site, name, tag) is a
-channel of its own, first in first out: messages of different names may be taken in any order.
+A site is a place in the program that always sends one shape: the receiver allocates from its
+description, and the sender refuses a tensor of another shape, so a mismatch is a sentence and not a
+hang. Each (site, name, tag) is a channel of its own, first in first out: messages of different
+names may be taken in any order.
 """
 
 import struct
@@ -17,7 +20,7 @@ from math import prod
 
 import torch
 
-from ..core import Impossible
+from ...core import Impossible
 
 DTYPES = tuple(
     getattr(torch, name)
@@ -79,7 +82,8 @@ class Shape(tuple):
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The data as flat uint8: a view of a contiguous tensor, also of one element with an odd stride."""
+    """The data as flat uint8: a view of a contiguous tensor, also of one element with an odd
+    stride."""
     dense = tensor.detach().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
@@ -94,7 +98,8 @@ def pack(tensor: torch.Tensor, issue: int, stamp: int, wall: int) -> torch.Tenso
 
 
 def unpack(wire: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, int, int, int]:
-    """(tensor, issue, stamp, wall). The tensor owns its storage, so that the meter counts its bytes and no header's."""
+    """(tensor, issue, stamp, wall). The tensor owns its storage, so that the meter counts its bytes
+    and no header's."""
     tensor = shape.empty()
     as_bytes(tensor).copy_(wire[HEADER.size :])
     return tensor, *HEADER.unpack_from(wire.numpy(), 0)
@@ -106,10 +111,11 @@ def channel(site: str, name: str, tag: int) -> int:
 
 
 class Outbox:
-    """Keeps every send and its buffer until it is done: gloo's send is a rendezvous and reads the buffer late.
+    """Keeps every send and its buffer until it is done: gloo's send is a rendezvous and reads the
+    buffer late.
 
-    A backend's handle does not say whether it is done, only waits; so past LIMIT outstanding sends a thread waits for
-    them in order and lets go of their buffers.
+    A backend's handle does not say whether it is done, only waits; so past LIMIT outstanding sends
+    a thread waits for them in order and lets go of their buffers.
     """
 
     LIMIT = 64

@@ -1,13 +1,14 @@
 """A collective on real ranks: the executor runs its plan with the chunks of a real tensor.
 
-Each message carries a chunk's bytes, whatever the dtype; a received chunk is added to the own one, or replaces it.
-No chunk is changed in place, so one that is still being sent stays as it was. Memory: about twice the tensor.
+Each message carries a chunk's bytes, whatever the dtype; a received chunk is added to the own one,
+or replaces it. No chunk is changed in place, so one that is still being sent stays as it was.
+Memory: about twice the tensor.
 """
 
 import torch
 
-from ..collective import Collective
-from ..plan import lower_collective
+from ...order.collective import Collective
+from ...order.plan import lower_collective
 from .execute import Work, execute
 from .message import as_bytes
 
@@ -39,8 +40,10 @@ class Chunks(Work):
 
 
 def collect(collective: Collective, tensor: torch.Tensor, rank, name: str = "") -> torch.Tensor:
-    """Do the collective on the tensor, in place; all ranks call it with tensors of one shape and dtype. Chunks that
-    the collective does not want on this rank stay as they are. Its messages' names begin with `name`."""
+    """Do the collective on the tensor, in place; all ranks call it with tensors of one shape and
+    dtype. Chunks that the collective does not want on this rank stay as they are. Its messages'
+    names begin with `name`.
+    """
     work = Chunks(collective, rank.index, tensor)
     execute(lower_collective(collective, tensor.numel(), tensor.itemsize, name), rank, work)
     work.store(tensor)

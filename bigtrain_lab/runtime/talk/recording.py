@@ -2,8 +2,10 @@
 front.
 
     isend   issue, stamp = lane.send(link, bytes)            travel with the data
-    recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to arrival
-    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost; so is what
+    recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to
+                                                             arrival
+    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue +
+    its cost; so is what
             each rank calls, and a mismatch is a sentence
 
 Under a modelled clock the bytes that are charged are those of the tensor; for a message that the
@@ -22,13 +24,13 @@ from math import isfinite
 import torch
 import torch.distributed as dist
 
-from ..core import Impossible
-from ..plan import INSIDE, Message, Together
-from . import frames
+from ...core import Impossible
+from ...order.plan import INSIDE, Message, Together
+from ..failure import frames
+from ..failure.wait_graph import ranks
+from ..record.recorder import Recorder
 from .group import HOST, Group, Handle, again, is_lost
 from .message import HEADER, pack, unpack
-from .recorder import Recorder
-from .waits import ranks
 
 
 class RecordingGroup(Group):
@@ -71,13 +73,14 @@ class RecordingGroup(Group):
         super().finish()
         self.recorder.mark("got", -1, lane=self.name)
 
-    # -- a message's way ------------------------------------------------------------------------------------
+    # -- a message's way ---------------------------------------------------------------------------
 
     def _on_lane(self, what) -> None:
         if self.recorder.lane != self.name:
             raise Impossible(
-                f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from lane "
-                f"{self.recorder.lane}: let a lane's group be used by what is launched on it, and no other."
+                f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from"
+                f" lane {self.recorder.lane}: let a lane's group be used by what is launched on it,"
+                " and no other."
             )
 
     def _charged(self, message: Message, size_bytes: int) -> int:
@@ -156,7 +159,7 @@ class RecordingGroup(Group):
         with self.recorder.waiting(self.name, *about), super()._waiting(src, way, name, site):
             yield
 
-    # -- other lanes ----------------------------------------------------------------------------------------
+    # -- other lanes -------------------------------------------------------------------------------
 
     def _again(self, lane):
         self.recorder.refuse_taken(lane)
@@ -192,7 +195,7 @@ class RecordingGroup(Group):
             self.recorder.mark("failed", sentence + (f"\n  at {place}" if place else ""))
         return super().failed(error, sentence)
 
-    # -- collectives ----------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
         if self.size > 1:
@@ -204,8 +207,9 @@ class RecordingGroup(Group):
         return self.recorder.aside()
 
     def _lent(self, tensor):
-        """Torch's thread lets go of what it was handed a moment after the collective has ended, and a ledger would count that moment:
-        so of the host's memory this is a tensor that owns nothing."""
+        """Torch's thread lets go of what it was handed a moment after the collective has ended, and
+        a ledger would count that moment: so of the host's memory this is a tensor that owns
+        nothing."""
         if tensor.device != HOST or not tensor.nbytes or not tensor.is_contiguous():
             return tensor
         memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
@@ -251,8 +255,8 @@ class RecordingGroup(Group):
         recorder.log.write()
 
     def _agree(self, start: int) -> int:
-        """The latest start of all. Impossible, on every rank, where they are about to call different collectives: the
-        backend would hang, or add up what does not belong together."""
+        """The latest start of all. Impossible, on every rank, where they are about to call
+        different collectives: the backend would hang, or add up what does not belong together."""
         latest, calls = self._compared(self._call, start)
         if calls:
             told = "; ".join(
@@ -260,7 +264,8 @@ class RecordingGroup(Group):
                 for one in dict.fromkeys(calls)
             )
             raise Impossible(
-                f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order."
+                f"The ranks call different collectives at one time: {told}. Let all call the same"
+                " ones in the same order."
             )
         return latest
 
@@ -281,7 +286,8 @@ class RecordingGroup(Group):
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite. One pass: a finite sum tells it of all; one that is not may have overflowed."""
+    """Whether no element is NaN or infinite. One pass: a finite sum tells it of all; one that is
+    not may have overflowed."""
     if not tensor.is_floating_point() or tensor.itemsize < 2:  # float8 adds up on no CPU
         return True
     tensor = tensor.detach()

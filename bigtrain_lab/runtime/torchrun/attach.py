@@ -1,8 +1,10 @@
-"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own program.
+"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own
+program.
 
 meet        on the board (board.py); each rank introduces itself
 compare     all must have been asked the same: settings, ranks, versions, the program's code
-connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
+connect     gloo, over the loopback where all share a network, else over the interface that reaches
+            the others
 clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
 the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
             It travels as values; the program does not, each rank has its own
@@ -30,30 +32,31 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..core import Cost, Impossible, Link, Mesh, write_whole
-from ..schedule import Action
-from . import border, peers
+from ...core import Cost, Impossible, Link, Mesh, write_whole
+from ...order.schedule import Action
+from ..devices import Devices, Node, choose, nccl_here, visible
+from ..failure.faults import Fault
+from ..machine import cores
+from ..process import border
+from ..process.border import Place
+from ..process.child import Job, work
+from ..process.end import INTERRUPTED, forget
+from ..process.pulse import this_process
+from ..record.kept import read_settings
+from ..record.log import LogUnwritable
+from ..record.run import RankFailed, Run
+from . import peers
 from .board import Board, run_of
-from .border import Place
-from .devices import Devices, Node, choose, nccl_here, visible
-from .end import INTERRUPTED, forget
-from .faults import Fault
-from .kept import read_settings
-from .log import LogUnwritable
 from .lookout import Lookout
-from .machine import cores
 from .offset import Offset, beyond_the_wall, namespace, offsets
-from .process import Job, work
-from .pulse import this_process
-from .run import RankFailed, Run
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file
 
 
 def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, informed=None) -> Run:
-    """Run the program as rank `place.index` and return when all ranks have. RankFailed where one failed, Impossible where
-    the ranks cannot work together.
+    """Run the program as rank `place.index` and return when all ranks have. RankFailed where one
+    failed, Impossible where the ranks cannot work together.
 
     asked       what every rank must have been asked for alike
     prepare     hosts, devices -> Job: makes the run's directory; called by rank 0 alone
@@ -88,7 +91,8 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
 
 
 class Member(NamedTuple):
-    """What a rank says of itself. Two ranks share a clock, a network or a table of processes where these words are equal."""
+    """What a rank says of itself. Two ranks share a clock, a network or a table of processes where
+    these words are equal."""
 
     host: str
     clock: str
@@ -121,7 +125,8 @@ class Member(NamedTuple):
 
 
 class Team:
-    """All ranks of the job that `place` is one of, connected; Impossible, on every rank, where they cannot work together."""
+    """All ranks of the job that `place` is one of, connected; Impossible, on every rank, where they
+    cannot work together."""
 
     def __init__(self, place: Place, board: Board, asked: dict):
         self.place, self.index, self.board = place, place.index, board
@@ -168,8 +173,8 @@ class Team:
         return told
 
     def agree(self, prepare) -> Job:
-        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every rank
-        sees its directory."""
+        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero.
+        Every rank sees its directory."""
         own = note(prepare(self.hosts(), self.devices)) if self.index == 0 else None
         job = of_note(self.board.of_rank_0("job", own))
         try:
@@ -181,8 +186,9 @@ class Team:
         return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
 
     def ask_clocks_again(self, directory: Path) -> None:
-        """At the end of a run that is done on all ranks: let its settings say by how much each clock has moved at most since the
-        start, |offset then - offset now| + both errors. What is lost now loses only that."""
+        """At the end of a run that is done on all ranks: let its settings say by how much each
+        clock has moved at most since the start, |offset then - offset now| + both errors. What is
+        lost now loses only that."""
         machines = self._machines()
         if len(machines) == 1:
             return
@@ -195,7 +201,7 @@ class Team:
                     host["moved_s"] = (abs(found.ns - was.ns) + found.error_ns + was.error_ns) / 1e9
                 write_whole(directory / "settings.json", json.dumps(settings, indent=1))
 
-    # -- one by one -----------------------------------------------------------------------------------------
+    # -- one by one --------------------------------------------------------------------------------
 
     def _machines(self) -> dict[str, list[int]]:
         """The ranks on each machine, by its clock."""
@@ -228,15 +234,19 @@ class Team:
                 name = None
             if name:
                 border.use_interface(name)
-        where = f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over {name or 'its network'}"
+        where = (
+            f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over"
+            f" {name or 'its network'}"
+        )
         mend = (
-            "let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to the interface that "
-            "`bigtrain doctor --peer` names there."
+            "let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to"
+            " the interface that `bigtrain doctor --peer` names there."
         )
         own, failed = self.board.clone(), []  # a store serves one caller at a time
         store = dist.PrefixStore("gloo", own.store)
 
-        def connect():  # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
+        # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
+        def connect():
             try:
                 dist.init_process_group(
                     self.devices.backend,
@@ -272,13 +282,15 @@ class Team:
         blind = [rank for rank, sees in enumerate(self.board.everyones("sees", seen)) if not sees]
         if blind:
             raise Impossible(
-                f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory {job.directory} that rank 0 "
-                f"on {self.members[0].host} made: choose a --directory on a disk that all nodes share."
+                f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory"
+                f" {job.directory} that rank 0 on {self.members[0].host} made: choose a --directory"
+                " on a disk that all nodes share."
             )
 
 
 def refuse_differences(asked: list[dict]) -> None:
-    """Impossible, naming a rank and what differs, where the ranks were not asked for the same; the experiment's "settings" one by one."""
+    """Impossible, naming a rank and what differs, where the ranks were not asked for the same; the
+    experiment's "settings" one by one."""
     told = [
         {
             **{("launch", name): value for name, value in own.items() if name != "settings"},
@@ -290,8 +302,9 @@ def refuse_differences(asked: list[dict]) -> None:
         for key in told[0] | own:
             if own.get(key) != told[0].get(key):
                 raise Impossible(
-                    f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and rank 0 with {told[0].get(key)!r}: "
-                    "give every node the same command and the same versions."
+                    f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and"
+                    f" rank 0 with {told[0].get(key)!r}: give every node the same command and the"
+                    " same versions."
                 )
 
 
@@ -306,8 +319,8 @@ def readable(path: Path) -> bool:
 
 
 def digest(program) -> str:
-    """Of a program's code, the same on all ranks: its own, and the files that define it where they are
-    known. Values that it was made with do not count: the settings are compared."""
+    """Of a program's code, the same on all ranks: its own, and the files that define it where they
+    are known. Values that it was made with do not count: the settings are compared."""
     while isinstance(program, partial):
         program = program.func
     function = getattr(program, "__func__", program)

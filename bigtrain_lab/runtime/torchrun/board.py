@@ -8,8 +8,8 @@ process from then on:
     left 3       rank 3 has said its last word
 
 No call blocks in the store. A rank that waits also looks for a refusal and for ended processes,
-says whom it waits for, and leaves a refusal itself when its patience ends. Only JSON travels: nothing
-that came from the store is ever executed.
+says whom it waits for, and leaves a refusal itself when its patience ends. Only JSON travels:
+nothing that came from the store is ever executed.
 """
 
 import atexit
@@ -20,16 +20,17 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache, wraps
+from functools import cache, wraps
 
 import torch.distributed as dist
 
-from ..core import Impossible
-from . import border, peers
-from .border import Place
+from ...core import Impossible
+from ..failure.wait_graph import ranks
+from ..process import border
+from ..process.border import Place
+from ..process.pulse import is_alive, this_process
+from . import peers
 from .offset import namespace
-from .pulse import is_alive, this_process
-from .waits import ranks
 
 PATIENCE_S = 300.0  # for ranks that are on their way
 FIRST_S, AGAIN_S = 10.0, 30.0  # the first word about whom a rank waits for, and each further one
@@ -45,13 +46,15 @@ class Refused(Impossible):
 
 
 class Board:
-    """`index` of `size` ranks at a store; values are what JSON holds. `job`: the whole job's part."""
+    """`index` of `size` ranks at a store; values are what JSON holds. `job`: the whole job's
+    part."""
 
     def __init__(self, store, index: int, size: int, job: "Board | None" = None):
         self.store, self.index, self.size, self.job = store, index, size, job or self
 
     def clone(self) -> "Board":
-        """The same board by another connection, for a thread: a store serves one caller at a time."""
+        """The same board by another connection, for a thread: a store serves one caller at a
+        time."""
         job = self.job.clone() if self.job is not self else None
         return Board(self.store.clone(), self.index, self.size, job)
 
@@ -89,7 +92,8 @@ class Board:
         return self.peek(key)
 
     def refuse(self, reason: str) -> dict:
-        """Leave why this rank cannot take part, unless a refusal is there; the one that is there."""
+        """Leave why this rank cannot take part, unless a refusal is there; the one that is
+        there."""
         told = f"Rank {self.index} on {platform.node()} cannot take part. {reason}"
         return self._refuse(self.index, told, reason)
 
@@ -201,7 +205,7 @@ def say(sentence: str) -> None:
 # -- the job's board -------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)  # a process joins once, and rank 0 keeps its store for later runs
+@cache  # a process joins once, and rank 0 keeps its store for later runs
 def join(place: Place, point: peers.Peer) -> Board:
     """The board of the job that this process is a rank of.
 
@@ -238,8 +242,8 @@ def run_of(place: Place) -> Board:
 
 
 def heard_by_all(start):
-    """`start`, each call of which is one run. Under torchrun, every other rank hears what keeps this
-    one from taking part."""
+    """`start`, each call of which is one run. Under torchrun, every other rank hears what keeps
+    this one from taking part."""
 
     @wraps(start)
     def started(*args, **options):

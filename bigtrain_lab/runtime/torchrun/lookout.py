@@ -1,13 +1,16 @@
-"""The lookout of a rank that torchrun started: a thread that sees failures, deadlocks and stalls, and ends the rank with the run.
+"""The lookout of a rank that torchrun started: a thread that sees failures, deadlocks and stalls,
+and ends the rank with the run.
 
-Under `launch` one watch owns all processes (watch.py). Here nobody does, so each rank looks out for itself, by the board
-that all share; what has happened is decided once, by whoever says it first:
+Under `launch` one watch owns all processes (watch.py). Here nobody does, so each rank looks out for
+itself, by the board that all share; what has happened is decided once, by whoever says it first:
 
     every rank   the other ranks of its machine, torchrun that started it, signals, the end that
                  another one has told
-    rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall limit
+    rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall
+                 limit
 
-A main thread that is caught in gloo cannot be called back: its lookout says one sentence and ends the process.
+A main thread that is caught in gloo cannot be called back: its lookout says one sentence and ends
+the process.
 """
 
 import faulthandler
@@ -20,12 +23,12 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from . import diagnose
+from ..failure import diagnose
+from ..failure.diagnose import Exit
+from ..failure.progress import Counted, Progress
+from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from ..process.pulse import Beats, Pulse
 from .board import say
-from .diagnose import Exit
-from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
-from .progress import Counted, Progress
-from .pulse import Beats, Pulse
 
 GRACE_S = (
     3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
@@ -35,7 +38,8 @@ OTHERS_S = 0.5  # for another rank's note, once this one has seen how rank 0 end
 
 
 class Lookout:
-    """Used as a context around the rank's work; then `end(code)` waits for the others and returns how the run ended."""
+    """Used as a context around the rank's work; then `end(code)` waits for the others and returns
+    how the run ended."""
 
     def __init__(self, team, job, stall_s: float):
         self.index, self.size, self._team = team.index, team.place.ranks, team
@@ -60,7 +64,8 @@ class Lookout:
         os.set_blocking(self._write, False)
         self._before = None
         if threading.current_thread() is threading.main_thread():
-            # Python's handler runs only when the main thread next runs Python: the thread reads the signal's number here.
+            # Python's handler runs only when the main thread next runs Python: the thread reads the
+            # signal's number here.
             self._before = (
                 signal.set_wakeup_fd(self._write, warn_on_full_buffer=False),
                 signal.signal(signal.SIGTERM, lambda *_: None),
@@ -95,7 +100,7 @@ class Lookout:
             self._own_board.first("end", end.told())
         return self.end(FAILED)
 
-    # -- the thread -----------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _look_out(self) -> None:
         try:
@@ -117,7 +122,8 @@ class Lookout:
             os._exit(130 if end.diagnosis == INTERRUPTED else FAILED)
 
     def words(self, end: End) -> str:
-        """What this rank says of a run that did not end well: one rank tells all, the others its first line."""
+        """What this rank says of a run that did not end well: one rank tells all, the others its
+        first line."""
         if end.teller != self.index:
             return end.diagnosis.partition("\n")[0]
         return f"{end.diagnosis}\nWhat the ranks wrote is kept in {self._directory}."
@@ -180,7 +186,8 @@ class Lookout:
             self._board.count("signs", 1)
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:
-        """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
+        """How the run failed, once the culprit is known; rank 0 decides, another rank where that
+        does not."""
         exits = diagnose.failed(self._directory, self.size)
         silent, code = gone or (None, None)
         if gone:
@@ -231,7 +238,7 @@ class Lookout:
     def _orphaned(self) -> str:
         return f"The torchrun on {self._team.me.host} that started rank {self.index} has ended."
 
-    # -- stacks --------------------------------------------------------------------------------------------
+    # -- stacks ------------------------------------------------------------------------------------
 
     def _stacks_of_all(self, silent: int | None = None) -> None:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""

@@ -1,16 +1,19 @@
 """How far the clocks of several machines are apart, and how well that is known.
 
-Rank 0 asks at t0, the other machine hears at t1 and answers at t2, rank 0 hears at t3, each on its own clock:
+Rank 0 asks at t0, the other machine hears at t1 and answers at t2, rank 0 hears at t3, each on its
+own clock:
 
     offset = ((t1 - t0) + (t2 - t3)) / 2        round trip = (t3 - t0) - (t2 - t1)
 
-The offset is right to half the round trip, whatever share of it each way takes, so the smallest round trip of several
-counts (Cristian, Probabilistic clock synchronization, 1989; RFC 5905, section 8). A message then never seems to arrive
-before it was sent, unless it was quicker than the quickest of these.
+The offset is right to half the round trip, whatever share of it each way takes, so the smallest
+round trip of several counts (Cristian, Probabilistic clock synchronization, 1989; RFC 5905, section
+8). A message then never seems to arrive before it was sent, unless it was quicker than the quickest
+of these.
 
-Clocks drift: quartz by some microseconds a second, and a clock that is being set right over the network by up to 500 us a
-second (RFC 5905, appendix A: MAXFREQ). The offset is that of a run's start; asked again at its end, it says by how much a clock
-has moved at most, and no time is changed by that.
+Clocks drift: quartz by some microseconds a second, and a clock that is being set right over the
+network by up to 500 us a second (RFC 5905, appendix A: MAXFREQ). The offset is that of a run's
+start; asked again at its end, it says by how much a clock has moved at most, and no time is changed
+by that.
 """
 
 import os
@@ -22,7 +25,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..words import duration
+from ...core.words import duration
 
 ROUNDS = 25
 
@@ -43,8 +46,8 @@ def offset(times) -> Offset:
 
 
 def namespace(kind: str) -> str:
-    """The same in two processes exactly where they read the same monotonic clock ("time"), and share
-    a network ("net") or a table of processes ("pid") too."""
+    """The same in two processes exactly where they read the same monotonic clock ("time"), and
+    share a network ("net") or a table of processes ("pid") too."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return boot + os.readlink("/proc/self/ns/time") + os.readlink(f"/proc/self/ns/{kind}")
@@ -53,15 +56,16 @@ def namespace(kind: str) -> str:
 
 
 def beyond_the_wall() -> int:
-    """What this machine's calendar is ahead of its monotonic clock, in ns: the reading of several that took least."""
+    """What this machine's calendar is ahead of its monotonic clock, in ns: the reading of several
+    that took least."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(10)]
     before, calendar, after = min(readings, key=lambda r: r[2] - r[0])
     return calendar - (before + after) // 2
 
 
 def offsets(index: int, clocks: list[str]) -> dict[str, Offset]:
-    """Clock -> its offset, on rank 0; elsewhere {}. Every rank calls this; the first rank of each other clock is asked.
-    `clocks`: each rank's clock, by rank."""
+    """Clock -> its offset, on rank 0; elsewhere {}. Every rank calls this; the first rank of each
+    other clock is asked. `clocks`: each rank's clock, by rank."""
     asked = {clock: clocks.index(clock) for clock in clocks if clock != clocks[0]}
     if index == 0:
         return {clocks[0]: Offset(0, 0)} | {
@@ -92,7 +96,8 @@ def answer() -> None:
 
 
 def told(hosts: list[dict]) -> str:
-    """What a run's settings say of its machines' clocks, in one sentence; "" where there is one clock."""
+    """What a run's settings say of its machines' clocks, in one sentence; "" where there is one
+    clock."""
     others = [host for host in hosts if host["error_s"]]
     if not others:
         return ""
@@ -112,4 +117,7 @@ def told(hosts: list[dict]) -> str:
     drift = (
         f" By the end they had moved apart by {duration(max(moved), 's')} at most." if moved else ""
     )
-    return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start.{drift}"
+    return (
+        f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what"
+        f" was found at the start.{drift}"
+    )

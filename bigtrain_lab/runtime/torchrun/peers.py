@@ -1,16 +1,19 @@
-"""The way to another machine: its name, the interface that reaches it, and whether its port answers.
+"""The way to another machine: its name, the interface that reaches it, and whether its port
+answers.
 
-Each question is asked within a time limit: a name server or a firewall that says nothing must not keep anybody waiting.
+Each question is asked within a time limit: a name server or a firewall that says nothing must not
+keep anybody waiting.
 """
 
 import socket
 import threading
 from typing import NamedTuple
 
-from ..core import Impossible
+from ...core import Impossible
 
 ANSWER_S = 5.0
-OUTSIDE = "192.0.2.1"  # an address of documentation (RFC 5737): its route is the default one, and nothing is sent there
+# an address of documentation (RFC 5737): its route is the default one, and nothing is sent there
+OUTSIDE = "192.0.2.1"
 
 
 class Peer(NamedTuple):
@@ -36,7 +39,8 @@ class Peer(NamedTuple):
             or not 1 <= int(port) <= 65535
         ):
             raise Impossible(
-                f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in brackets)."
+                f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in"
+                " brackets)."
             )
         return cls(host[1:-1] if bracketed else host, int(port))
 
@@ -46,7 +50,8 @@ class Unreachable(Exception):
 
 
 def resolve(peer: Peer, limit_s: float = ANSWER_S) -> str:
-    """The address that the peer's name stands for, as a connection would take it; Unreachable where there is none in time."""
+    """The address that the peer's name stands for, as a connection would take it; Unreachable where
+    there is none in time."""
     found: list = []
 
     def ask():
@@ -66,7 +71,8 @@ def resolve(peer: Peer, limit_s: float = ANSWER_S) -> str:
 
 
 def own_address(address: str) -> str:
-    """This machine's own address on the route to another; Unreachable where there is no route. Nothing is sent."""
+    """This machine's own address on the route to another; Unreachable where there is no route.
+    Nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -106,8 +112,10 @@ def connect(address: str, port: int, limit_s: float = ANSWER_S) -> None:
 
 
 def between(mine: str, others: list[str]) -> str | None:
-    """The interface through which ranks of several networks talk. `mine`: this machine's address on the way to rank 0, the
-    loopback where that is here; `others`: the addresses of ranks elsewhere. None where it cannot be told."""
+    """The interface through which ranks of several networks talk. `mine`: this machine's address on
+    the way to rank 0, the loopback where that is here; `others`: the addresses of ranks elsewhere.
+    None where it cannot be told.
+    """
     if loopback(mine):
         mine = own_address(next((a for a in others if not loopback(a)), OUTSIDE))
     return interface_of(mine)

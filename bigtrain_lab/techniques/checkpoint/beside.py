@@ -1,13 +1,16 @@
-"""What a function uses beside its arguments, as far as that can be found from it: where its modules and tensors are.
+"""What a function uses beside its arguments, as far as that can be found from it: where its modules
+and tensors are.
 
     a module            its weights and buffers, and those of the modules in it
     partial, method     what they are made of
     a function          the modules and tensors in its closure and among its defaults
 
-Each is noted where it is when the function first runs, and is put there again while it runs another time: a forward inside
-torch.func.functional_call, or on another version of the weights (weight_versions.py), has others than its backward finds. What was
-changed in place cannot be put back; that is for `conditions` to refuse. Globals are not looked at, nor attributes that are no weights.
-Cost: a microsecond a module, and no bytes but while a graph is kept: then also the tensors that were put in.
+Each is noted where it is when the function first runs, and is put there again while it runs another
+time: a forward inside torch.func.functional_call, or on another version of the weights
+(weight_versions.py), has others than its backward finds. What was changed in place cannot be put
+back; that is for `conditions` to refuse. Globals are not looked at, nor attributes that are no
+weights. Cost: a microsecond a module, and no bytes but while a graph is kept: then also the tensors
+that were put in.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,8 +47,8 @@ def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tens
 
 
 class Beside:
-    """Where what `fn` uses is now: `places`, (a module's weights or buffers by name, those of now); `cells`, (a cell, what it holds);
-    `tensors`, those in closures, defaults and partials."""
+    """Where what `fn` uses is now: `places`, (a module's weights or buffers by name, those of now);
+    `cells`, (a cell, what it holds); `tensors`, those in closures, defaults and partials."""
 
     def __init__(self, fn: Callable | None):
         self.places: list[tuple[dict, dict]] = []

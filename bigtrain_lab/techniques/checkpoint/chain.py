@@ -1,19 +1,28 @@
-"""checkpoint_sequential: a chain of layers carries out a recompute plan, operation by operation, as the plan is written.
+"""checkpoint_sequential: a chain of layers carries out a recompute plan, operation by operation, as
+the plan is written.
 
-    forward     each layer once, in order      A  what it saves becomes tickets (tickets.py)      F  autograd saves as always
-    backward    when the gradient of x_{i+1}   A  advance from a kept state, nothing recorded     F  advance that fills layer i's tickets
-                comes, all operations up to B(i)                                                  B  autograd's own backward of layer i
+    forward     each layer once, in order
+                    A  what it saves becomes tickets (tickets.py)
+                    F  autograd saves as always
+    backward    when the gradient of x_{i+1} comes, all operations up to B(i)
+                    A  advance from a kept state, nothing recorded
+                    F  advance that fills layer i's tickets
+                    B  autograd's own backward of layer i
 
-The graph is the plain one: torch.autograd.grad, retain_graph, hooks, a backward of a backward and what layers use beside their input
-work as without a plan. The plan (recompute.py) says after each operation which states x_i stay kept; every other one is let go
-of. Kept states and refilled tickets are held as autograd holds what it saves, so that whoever counts saved activations counts
-exactly these, and the peak is the plan's own. A layer that runs again does so under the conditions of its first pass: dropout
-draws one mask. An F in the backward ends with the last tensor that its layer saves, unless the plan reads the state that it makes.
+The graph is the plain one: torch.autograd.grad, retain_graph, hooks, a backward of a backward and
+what layers use beside their input work as without a plan. The plan (recompute.py) says after each
+operation which states x_i stay kept; every other one is let go of. Kept states and refilled tickets
+are held as autograd holds what it saves, so that whoever counts saved activations counts exactly
+these, and the peak is the plan's own. A layer that runs again does so under the conditions of its
+first pass: dropout draws one mask. An F in the backward ends with the last tensor that its layer
+saves, unless the plan reads the state that it makes.
 
-    retain_graph    the chain's input is kept on, and each later backward carries the plan out from the start
+    retain_graph    the chain's input is kept on, and each later backward carries the plan out from
+                    the start
     not carried out, since nobody asks: the passes of layers below the first one that has a gradient
 
-Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
+Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016
+(arXiv:1604.06174), algorithm 1.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +35,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.autograd import Variable
 
-from ...recompute import Chain, Op, Recompute, is_read, named, plan_of, turn
+from ...order.recompute.plan import Chain, Op, Recompute, is_read, named, plan_of, turn
 from ..guards import checkpoint as guard
 from .conditions import Conditions
 from .inside import selective_layers
@@ -42,14 +51,19 @@ def checkpoint_sequential(
     budget_bytes: int | None = None,
     span: Callable | None = None,
 ):
-    """layers[-1](... layers[0](x)), run again in the backward as the plan says. A state is a tensor or a tuple of tensors.
+    """layers[-1](... layers[0](x)), run again in the backward as the plan says. A state is a tensor
+    or a tuple of tensors.
 
-    plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or operations
-    budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed (`weigh`) in each call: in a
-                   training loop make the operations once, by plan_of, and pass them
-    span(action)   a context manager around each operation, such as Rank.span. A backward's is entered and left between autograd's nodes,
-                   which set grad mode anew: it must leave that alone
-    Impossible for a plan that cannot be carried out, and a layer that changes its input in place or returns no tensor.
+    plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or
+                   operations
+    budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed
+                   (`weigh`) in each call: in a training loop make the operations once, by plan_of,
+                   and pass them
+    span(action)   a context manager around each operation, such as Rank.span. A backward's is
+                   entered and left between autograd's nodes, which set grad mode anew: it must
+                   leave that alone
+    Impossible for a plan that cannot be carried out, and a layer that changes its input in place or
+    returns no tensor.
     """
     guard.refuse_layers(layers)
     layers = list(layers)
@@ -70,9 +84,10 @@ def checkpoint_sequential(
 
 
 def recomputed(plan) -> Callable:
-    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or a Recompute. A stage is a chain
-    whose forward is nn.Sequential's, or whose class says so: its `chained_layers` are called one after the other, each with the
-    context too. Any other stage is one layer."""
+    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or
+    a Recompute. A stage is a chain whose forward is nn.Sequential's, or whose class says so: its
+    `chained_layers` are called one after the other, each with the context too. Any other stage is
+    one layer."""
     plan = named(plan) if isinstance(plan, str) else plan
 
     def forward(stage, x, *context):
@@ -98,8 +113,10 @@ def recomputed(plan) -> Callable:
 
 
 def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
-    """Layers that are the whole of the stage's forward, in order; None where nobody says so. A forward that is more derived than
-    `chained_layers`, or the instance's own, does something else; torch's name for one that `stage.compile()` made is private."""
+    """Layers that are the whole of the stage's forward, in order; None where nobody says so. A
+    forward that is more derived than `chained_layers`, or the instance's own, does something else;
+    torch's name for one that `stage.compile()` made is private.
+    """
     if {"forward", "_compiled_call_impl"} & vars(stage).keys():
         return None
     says = next(
@@ -111,7 +128,8 @@ def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
 
 
 class _Execution:
-    """Where a plan's execution stands. The graph holds it, by tickets and hooks, and it holds nothing of the graph."""
+    """Where a plan's execution stands. The graph holds it, by tickets and hooks, and it holds
+    nothing of the graph."""
 
     def __init__(self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable):
         self.layers, self.ops, self.span, self.bare = (

@@ -1,18 +1,21 @@
-"""What a function's result depends on beside its arguments, noted once and set again for each later run.
+"""What a function's result depends on beside its arguments, noted once and set again for each later
+run.
 
-    random state      of the CPU and of every device that a tensor among the arguments lives on; where it stood before the
-                      rerun is put back after it, so that numbers drawn later are those of training without recompute
+    random state      of the CPU and of every device that a tensor among the arguments lives on;
+                      where it stood before the rerun is put back after it, so that numbers drawn
+                      later are those of training without recompute
     autocast          of every type of device: on or off, its number format, its cache
     function modes    torch's TorchFunctionModes, such as a precision policy or a default device
     modules, closures what the function finds beside its arguments (beside.py)
-    weights           of a module, or a functools.partial of one, and tensors in a closure: how often each was changed in place.
-                      That cannot be undone, so a rerun after they moved is refused: its gradient would be that of neither point
+    weights           of a module, or a functools.partial of one, and tensors in a closure: how
+                      often each was changed in place. That cannot be undone, so a rerun after they
+                      moved is refused: its gradient would be that of neither point
 
-Not noted: generators of one's own (seed them anew in each call), and state that fn changes, such as batch norm's
-running averages, which a rerun moves a second time.
-Cost: microseconds, and 5 kB a random state. In a chain the layers between which no number was drawn share one; calls of
-`checkpoint` know nothing of each other, and each keeps its own. torch makes that tensor without an operator, so that a ledger
-that watches operators does not count it.
+Not noted: generators of one's own (seed them anew in each call), and state that fn changes, such as
+batch norm's running averages, which a rerun moves a second time. Cost: microseconds, and 5 kB a
+random state. In a chain the layers between which no number was drawn share one; calls of
+`checkpoint` know nothing of each other, and each keeps its own. torch makes that tensor without an
+operator, so that a ledger that watches operators does not count it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +47,8 @@ class Conditions(NamedTuple):
     def now(
         cls, tensors: Iterable[Tensor], last: "Conditions | None" = None, fn: Callable | None = None
     ) -> "Conditions":
-        """Before the first run of fn, on these tensors. `last`: of the run before in a chain, whose random states serve again where they are equal."""
+        """Before the first run of fn, on these tensors. `last`: of the run before in a chain, whose
+        random states serve again where they are equal."""
         devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
         random = random_states((CPU, *devices))
         if last:
@@ -55,7 +59,8 @@ class Conditions(NamedTuple):
         return cls(random, autocast(), _get_current_function_mode_stack(), Beside(fn))
 
     def after(self, fn: Callable, name: str) -> "Conditions":
-        """Beside these the weights of fn, and the tensors in its closure, as its first run left them."""
+        """Beside these the weights of fn, and the tensors in its closure, as its first run left
+        them."""
         weights = weights_of(fn) + self.beside.tensors
         return (
             self._replace(weights=weights, versions=versions_of(weights), name=name)
@@ -64,12 +69,14 @@ class Conditions(NamedTuple):
         )
 
     def again(self) -> "Conditions":
-        """The same after a later run: an embedding with max_norm changes its own weights each time."""
+        """The same after a later run: an embedding with max_norm changes its own weights each
+        time."""
         return self._replace(versions=versions_of(self.weights)) if self.weights else self
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, all is as it was noted; after it, as it was before. Impossible where a weight has moved."""
+        """Inside, all is as it was noted; after it, as it was before. Impossible where a weight has
+        moved."""
         guard.refuse_moved(self.weights, self.versions, versions_of(self.weights), self.name)
         before = random_states(self.random)
         with ExitStack() as stack:
@@ -110,7 +117,8 @@ def set_random_states(states: dict[torch.device, Tensor]) -> None:
 
 
 def autocast() -> dict[str, tuple[torch.dtype, bool]]:
-    """Of each kind of device on which autocast is on: the number format, and whether casts are cached."""
+    """Of each kind of device on which autocast is on: the number format, and whether casts are
+    cached."""
     return {
         kind: (torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
         for kind in KINDS
@@ -131,7 +139,8 @@ def without(modes: list) -> Iterator[None]:
 
 
 def weights_of(fn: Callable) -> list[Tensor]:
-    """Those of a module, or of a partial of one. Of a method none: its module may have others, whose gradients are done before."""
+    """Those of a module, or of a partial of one. Of a method none: its module may have others,
+    whose gradients are done before."""
     if isinstance(fn, partial):
         return [w for part in (fn.func, *fn.args) for w in weights_of(part)]
     if not isinstance(fn, nn.Module):
@@ -150,7 +159,8 @@ def versions_of(weights: list[Tensor]) -> list[int]:
 
 
 def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
-    """Whether a backward may have a gradient to find. Functions that are no modules may hold weights that nobody sees."""
+    """Whether a backward may have a gradient to find. Functions that are no modules may hold
+    weights that nobody sees."""
     return any(t.requires_grad for t in tensors) or any(
         not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns
     )

@@ -1,12 +1,14 @@
-"""The idea in ten lines: one node of the graph whose forward records nothing and whose backward runs the forward again.
+"""The idea in ten lines: one node of the graph whose forward records nothing and whose backward
+runs the forward again.
 
     forward    y = fn(x) without a graph; keep x
     backward   y = fn(x) with a graph; dx = vjp of that graph; let it go
 
-What an autograd Function cannot do, and `checkpoint` (region.py) can: stop as soon as the last needed tensor is there,
-for it sees only whole calls of fn; serve inputs that need no gradient, for autograd then leaves the node out of the
-graph and the weights inside fn get no gradient at all; answer torch.autograd.grad, for the weights are not its inputs.
-Nor does it see that a weight was changed in between.
+What an autograd Function cannot do, and `checkpoint` (region.py) can: stop as soon as the last
+needed tensor is there, for it sees only whole calls of fn; serve inputs that need no gradient, for
+autograd then leaves the node out of the graph and the weights inside fn get no gradient at all;
+answer torch.autograd.grad, for the weights are not its inputs. Nor does it see that a weight was
+changed in between.
 """
 
 import torch

@@ -1,11 +1,13 @@
 """Selective recompute: of a module, only the part that weighs much and costs little is run again.
 
-    attention    q, k, v  --core-->  mixed           core(q, k, v) = dropout(softmax(q k^T / sqrt(K))) v
-                 kept                kept            inside core: B H S^2 numbers, two to three times, for 4 B S^2 D flops
+    attention    q, k, v  --core-->  mixed           core(q, k, v) = dropout(softmax(q k^T /
+                                                     sqrt(K))) v
+                 kept                kept            inside core: B H S^2 numbers, two to three
+                                                     times, for 4 B S^2 D flops
 
-A model needs no change for it but that the part is a method. Bytes of a layer in half precision: s b h (34 + 5 a s / h)
-without, 34 s b h with; in the backward one layer's square at a time.
-Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
+A model needs no change for it but that the part is a method. Bytes of a layer in half precision: s
+b h (34 + 5 a s / h) without, 34 s b h with; in the backward one layer's square at a time. Source:
+Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ from .region import checkpoint
 
 
 def selective(module: nn.Module, part: str = "core") -> Callable:
-    """`module` as a function in which the method `part` of each of its submodules that has one is checkpointed.
+    """`module` as a function in which the method `part` of each of its submodules that has one is
+    checkpointed.
 
     The module itself stays as it is for everyone else who calls it.
     """
@@ -27,11 +30,13 @@ def selective(module: nn.Module, part: str = "core") -> Callable:
 
 
 def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Callable]:
-    """The same for a chain of layers; one that has no such part stays as it is, and one of them must have it."""
+    """The same for a chain of layers; one that has no such part stays as it is, and one of them
+    must have it."""
     owners = [owners_of(layer, part) for layer in layers]
     if not any(owners):
         raise Impossible(
-            f"Nothing in {type(layers[0]).__name__} has a method {part!r} to run again: name the method that should be."
+            f"Nothing in {type(layers[0]).__name__} has a method {part!r} to run again: name the"
+            " method that should be."
         )
     return [
         partial(with_parts_again, layer, own, part) if own else layer

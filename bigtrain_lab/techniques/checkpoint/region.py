@@ -1,10 +1,10 @@
-"""checkpoint(fn, ...): keep the arguments of a call, and compute in the backward what autograd would
-have saved.
+"""checkpoint(fn, ...): keep the arguments of a call, and compute in the backward what autograd
+would have saved.
 
-Autograd saves tickets (tickets.py) in place of tensors. The first ticket that a backward shows runs fn
-again on the kept arguments. The graph is the plain one, so everything that works on a graph works:
-several outputs, inputs without gradients, torch.autograd.grad, retain_graph, a backward of a backward,
-and checkpoints inside checkpoints.
+Autograd saves tickets (tickets.py) in place of tensors. The first ticket that a backward shows runs
+fn again on the kept arguments. The graph is the plain one, so everything that works on a graph
+works: several outputs, inputs without gradients, torch.autograd.grad, retain_graph, a backward of a
+backward, and checkpoints inside checkpoints.
 
 Memory: fn's arguments, and a random state of 5 kB, which a ledger does not see (conditions.py);
 during the backward all that fn saves. Time: one more forward at most.

@@ -1,15 +1,21 @@
-"""Tickets: what autograd would save in one call of a function, held by numbers only, until the function has run again.
+"""Tickets: what autograd would save in one call of a function, held by numbers only, until the
+function has run again.
 
-    first     autograd saves t0, t1, t2, ...     and is given ticket 0, ticket 1, ticket 2, ... in their place
-    again     it shows a ticket                  whoever gave it runs the function again; what is saved first, second, third
-                                                 goes to tickets 0, 1, 2; after the last that is alive the run is stopped
+    first     autograd saves t0, t1, t2, ...     and is given ticket 0, ticket 1, ticket 2, ... in
+                                                 their place
+    again     it shows a ticket                  whoever gave it runs the function again; what is
+                                                 saved first, second, third
+                                                 goes to tickets 0, 1, 2; after the last that is
+                                                 alive the run is stopped
 
-So the graph is the plain one, and everything that works on a graph works. A filled ticket holds its tensor as autograd would:
-until its node has run, or, where the graph is retained, until it is shown: the next backward runs the function again.
+So the graph is the plain one, and everything that works on a graph works. A filled ticket holds its
+tensor as autograd would: until its node has run, or, where the graph is retained, until it is
+shown: the next backward runs the function again.
 
-That a rerun saves as many tensors, each of its shape, type and device, and the same weights among them, is checked; and that what was
-there before the first call, beside its arguments, was not changed in place since, as autograd would for what it saves. Values are not.
-Source: torch.autograd.graph.saved_tensors_hooks (torch 2.13, "Hooks for saved tensors").
+That a rerun saves as many tensors, each of its shape, type and device, and the same weights among
+them, is checked; and that what was there before the first call, beside its arguments, was not
+changed in place since, as autograd would for what it saves. Values are not. Source:
+torch.autograd.graph.saved_tensors_hooks (torch 2.13, "Hooks for saved tensors").
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,14 +37,16 @@ from ..guards import checkpoint as guard
 
 
 def keep(tensor: Tensor) -> SavedTensor:
-    """A handle with .unpack(), which holds the tensor as autograd holds what it saves: active hooks see it, a change in place is told."""
+    """A handle with .unpack(), which holds the tensor as autograd holds what it saves: active hooks
+    see it, a change in place is told."""
     return _make_saved_tensor(tensor, is_output=False)
 
 
 class Tickets:
     """Those of one call. It holds them weakly: they hold whoever fills them, and go with the graph.
 
-    `name`: of the function, for sentences. `lock`: of all that one filling may touch, for in a backward each device has a thread.
+    `name`: of the function, for sentences. `lock`: of all that one filling may touch, for in a
+    backward each device has a thread.
     """
 
     def __init__(self, name: str, lock):
@@ -50,7 +58,8 @@ class Tickets:
 
     @contextmanager
     def first(self, fill: Callable[[], None], inputs: Iterable[Tensor]) -> Iterator[None]:
-        """The context of the first call, on these inputs. `fill()` will run the function again, by `again`."""
+        """The context of the first call, on these inputs. `fill()` will run the function again, by
+        `again`."""
         own, begin, before = {id(owner(x)) for x in inputs}, _get_sequence_nr(), {}
 
         def pack(tensor: Tensor) -> _Ticket:
@@ -80,9 +89,11 @@ class Tickets:
         ]
 
     def again(self, call: Callable, whole: bool = False, held: bool = True):
-        """Fill every ticket that is alive by call(). Its result where the call is to run `whole`, else None: it ends with the last ticket.
+        """Fill every ticket that is alive by call(). Its result where the call is to run `whole`,
+        else None: it ends with the last ticket.
 
-        `held`: the tensors as autograd holds what it saves; not while the first call is still under way, for the rerun will not save them.
+        `held`: the tensors as autograd holds what it saves; not while the first call is still under
+        way, for the rerun will not save them.
         """
         there = [
             (tensor, version) for weak, version in self.before if (tensor := weak()) is not None
@@ -127,7 +138,9 @@ class Tickets:
             if ticket:
                 guard.refuse_written(self.name, tensor, version, ticket.looks)
                 ticket.kept = keep(tensor) if held else (tensor, version)
-        saved.clear()  # a collective that fn calls runs on a thread of torch's, which holds the hooks a moment longer
+        # a collective that fn calls runs on a thread of torch's, which holds the hooks a moment
+        # longer
+        saved.clear()
         tickets.clear()
         self.note([tensor for tensor, _ in self.before])
         return result
@@ -156,7 +169,8 @@ class _Ticket:
 
 
 class _Enough(BaseException):
-    """Ends a run whose last wanted tensor is there. No Exception, so that no `except Exception` in the function stops it."""
+    """Ends a run whose last wanted tensor is there. No Exception, so that no `except Exception` in
+    the function stops it."""
 
 
 def looks(tensor: Tensor) -> tuple:
@@ -170,15 +184,18 @@ def owner(tensor: Tensor) -> Tensor:
 
 
 def is_same(weight: nn.Parameter | None, tensor: Tensor) -> bool:
-    """Whether a rerun met the weight that the first run did; None: it met none, or one of torch.func.functional_call's."""
+    """Whether a rerun met the weight that the first run did; None: it met none, or one of
+    torch.func.functional_call's."""
     if weight is None:
         return not isinstance(tensor, nn.Parameter)
     return tensor is weight or tensor.data_ptr() == weight.data_ptr()
 
 
 def entered(context) -> Callable[[], None]:
-    """Enter a context between two of autograd's nodes, to be left between two others by what is returned. Autograd sets the hooks on
-    saved tensors anew for each node: those that the context sets, as a meter's does, are laid aside until they are to be taken off."""
+    """Enter a context between two of autograd's nodes, to be left between two others by what is
+    returned. Autograd sets the hooks on saved tensors anew for each node: those that the context
+    sets, as a meter's does, are laid aside until they are to be taken off.
+    """
     before, aside = top_hooks(), []
     context.__enter__()
     while (now := top_hooks()) is not None and (before is None or now[0] is not before[0]):

@@ -1,11 +1,13 @@
-"""What the layers of a chain weigh, for a plan to choose by: each layer is recorded once, alone, and what autograd saves is counted.
+"""What the layers of a chain weigh, for a plan to choose by: each layer is recorded once, alone,
+and what autograd saves is counted.
 
-    states       bytes of x_0 .. x_n                saved     bytes of distinct storages that the record holds, less its states,
-    forwards     operations multiplied and added              the layer's own weights and all other weights
-                 (matmuls and convolutions); 1 each where a chain has none
+    states       bytes of x_0 .. x_n                saved     bytes of distinct storages that the
+                                                              record holds, less its states,
+    forwards     operations multiplied and added              the layer's own weights and all other
+                 weights (matmuls and convolutions); 1 each where a chain has none
 
-Cost: one forward of every layer, with one record alive at a time. Random numbers and gradients are left as they were; state
-that a layer changes, such as running averages, moves once.
+Cost: one forward of every layer, with one record alive at a time. Random numbers and gradients are
+left as they were; state that a layer changes, such as running averages, moves once.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...core import Impossible
-from ...recompute import Chain
+from ...order.recompute.plan import Chain
 from .conditions import Conditions
 
 
 def weigh(layers: Sequence[Callable], x) -> Chain:
-    """The Chain of these layers for this input, a tensor or a tuple of tensors; a backward is taken to cost two forwards."""
+    """The Chain of these layers for this input, a tensor or a tuple of tensors; a backward is taken
+    to cost two forwards."""
     states, saved, forwards, saves_input, saves_output = [storages(x)], [], [], [], []
     with Conditions.now(tensors_in(x)).restored(), torch.enable_grad():
         for number, layer in enumerate(layers):
@@ -78,8 +81,8 @@ def tensors_in(x) -> tuple[Tensor, ...]:
 
 
 def storages(x) -> dict[int, int]:
-    """{address: bytes} of the distinct storages that a state lies in. The address is that of torch's record of a storage, which a meta
-    tensor's has too."""
+    """{address: bytes} of the distinct storages that a state lies in. The address is that of
+    torch's record of a storage, which a meta tensor's has too."""
     sizes = ((t.untyped_storage()._cdata, t.untyped_storage().nbytes()) for t in tensors_in(x))
     return {address: size for address, size in sizes if size}
 

@@ -3,8 +3,8 @@
 from itertools import zip_longest
 
 from ...core import Impossible
-from ...runtime.message import Shape
-from ...runtime.waits import ranks
+from ...runtime.failure.wait_graph import ranks
+from ...runtime.talk.message import Shape
 
 
 def refuse(*cases: tuple[object, str]) -> None:

@@ -24,13 +24,17 @@ def refuse_update(clip: float | None, optimizer) -> None:
     refuse(
         (
             clip is not None and not clip > 0,  # a negative one would turn the gradient round
-            f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or "
-            "None: it is not clipped.",
+            (
+                f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or "
+                "None: it is not clipped."
+            ),
         ),
         (
             not hasattr(optimizer, "step") or isinstance(optimizer, torch.optim.LBFGS),
-            f"The optimizer is a {type(optimizer).__name__}: give one of torch.optim that steps "
-            "without a closure, such as AdamW.",
+            (
+                f"The optimizer is a {type(optimizer).__name__}: give one of torch.optim that steps"
+                " without a closure, such as AdamW."
+            ),
         ),
     )
 
@@ -40,8 +44,10 @@ def weighted(window: Sequence, factors: Sequence[float]) -> Iterator[tuple[int, 
     refuse(
         (
             len(factors) != len(window),
-            f"The rule gave {len(factors)} factors for {len(window)} micro-batches: let it return "
-            "one for each.",
+            (
+                f"The rule gave {len(factors)} factors for {len(window)} micro-batches: let it"
+                " return one for each."
+            ),
         )
     )
     return zip(range(len(window)), window, factors)
@@ -54,9 +60,11 @@ def scalar(loss, number: int) -> Tensor:
     what = (
         f"a {type(loss).__name__}"
         if not isinstance(loss, Tensor)
-        else f"a tensor of shape {tuple(loss.shape)}"
-        if loss.numel() != 1
-        else "a tensor without a graph (detached, or made under no_grad)"
+        else (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if loss.numel() != 1
+            else "a tensor without a graph (detached, or made under no_grad)"
+        )
     )
     raise Impossible(
         f"loss_sum gave {what} for micro-batch {number} of the window: let it return "
@@ -71,9 +79,11 @@ def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[in
     refuse(
         (
             min(counts) < 1,
-            f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has "
-            f"{min(counts)} tokens to learn from: leave it out, it adds nothing to a sum and has "
-            "no mean.",
+            (
+                f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has"
+                f" {min(counts)} tokens to learn from: leave it out, it adds nothing to a sum and"
+                " has no mean."
+            ),
         )
     )
     return counts
@@ -101,7 +111,9 @@ def refuse_momentum(momentum: float, k: float) -> None:
     refuse(
         (
             not 0 <= momentum <= 1 or not k > 0,
-            f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1, over "
-            "more than 0 micro-batches.",
+            (
+                f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1,"
+                " over more than 0 micro-batches."
+            ),
         )
     )

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...runtime.message import DTYPES
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import DTYPES
 from . import by_ranks
 from . import refuse as refuse_any
 

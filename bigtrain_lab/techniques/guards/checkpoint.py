@@ -85,8 +85,10 @@ def refuse_order(swept: Sequence[int], layers: int) -> None:
     refuse(
         (
             list(swept) != list(range(layers)),
-            "The plan runs a layer a second time before the last one has run: let its forward run "
-            "each layer once, in order.",
+            (
+                "The plan runs a layer a second time before the last one has run: let its forward"
+                " run each layer once, in order."
+            ),
         )
     )
 
@@ -95,8 +97,10 @@ def refuse_in_place(layer: int, x: Iterable[Tensor], before: list[int]) -> None:
     refuse(
         (
             before != [t._version for t in x],
-            f"Layer {layer} changed its input in place, so it could not run again: let it write "
-            "its result to a new tensor.",
+            (
+                f"Layer {layer} changed its input in place, so it could not run again: let it write"
+                " its result to a new tensor."
+            ),
         )
     )
 

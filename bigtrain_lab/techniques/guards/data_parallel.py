@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...runtime.message import Shape, as_bytes
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import Shape, as_bytes
 from . import by_ranks, refuse_unlike_modules, who
 from . import refuse as refuse_any
 
@@ -24,8 +24,10 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, strategy) -
         ),
         (
             not isinstance(backwards, int) or backwards < 1,
-            f"backwards is {backwards!r}: give how many backward passes make one gradient, a whole "
-            "number, at least 1.",
+            (
+                f"backwards is {backwards!r}: give how many backward passes make one gradient, a"
+                " whole number, at least 1."
+            ),
         ),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...runtime.message import Shape
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import Shape
 from ..prepared_model import masters_of
 from . import refuse as refuse_any
 from . import refuse_unlike_modules, who
@@ -35,8 +35,10 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
     refuse_any(
         (
             wrapped,
-            f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
-            "its parts.",
+            (
+                f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
+                "its parts."
+            ),
         ),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (
@@ -45,8 +47,10 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         ),
         (
             odd,
-            f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
-            "buffer of it, or split it into real parts.",
+            (
+                f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
+                "buffer of it, or split it into real parts."
+            ),
         ),
         (
             compute_dtype is not None
@@ -55,14 +59,18 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         ),
         (
             strange,
-            f"units names a {', '.join(strange)} that is no part of the module: give modules "
-            "of the one that you wrap.",
+            (
+                f"units names a {', '.join(strange)} that is no part of the module: give modules "
+                "of the one that you wrap."
+            ),
         ),
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with stage 1 of ZeRO."),
         (
             masters_of([module]),
-            "The module's weights have masters or pieces already: wrap a module "
-            "that nothing has prepared, with compute_dtype= the half format.",
+            (
+                "The module's weights have masters or pieces already: wrap a module "
+                "that nothing has prepared, with compute_dtype= the half format."
+            ),
         ),
     )
     refuse_unlike_modules(module, group, f"compute_dtype {compute_dtype}")
@@ -140,8 +148,10 @@ def refuse_graph(model) -> None:
     refuse_any(
         (
             torch.is_grad_enabled(),
-            f"A backward with create_graph=True on {who(model)} would need weights again when "
-            "they are gone: take units without FullyShardedDataParallel for it.",
+            (
+                f"A backward with create_graph=True on {who(model)} would need weights again when "
+                "they are gone: take units without FullyShardedDataParallel for it."
+            ),
         )
     )
 
@@ -157,8 +167,10 @@ def watch(model) -> None:
         refuse_any(
             (
                 not model.whole,
-                "Parameters are sharded, and empty between uses: call "
-                "full_state_dict() of the FullyShardedDataParallel.",
+                (
+                    "Parameters are sharded, and empty between uses: call "
+                    "full_state_dict() of the FullyShardedDataParallel."
+                ),
             )
         )
 
@@ -166,8 +178,10 @@ def watch(model) -> None:
         refuse_any(
             (
                 not model.whole,
-                "Parameters are sharded, and empty between uses: call "
-                "load_full_state_dict() of the FullyShardedDataParallel.",
+                (
+                    "Parameters are sharded, and empty between uses: call "
+                    "load_full_state_dict() of the FullyShardedDataParallel."
+                ),
             )
         )
 
@@ -197,9 +211,11 @@ class Watch(TorchFunctionMode):
         refuse_any(
             (
                 empty and not reads,
-                f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
-                "unit, where it is empty: call the module that has it, or name in units= one "
-                "whose forward uses it.",
+                (
+                    f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
+                    "unit, where it is empty: call the module that has it, or name in units= one "
+                    "whose forward uses it."
+                ),
             )
         )
         return function(*args, **kwargs or {})
@@ -209,8 +225,10 @@ def refuse_inside(model) -> None:
     refuse_any(
         (
             any(unit.there for unit in model.units) or model.left,
-            f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
-            "call finish_gradient_synchronization() before.",
+            (
+                f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
+                "call finish_gradient_synchronization() before."
+            ),
         )
     )
 

@@ -59,10 +59,12 @@ def captured(graph: fx.GraphModule) -> Captured:
         value = node.meta.get("example_value")
         if isinstance(value, Tensor):
             inputs[node.name.removeprefix("l_").strip("_")] = {
-                "shape": " x ".join(
-                    str(each) if isinstance(each, int) else "any" for each in value.shape
-                )
-                or "scalar",
+                "shape": (
+                    " x ".join(
+                        str(each) if isinstance(each, int) else "any" for each in value.shape
+                    )
+                    or "scalar"
+                ),
                 "format": str(value.dtype).removeprefix("torch."),
                 "strides": tuple(map(str, value.stride())),
                 "gradient": "with a gradient" if value.requires_grad else "without a gradient",

@@ -37,8 +37,8 @@ def refuse_parameters(parameters: list[Tensor]) -> None:
     for number, p in enumerate(parameters):
         if not p.is_floating_point():
             raise Impossible(
-                f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a layer needs real "
-                "floating-point numbers, so give complex ones as two real tensors."
+                f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a layer"
+                " needs real floating-point numbers, so give complex ones as two real tensors."
             )
 
 
@@ -46,6 +46,6 @@ def refuse_gradients(gradients: Iterable[Tensor | None]) -> None:
     for g in gradients:
         if g is not None and g.layout != torch.strided:
             raise Impossible(
-                f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm needs all rows: "
-                "make the embedding with sparse=False."
+                f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm"
+                " needs all rows: make the embedding with sparse=False."
             )

@@ -19,9 +19,11 @@ def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, 
                 and hasattr(growth_interval, "__index__")
                 and growth_interval >= 1
             ),
-            f"{growth_factor=}, {backoff_factor=}, {growth_interval=}: the scale must grow by a "
-            "factor above 1, back off by one between 0 and 1, and wait a whole number of steps, "
-            "at least 1 step.",
+            (
+                f"{growth_factor=}, {backoff_factor=}, {growth_interval=}: the scale must grow by a"
+                " factor above 1, back off by one between 0 and 1, and wait a whole number of"
+                " steps, at least 1 step."
+            ),
         )
     )
     return growth_factor, backoff_factor, operator.index(growth_interval)
@@ -35,8 +37,10 @@ def usable(scale) -> float:
     refuse(
         (
             not 0 < number < float("inf"),
-            f"A loss scale of {scale!r} scales nothing: take a positive number that float32 holds, "
-            "such as 65536.",
+            (
+                f"A loss scale of {scale!r} scales nothing: take a positive number that float32"
+                " holds, such as 65536."
+            ),
         )
     )
     return number
@@ -55,9 +59,11 @@ def refuse_double(what: str, tensor: Tensor) -> None:
     refuse(
         (
             tensor.dtype == torch.float64,
-            f"{what} is float64, whose smallest number is 2^-1074: nothing underflows there and a "
-            "loss scale does no good. Train a float64 model without a scaler, or convert it with "
-            "model.float().",
+            (
+                f"{what} is float64, whose smallest number is 2^-1074: nothing underflows there and"
+                " a loss scale does no good. Train a float64 model without a scaler, or convert it"
+                " with model.float()."
+            ),
         )
     )
 
@@ -67,19 +73,25 @@ def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
     refuse(
         (
             unscaled,
-            "These gradients were unscaled since the last update(): a second division would make "
-            f"them {scaler.get_scale():g} times too small. Call unscale_ once a step, before "
-            "clipping.",
+            (
+                "These gradients were unscaled since the last update(): a second division would"
+                f" make them {scaler.get_scale():g} times too small. Call unscale_ once a step,"
+                " before clipping."
+            ),
         ),
         (
             scaler.agreed is not None,
-            "The ranks have agreed on this step, and another optimizer comes after it: step all at "
-            "once, as mp.step(one, other), or unscale_ each before the first step.",
+            (
+                "The ranks have agreed on this step, and another optimizer comes after it: step all"
+                " at once, as mp.step(one, other), or unscale_ each before the first step."
+            ),
         ),
         (
             twice,
-            "Two optimizers hold one parameter, whose gradient would be divided twice: give each "
-            "weight, a tied one too, to one.",
+            (
+                "Two optimizers hold one parameter, whose gradient would be divided twice: give"
+                " each weight, a tied one too, to one."
+            ),
         ),
     )
 
@@ -88,13 +100,18 @@ def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
     refuse(
         (
             not gradients,
-            "None of the optimizer's parameters has a gradient: call scale(loss).backward() "
-            "before, of a loss that depends on them.",
+            (
+                "None of the optimizer's parameters has a gradient: call scale(loss).backward() "
+                "before, of a loss that depends on them."
+            ),
         ),
         (
             not scaler.scaled,
-            f"No loss was scaled yet, so dividing these gradients by {scaler.get_scale():g} would "
-            "all but stop the training: call scale(loss).backward() instead of loss.backward().",
+            (
+                f"No loss was scaled yet, so dividing these gradients by {scaler.get_scale():g}"
+                " would all but stop the training: call scale(loss).backward() instead of"
+                " loss.backward()."
+            ),
         ),
     )
 
@@ -105,9 +122,11 @@ def refuse_gradient(gradient: Tensor, half: bool) -> None:
     refuse(
         (
             gradient.dtype == torch.float16 and not half,
-            "A gradient is float16: divided by the scale it would vanish again. Keep float32 "
-            "master weights, whose gradients are float32 (MixedPrecision does), or let the model "
-            "stay in float32 under a policy.",
+            (
+                "A gradient is float16: divided by the scale it would vanish again. Keep float32"
+                " master weights, whose gradients are float32 (MixedPrecision does), or let the"
+                " model stay in float32 under a policy."
+            ),
         )
     )
 
@@ -116,14 +135,18 @@ def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:
     refuse(
         (
             kwargs.get("closure") is not None or any(map(callable, args)),
-            "step() was given a closure: it makes new gradients inside the optimizer, still S "
-            "times too large and not looked at. Use an optimizer that needs none, or train "
-            "without a scaler (bf16 needs none).",
+            (
+                "step() was given a closure: it makes new gradients inside the optimizer, still S "
+                "times too large and not looked at. Use an optimizer that needs none, or train "
+                "without a scaler (bf16 needs none)."
+            ),
         ),
         (
             stepped,
-            "step() was called for this optimizer since the last update(): call update() once all "
-            "optimizers have stepped.",
+            (
+                "step() was called for this optimizer since the last update(): call update() once"
+                " all optimizers have stepped."
+            ),
         ),
     )
 
@@ -132,8 +155,10 @@ def refuse_unknown(known: bool) -> None:
     refuse(
         (
             not known,
-            "Whether this optimizer skips is not known: ask between unscale_(optimizer) or "
-            "step(optimizer) and update().",
+            (
+                "Whether this optimizer skips is not known: ask between unscale_(optimizer) or "
+                "step(optimizer) and update()."
+            ),
         )
     )
 
@@ -142,8 +167,10 @@ def refuse_update(known: bool) -> None:
     refuse(
         (
             not known,
-            "update() before any step(): nothing was learnt about the scale. Call step(optimizer) "
-            "first.",
+            (
+                "update() before any step(): nothing was learnt about the scale. Call"
+                " step(optimizer) first."
+            ),
         )
     )
 
@@ -152,7 +179,9 @@ def refuse_state(lacking: set[str]) -> None:
     refuse(
         (
             lacking,
-            f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off, or "
-            "by something else. Start anew.",
+            (
+                f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off,"
+                " or by something else. Start anew."
+            ),
         )
     )

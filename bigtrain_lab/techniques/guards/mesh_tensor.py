@@ -20,13 +20,17 @@ def refuse_equation(equation: str) -> None:
         ),
         (
             unmade,
-            f"The result of {equation!r} has a dimension {unmade!r} that no input has: "
-            "leave it out.",
+            (
+                f"The result of {equation!r} has a dimension {unmade!r} that no input has: "
+                "leave it out."
+            ),
         ),
         (
             twice,
-            f"A tensor of {equation!r} has the dimension {twice!r} twice: give each dimension "
-            "of a tensor a name of its own.",
+            (
+                f"A tensor of {equation!r} has the dimension {twice!r} twice: give each dimension "
+                "of a tensor a name of its own."
+            ),
         ),
     )
 

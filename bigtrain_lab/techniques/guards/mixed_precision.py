@@ -12,19 +12,18 @@ Both show in the gradients: torch counts the writes to a tensor. A backward note
 dividing all writes once to each, so gradients of norms that were written more often than any
 master's were changed alone. What cannot be seen: a model without norms, where such a clip finds no
 gradient and says 0; and a bare step of gradients that came before the first scaled loss.
-A bare step is seen by a hook that torch calls for every optimizer (there is no way from a weight to
-its optimizers); it looks at none of another model, does nothing once its MixedPrecision has gone,
-and goes itself when the next one is made: garbage is collected at any moment, also while torch
-walks through its hooks.
+A bare step is seen by one hook that torch calls for every optimizer (there is no way from a weight
+to its optimizers); it asks each MixedPrecision that is alive, and looks at no gradient of another.
 """
 
 import weakref
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import LEVELS, Level
@@ -35,8 +34,10 @@ def level_of(level: str | Level) -> Level:
     refuse(
         (
             not isinstance(level, Level) and level not in tuple(LEVELS),
-            f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, "
-            "or make a Level.",
+            (
+                f"There is no level of precision called {level!r}: choose one of"
+                f" {', '.join(LEVELS)}, or make a Level."
+            ),
         )
     )
     return level if isinstance(level, Level) else LEVELS[level]
@@ -46,18 +47,24 @@ def refuse_scaler(level: Level, scaler, group) -> None:
     refuse(
         (
             scaler is not None and not level.scaling,
-            f"{level.name} scales no loss: leave the scaler out, or choose a level that scales, "
-            "such as fp16.",
+            (
+                f"{level.name} scales no loss: leave the scaler out, or choose a level that scales,"
+                " such as fp16."
+            ),
         ),
         (
             scaler is not None and group is not None,
-            "group= is for the default scaler: give it to your own, as "
-            "DynamicLossScaler(group=group).",
+            (
+                "group= is for the default scaler: give it to your own, as "
+                "DynamicLossScaler(group=group)."
+            ),
         ),
         (
             not isinstance(scaler, DynamicLossScaler | None),
-            f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers skip: "
-            "give a DynamicLossScaler. It takes the state dict of torch's.",
+            (
+                f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers"
+                " skip: give a DynamicLossScaler. It takes the state dict of torch's."
+            ),
         ),
     )
 
@@ -66,8 +73,10 @@ def refuse_model(model, has_one: bool) -> None:
     refuse(
         (
             not isinstance(model, nn.Module),
-            f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before the "
-            "optimizer is made.",
+            (
+                f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before"
+                " the optimizer is made."
+            ),
         ),
         (
             has_one,
@@ -84,17 +93,21 @@ def refuse_formats(model: nn.Module) -> None:
                 for part in model.modules()
                 for p in part.parameters(recurse=False)
             ),
-            "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
-            "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype.",
+            (
+                "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
+                "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype."
+            ),
         )
     )
     for name, weight in model.named_parameters():
         refuse(
             (
                 weight.is_floating_point() and weight.dtype != torch.float32,
-                f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 "
-                "weights, so pass the model in float32 (model.float() converts it, but what was "
-                "rounded stays rounded).",
+                (
+                    f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32"
+                    " weights, so pass the model in float32 (model.float() converts it, but what"
+                    " was rounded stays rounded)."
+                ),
             )
         )
 
@@ -108,8 +121,10 @@ def refuse_half_weights(half: bool) -> None:
     refuse(
         (
             half,
-            "The optimizer holds half weights and would leave their float32 masters behind: build "
-            "it from mp.parameters().",
+            (
+                "The optimizer holds half weights and would leave their float32 masters behind:"
+                " build it from mp.parameters()."
+            ),
         )
     )
 
@@ -120,25 +135,31 @@ def refuse_state(level: Level, own: dict, scales: bool, state: dict) -> None:
     refuse(
         (
             lacking,
-            f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict() returned, "
-            "not the model's.",
+            (
+                f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict()"
+                " returned, not the model's."
+            ),
         )
     )
     masters, scaler = state["masters"], state["scaler"]
     refuse(
         (
             own.keys() != masters.keys() or scales != (scaler is not None),
-            f"The state has {len(masters)} masters and {'no' if scaler is None else 'a'} scaler, "
-            f"{level.name} of this model has {len(own)} and {'a' if scales else 'no'} scaler: "
-            "prepare the same model at the level that saved it.",
+            (
+                f"The state has {len(masters)} masters and {'no' if scaler is None else 'a'}"
+                f" scaler, {level.name} of this model has {len(own)} and {'a' if scales else 'no'}"
+                " scaler: prepare the same model at the level that saved it."
+            ),
         )
     )
     for name, master in own.items():
         refuse(
             (
                 master.shape != masters[name].shape,
-                f"Master {name} has another shape in the state than in this model: prepare the "
-                "same model that was saved.",
+                (
+                    f"Master {name} has another shape in the state than in this model: prepare the "
+                    "same model that was saved."
+                ),
             )
         )
 
@@ -149,11 +170,8 @@ class Arrivals:
     def __init__(self, scaler):
         self.scaler = scaler
         self.noted: dict[nn.Parameter, tuple[weakref.ref, int]] = {}
-        for number, hook in list(_global_optimizer_pre_hooks.items()):
-            if isinstance(hook, BeforeStep) and hook.arrivals() is None:
-                del _global_optimizer_pre_hooks[number]
         if scaler:
-            register_optimizer_step_pre_hook(BeforeStep(self))
+            SCALED.add(self)
 
     def watch(self, parameter: nn.Parameter) -> None:
         """Note each gradient of a weight that has no master, as it comes."""
@@ -166,7 +184,8 @@ class Arrivals:
             self.noted[parameter] = weakref.ref(parameter.grad), parameter.grad._version
 
     def writes(self, parameter: nn.Parameter) -> int | None:
-        """To its gradient since a backward brought it; None where none brought the one that is there."""
+        """To its gradient since a backward brought it; None where none brought the one that is
+        there."""
         gradient, before = self.noted.get(parameter, (lambda: None, 0))
         return (
             parameter.grad._version - before
@@ -183,9 +202,11 @@ class Arrivals:
         refuse(
             (
                 clean and master and min(clean) > max(master),
-                "The gradients of the norms were changed after the backward and those of all other "
-                "weights were not, as clip_grad_norm_(model.parameters(), ...) does: the others' "
-                "are their masters', so clip mp.parameters().",
+                (
+                    "The gradients of the norms were changed after the backward and those of all"
+                    " other weights were not, as clip_grad_norm_(model.parameters(), ...) does: the"
+                    " others' are their masters', so clip mp.parameters()."
+                ),
             )
         )
 
@@ -199,22 +220,23 @@ def note_to(arrivals: weakref.ref, parameter: nn.Parameter) -> None:
         found.note(parameter)
 
 
-class BeforeStep:
-    """A hook of every optimizer's step: refuses one of gradients that these arrivals brought and nothing has divided."""
+SCALED = WeakSet()  # arrivals of models whose loss may be scaled
 
-    def __init__(self, arrivals: Arrivals):
-        self.arrivals = weakref.ref(arrivals)
 
-    def __call__(self, optimizer: Optimizer, *_) -> None:
-        found = self.arrivals()
-        if found is None or not found.scaler.scaled:
-            return
-        unknown = held_by([optimizer]) - found.scaler.learnt
+def refuse_bare_step(optimizer: Optimizer, *_) -> None:
+    """A step by gradients that a scaled loss brought and nothing has divided."""
+    for arrivals in [each for each in SCALED if each.scaler.scaled]:
+        unknown = held_by([optimizer]) - arrivals.scaler.learnt
         refuse(
             (
-                any(found.writes(parameter) is not None for parameter in unknown),
-                "optimizer.step() was called while its gradients are still "
-                f"{found.scaler.get_scale():,g} times too large: call mp.step(optimizer) instead, "
-                "which divides them first. No weight has moved.",
+                any(arrivals.writes(parameter) is not None for parameter in unknown),
+                (
+                    "optimizer.step() was called while its gradients are still"
+                    f" {arrivals.scaler.get_scale():,g} times too large: call mp.step(optimizer)"
+                    " instead, which divides them first. No weight has moved."
+                ),
             )
         )
+
+
+register_optimizer_step_pre_hook(refuse_bare_step)

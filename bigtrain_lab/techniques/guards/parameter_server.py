@@ -6,8 +6,8 @@ from itertools import zip_longest
 from torch import nn
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...runtime.message import Shape
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import Shape
 from . import by_ranks
 from . import refuse as refuse_any
 
@@ -28,17 +28,24 @@ def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchron
         (not len(shard_bytes), "There are no servers: give at least one, which keeps the weights."),
         (
             synchronous and bound is not None,
-            f"synchronous and bound={bound}: a synchronous server lets nobody ahead; leave one out.",
+            (
+                f"synchronous and bound={bound}: a synchronous server lets nobody ahead; leave one"
+                " out."
+            ),
         ),
         (
             bound is not None and not whole(bound, 0),
-            f"bound is {bound!r}: give how many batches a worker may be ahead, a whole number from 0 "
-            "on, or None for any number.",
+            (
+                f"bound is {bound!r}: give how many batches a worker may be ahead, a whole number"
+                " from 0 on, or None for any number."
+            ),
         ),
         (
             synchronous and len(set(requests)) > 1,
-            f"The workers have {counts} batches: a synchronous server needs one from each in every "
-            "round, so give all the same number.",
+            (
+                f"The workers have {counts} batches: a synchronous server needs one from each in"
+                " every round, so give all the same number."
+            ),
         ),
     )
 
@@ -56,8 +63,10 @@ def refuse(
     refuse_any(
         (
             not whole(servers, 1),
-            f"servers is {servers!r}: give a whole number of ranks that keep the weights, "
-            "at least 1.",
+            (
+                f"servers is {servers!r}: give a whole number of ranks that keep the weights, "
+                "at least 1."
+            ),
         )
     )
     workers = group.size - servers
@@ -65,19 +74,25 @@ def refuse(
     refuse_any(
         (
             workers < 1,
-            f"{servers} of {group.size} ranks are servers and none is a worker: "
-            "take fewer servers, or more ranks.",
+            (
+                f"{servers} of {group.size} ranks are servers and none is a worker: "
+                "take fewer servers, or more ranks."
+            ),
         ),
         (not named, "No parameter of the module needs a gradient: there is nothing to serve."),
         (
             servers > len(named),
-            f"{servers} servers share {len(named)} parameters, and each keeps "
-            f"whole ones: take at most {len(named)} servers.",
+            (
+                f"{servers} servers share {len(named)} parameters, and each keeps "
+                f"whole ones: take at most {len(named)} servers."
+            ),
         ),
         (
             len(formats) > 1,
-            f"The parameters are {' and '.join(formats)}: a message holds one "
-            "format, so give the module one dtype on one device.",
+            (
+                f"The parameters are {' and '.join(formats)}: a message holds one "
+                "format, so give the module one dtype on one device."
+            ),
         ),
     )
     given = [requests] * workers if isinstance(requests, int) else list(requests)
@@ -114,8 +129,10 @@ def refuse_no_loss(loss, service) -> None:
     refuse_any(
         (
             bool(ranks),
-            f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
-            "run() a function, number of a batch -> loss.",
+            (
+                f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
+                "run() a function, number of a batch -> loss."
+            ),
         )
     )
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...schedule import Action, Schedule
+from ...order.schedule import Action, Schedule
+from ...runtime.talk.group import Group
 from ..loss_scaler import DynamicLossScaler
 from ..prepared_model import masters_of, precisions
 
@@ -260,9 +260,11 @@ def refuse_loss(micro_batch: int, loss) -> None:
     what = (
         f"a {type(loss).__name__}"
         if not isinstance(loss, Tensor)
-        else f"a tensor of shape {tuple(loss.shape)}"
-        if loss.numel() != 1
-        else "a tensor without a graph (detached, or of weights that are all frozen)"
+        else (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if loss.numel() != 1
+            else "a tensor without a graph (detached, or of weights that are all frozen)"
+        )
     )
     raise Impossible(
         f"loss_fn gave {what} for micro-batch {micro_batch}: let it return a scalar "

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from ...plan import lower
-from ...recompute import Recompute, named
-from ...schedule import Schedule
+from ...order.plan import lower
+from ...order.recompute.plan import Recompute, named
+from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from . import refuse as refuse_any
 from .pipeline import backward_after_update
@@ -23,33 +23,45 @@ def refuse(recipe) -> None:
     refuse_any(
         (
             recipe.slices > 1 and not recipe.slicing,
-            f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a plan "
-            "such as gpt_slices(config).",
+            (
+                f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a"
+                " plan such as gpt_slices(config)."
+            ),
         ),
         (
             recipe.slices > 1 and not callable(recipe.sliced_loss),
-            "sliced_loss is missing: give (own slice of the output, targets, group) -> scalar mean, "
-            "such as vocab_parallel_cross_entropy where the logits stay sliced.",
+            (
+                "sliced_loss is missing: give (own slice of the output, targets, group) -> scalar"
+                " mean, such as vocab_parallel_cross_entropy where the logits stay sliced."
+            ),
         ),
         (
             recipe.sequence_parallel and recipe.slices == 1,
-            "sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or "
-            "leave it out.",
+            (
+                "sequence_parallel shares the sequence among slices, and slices is 1: take 2 or"
+                " more, or leave it out."
+            ),
         ),
         (
             recipe.zero and recipe.replicas == 1,
-            f"zero is {recipe.zero}, and one replica has nobody to share with: take 2 replicas or "
-            "more.",
+            (
+                f"zero is {recipe.zero}, and one replica has nobody to share with: take 2 replicas"
+                " or more."
+            ),
         ),
         (
             recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1),
-            f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline or "
-            "slices would multiply: take zero=1 with them, or replicas of one rank.",
+            (
+                f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline"
+                " or slices would multiply: take zero=1 with them, or replicas of one rank."
+            ),
         ),
         (
             recipe.zero == 3 and recipe.tied,
-            "Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several: leave "
-            "tied out, and let one stage hold all modules that share a weight.",
+            (
+                "Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several:"
+                " leave tied out, and let one stage hold all modules that share a weight."
+            ),
         ),
     )
     refuse_schedule(recipe, recipe.order, MixedPrecision(recipe.precision, recipe.scaler))
@@ -63,8 +75,10 @@ def refuse_values(recipe) -> None:
         refuse_any(
             (
                 not callable(value) or isinstance(value, nn.Module) and name == "model",
-                f"{name} is {shown(value)}: give a function (the docstring of Recipe says of "
-                "what).",
+                (
+                    f"{name} is {shown(value)}: give a function (the docstring of Recipe says of "
+                    "what)."
+                ),
             )
         )
     counts = ["steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes"]
@@ -82,13 +96,17 @@ def refuse_values(recipe) -> None:
     refuse_any(
         (
             recipe.clip is not None and not recipe.clip > 0,
-            f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or "
-            "None.",
+            (
+                f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above"
+                " 0, or None."
+            ),
         ),
         (
             not (recipe.learning_rate is None or callable(recipe.learning_rate)),
-            f"learning_rate is {recipe.learning_rate!r}: give a function of the update's number, such "
-            "as noam(512, 4000), or give the optimizer its rate.",
+            (
+                f"learning_rate is {recipe.learning_rate!r}: give a function of the update's"
+                " number, such as noam(512, 4000), or give the optimizer its rate."
+            ),
         ),
         (
             not (
@@ -96,8 +114,10 @@ def refuse_values(recipe) -> None:
                 or isinstance(recipe.recompute, (str, Recompute))
                 or callable(recipe.recompute)
             ),
-            f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function "
-            "(stage, x, *context) -> output.",
+            (
+                f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a"
+                " function (stage, x, *context) -> output."
+            ),
         ),
         (
             recipe.zero not in (0, 1, 2, 3),

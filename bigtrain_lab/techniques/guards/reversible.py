@@ -16,13 +16,17 @@ def refuse_streams(x1: Tensor, x2: Tensor) -> None:
     refuse(
         (
             x1.shape != x2.shape,
-            f"The streams have the shapes {tuple(x1.shape)} and {tuple(x2.shape)}: give both the "
-            "same, such as x.chunk(2, -1).",
+            (
+                f"The streams have the shapes {tuple(x1.shape)} and {tuple(x2.shape)}: give both"
+                " the same, such as x.chunk(2, -1)."
+            ),
         ),
         (
             x1.dtype != x2.dtype,
-            f"The streams are {str(x1.dtype)[6:]} and {str(x2.dtype)[6:]}, and sums of both could "
-            "not be undone: give both one type.",
+            (
+                f"The streams are {str(x1.dtype)[6:]} and {str(x2.dtype)[6:]}, and sums of both"
+                " could not be undone: give both one type."
+            ),
         ),
     )
 
@@ -34,20 +38,26 @@ def checked(fn: Callable, x: Tensor) -> Tensor:
     refuse(
         (
             x._version != version,
-            f"{called(fn)} changed its input in place, so it cannot be undone: let it write its "
-            "result to a new tensor.",
+            (
+                f"{called(fn)} changed its input in place, so it cannot be undone: let it write its"
+                " result to a new tensor."
+            ),
         ),
         (
             not isinstance(y, Tensor),
-            f"{called(fn)} returned {found}: F and G are added to a stream, so let each return one "
-            "tensor.",
+            (
+                f"{called(fn)} returned {found}: F and G are added to a stream, so let each return"
+                " one tensor."
+            ),
         ),
     )
     refuse(
         (
             y.shape != x.shape,
-            f"{called(fn)} made shape {tuple(y.shape)} of shape {tuple(x.shape)}: F and G must "
-            "keep the shape, or the sum cannot be undone.",
+            (
+                f"{called(fn)} made shape {tuple(y.shape)} of shape {tuple(x.shape)}: F and G must "
+                "keep the shape, or the sum cannot be undone."
+            ),
         )
     )
     return y
@@ -57,14 +67,18 @@ def refuse_backward() -> None:
     refuse(
         (
             not torch.autograd._is_checkpoint_valid(),
-            "A reversible sequence's weights gather their gradients in .grad while its backward "
-            "runs, so torch.autograd.grad and backward(inputs=) cannot have them: call "
-            f"loss.backward(), {INSTEAD}",
+            (
+                "A reversible sequence's weights gather their gradients in .grad while its"
+                " backward runs, so torch.autograd.grad and backward(inputs=) cannot have them:"
+                f" call loss.backward(), {INSTEAD}"
+            ),
         ),
         (
             torch.is_grad_enabled(),
-            "A reversible sequence's backward leaves no graph, so create_graph cannot have one: "
-            f"call loss.backward() without it, {INSTEAD}",
+            (
+                "A reversible sequence's backward leaves no graph, so create_graph cannot have"
+                f" one: call loss.backward() without it, {INSTEAD}"
+            ),
         ),
     )
 

@@ -32,8 +32,10 @@ def stated_digest(path) -> bytes:
     refuse(
         (
             mark != MARK,
-            f"{path} is no checkpoint, or is damaged, or of a version without "
-            "digests: name another, or save again what torch.load gives.",
+            (
+                f"{path} is no checkpoint, or is damaged, or of a version without "
+                "digests: name another, or save again what torch.load gives."
+            ),
         )
     )
     return stated
@@ -45,8 +47,10 @@ def refuse_damaged(path) -> None:
     refuse(
         (
             stated != found,
-            f"{path} is no checkpoint, or is damaged, its digest is another: name "
-            "one that was saved here.",
+            (
+                f"{path} is no checkpoint, or is damaged, its digest is another: name "
+                "one that was saved here."
+            ),
         )
     )
 
@@ -115,9 +119,10 @@ def refuse_parts(training) -> None:
     refuse(
         (
             any(hasattr(p, "piece") for p in parameters),
-            "Each rank holds a part of this "
-            "training's state, and one file would have one part: let all ranks save it together, by "
-            "techniques.saved_shards.",
+            (
+                "Each rank holds a part of this training's state, and one file would have one part:"
+                " let all ranks save it together, by techniques.saved_shards."
+            ),
         )
     )
 
@@ -133,8 +138,10 @@ def refuse_other_model(state, training, name) -> None:
     refuse(
         (
             state["weights"].keys() != training.stages.keys(),
-            f"{name} has {len(state['weights'])} stages and the model {len(training.stages)}, or "
-            "others: train with the stages that it had.",
+            (
+                f"{name} has {len(state['weights'])} stages and the model {len(training.stages)},"
+                " or others: train with the stages that it had."
+            ),
         )
     )
     for number, stage in training.stages.items():
@@ -161,8 +168,10 @@ def refuse_other_data(there: dict, here: dict, name) -> None:
         refuse(
             (
                 there.get(key) != own,
-                f"{name} would go on with other batches, {key} is "
-                f"{there.get(key)} there and {own} here: give what it had, or another directory.",
+                (
+                    f"{name} would go on with other batches, {key} is {there.get(key)} there and"
+                    f" {own} here: give what it had, or another directory."
+                ),
             )
         )
 
@@ -177,8 +186,10 @@ def parts(state, *sizes: int) -> list[int]:
     refuse(
         (
             len(state) < sum(sizes),
-            "The checkpoint's random states are of other versions of "
-            "Python, NumPy or torch: install those, or train from the start.",
+            (
+                "The checkpoint's random states are of other versions of "
+                "Python, NumPy or torch: install those, or train from the start."
+            ),
         )
     )
     return [*sizes, len(state) - sum(sizes)]

@@ -17,8 +17,10 @@ def refuse_under_way(sharded) -> None:
     refuse(
         (
             sharded.under_way,
-            f"Rank {sharded.group.rank} saves or loads a checkpoint while a "
-            "step is under way: do it between the optimizer's step and the next forward.",
+            (
+                f"Rank {sharded.group.rank} saves or loads a checkpoint while a "
+                "step is under way: do it between the optimizer's step and the next forward."
+            ),
         )
     )
 
@@ -54,8 +56,10 @@ def manifest(path: Path, name: str) -> dict:
     refuse(
         (
             path.is_dir() and not at.exists(),
-            f"{path} is no checkpoint of ranks, it has no "
-            f"{name}: name a folder that was saved by them.",
+            (
+                f"{path} is no checkpoint of ranks, it has no "
+                f"{name}: name a folder that was saved by them."
+            ),
         )
     )
     with read(path if path.is_file() else at):
@@ -78,8 +82,10 @@ def opened(folder: Path, digests: Mapping[str, bytes], rank: int, ranks: int) ->
     refuse(
         (
             bool(missing),
-            f"{folder} lacks {', '.join(missing[:1])}, {len(missing)} of "
-            f"{len(digests)} files: copy those of all ranks, or name another checkpoint.",
+            (
+                f"{folder} lacks {', '.join(missing[:1])}, {len(missing)} of "
+                f"{len(digests)} files: copy those of all ranks, or name another checkpoint."
+            ),
         )
     )
     found = []
@@ -88,8 +94,10 @@ def opened(folder: Path, digests: Mapping[str, bytes], rank: int, ranks: int) ->
             refuse(
                 (
                     stated_digest(at) != stated,
-                    f"{at} is of another save, or is damaged: copy "
-                    "the files of one save, or name another checkpoint.",
+                    (
+                        f"{at} is of another save, or is damaged: copy "
+                        "the files of one save, or name another checkpoint."
+                    ),
                 )
             )
             if number % ranks == rank:
@@ -126,16 +134,20 @@ def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
         refuse(
             (
                 there != own,
-                f"{path} is of another model, {name} is {there} there and {own} "
-                "here: build the model with the sizes that it had.",
+                (
+                    f"{path} is of another model, {name} is {there} there and {own} "
+                    "here: build the model with the sizes that it had."
+                ),
             )
         )
     there = found.files[0]["optimizers"]
     refuse(
         (
             len(there) != len(optimizers),
-            f"{path} has {len(there)} optimizers and the training "
-            f"{len(optimizers)}: train with as many as it had.",
+            (
+                f"{path} has {len(there)} optimizers and the training "
+                f"{len(optimizers)}: train with as many as it had."
+            ),
         )
     )
     for state, optimizer in zip(there, optimizers):
@@ -143,8 +155,10 @@ def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
     refuse(
         (
             found.manifest["numbers"] != numbers,
-            f"{path} is of an optimizer that had the "
-            "parameters in another order: give them in that order.",
+            (
+                f"{path} is of an optimizer that had the "
+                "parameters in another order: give them in that order."
+            ),
         )
     )
 

@@ -13,8 +13,10 @@ def refuse(devices: Sequence, rows: set[int] = frozenset((1,))) -> None:
         (not rows, "No input is a tensor with rows: give the batch as a tensor."),
         (
             len(rows) > 1,
-            f"The inputs have {' and '.join(map(str, sorted(rows)))} rows: give all as "
-            "many, since they are split along the first dimension.",
+            (
+                f"The inputs have {' and '.join(map(str, sorted(rows)))} rows: give all as "
+                "many, since they are split along the first dimension."
+            ),
         ),
     )
 
@@ -24,8 +26,11 @@ def refuse_outputs(outputs: Sequence) -> None:
     refuse_any(
         (
             not isinstance(first, Tensor) or not first.dim(),
-            f"The module returned {'a single number' if isinstance(first, Tensor) else f'a {type(first).__name__}'}, which "
-            "cannot be gathered: let it return one tensor with a row for each row of its input, and "
-            "compute the loss outside.",
+            (
+                "The module returned"
+                f" {'a single number' if isinstance(first, Tensor) else type(first).__name__},"
+                " which cannot be gathered: let it return one tensor with a row for each row of"
+                " its input, and compute the loss outside."
+            ),
         )
     )

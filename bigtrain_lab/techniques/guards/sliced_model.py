@@ -1,5 +1,5 @@
-"""Plans and checkpoints that do not fit a model: refused, on all ranks, in a sentence that says what
-to change."""
+"""Plans and checkpoints that do not fit a model: refused, on all ranks, in a sentence that says
+what to change."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ...core import Impossible
-from ...runtime.group import Group
-from ...runtime.message import Shape
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
 from .data_parallel import refuse_unlike as refuse_unlike_values
 from .tensor_parallel import refuse_uneven
@@ -65,13 +65,17 @@ def refuse(
     refuse_any(
         (
             not ways,
-            "The plan names no module of this model: give a path and how it is cut, such as "
-            "{'layers.*.mlp.up': 'column'}.",
+            (
+                "The plan names no module of this model: give a path and how it is cut, such as "
+                "{'layers.*.mlp.up': 'column'}."
+            ),
         ),
         (
             sequence and "sequence" not in plan.values(),
-            "sequence=True needs a plan that says where "
-            "the sequence is cut first: name the module that adds the positions as 'sequence'.",
+            (
+                "sequence=True needs a plan that says where "
+                "the sequence is cut first: name the module that adds the positions as 'sequence'."
+            ),
         ),
     )
     for path, way in ways.items():
@@ -81,15 +85,19 @@ def refuse(
         refuse_any(
             (
                 isinstance(part, nn.Dropout) and part.p and group.size > 1,
-                f"{path} is torch's Dropout, which draws another mask on each rank: take "
-                "models.Dropout, or p=0.",
+                (
+                    f"{path} is torch's Dropout, which draws another mask on each rank: take "
+                    "models.Dropout, or p=0."
+                ),
             ),
             (
                 sequence
                 and isinstance(getattr(part, "heads", None), int)
                 and not any(name.startswith(f"{path}.") for name in ways),
-                f"sequence=True leaves {path} the tokens of one rank, and attention needs all: plan "
-                "it by heads.",
+                (
+                    f"sequence=True leaves {path} the tokens of one rank, and attention needs all:"
+                    " plan it by heads."
+                ),
             ),
         )
     if any(
@@ -131,8 +139,10 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
         (way not in WAYS, f"{cut}: choose one of {', '.join(WAYS)}."),
         (
             not fits,
-            f"{cut}, and it is a {type(whole).__name__}: name a Linear"
-            f"{' or an Embedding' * (way == 'vocabulary')}.",
+            (
+                f"{cut}, and it is a {type(whole).__name__}: name a Linear"
+                f"{' or an Embedding' * (way == 'vocabulary')}."
+            ),
         ),
         (
             way in ALONE and sequence,
@@ -155,13 +165,18 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
                 or whole._forward_pre_hooks
                 or whole._backward_hooks
                 or whole._backward_pre_hooks,
-                f"{cut}, and it has hooks or parametrizations, which its slices "
-                "would not have: add them to the sliced model.",
+                (
+                    f"{cut}, and it has hooks or parametrizations, which its slices "
+                    "would not have: add them to the sliced model."
+                ),
             ),
             (
                 own := own_names(whole, kind),
-                f"{cut}, and this {type(whole).__name__} has a {own} of its own, which its slices would "
-                f"not have: take a plain {kind.__name__}, with what is added in a module around it.",
+                (
+                    f"{cut}, and this {type(whole).__name__} has a {own} of its own, which its"
+                    f" slices would not have: take a plain {kind.__name__}, with what is added in a"
+                    " module around it."
+                ),
             ),
         )
     if way.endswith("heads"):
@@ -169,8 +184,10 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
         refuse_any(
             (
                 not isinstance(heads, int),
-                f"{cut}, and {type(parent).__name__} does not say "
-                f"how many: give it an attribute {field}.",
+                (
+                    f"{cut}, and {type(parent).__name__} does not say "
+                    f"how many: give it an attribute {field}."
+                ),
             )
         )
         grouped = getattr(parent, "kv_heads", heads) != heads
@@ -212,7 +229,8 @@ def own_names(whole: nn.Module, kind: type) -> str:
 
 
 def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
-    """As many features as inputs are queries; or queries with fewer keys and values side by side."""
+    """As many features as inputs are queries; or queries with fewer keys and values side by
+    side."""
     whole, above = module.get_submodule(path), path.rpartition(".")[0]
     beside = [
         other

@@ -28,9 +28,9 @@ def groups_of(params: Iterable) -> list[dict]:
     groups = [
         each
         | {
-            "params": [each["params"]]
-            if isinstance(each["params"], Tensor)
-            else list(each["params"])
+            "params": (
+                [each["params"]] if isinstance(each["params"], Tensor) else list(each["params"])
+            )
         }
         for each in groups
     ]

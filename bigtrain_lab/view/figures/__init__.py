@@ -1,6 +1,8 @@
-"""Pictures of traces: each file is one pure function Trace -> plotly Figure of the file's name. Add a file, gain one.
+"""Pictures of traces: each file is one pure function Trace -> plotly Figure of the file's name. Add
+a file, gain one.
 
-They draw what a Trace answers and compute nothing themselves; experiments name them: figures = ("timeline", "memory").
+They draw what a Trace answers and compute nothing themselves; experiments name them: figures =
+("timeline", "memory").
 """
 
 import re
@@ -11,13 +13,14 @@ from html import escape
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..core import Impossible, Trace
+from ...core import Impossible, Trace
 
 MARKUP = re.compile("[<>&]")
 
 
 def literal(value):
-    """The same trace, event or setting with each text as plotly shows it: plotly reads tags and entities."""
+    """The same trace, event or setting with each text as plotly shows it: plotly reads tags and
+    entities."""
     match value:
         case str():
             return escape(value, quote=False) if MARKUP.search(value) else value
@@ -67,7 +70,8 @@ for _module in iter_modules(__path__):
 
 
 def figure(name: str, trace):
-    """The figure of this name of a trace (of several, for `compare`; of several by name, for `microscope`)."""
+    """The figure of this name of a trace (of several, for `compare`; of several by name, for
+    `microscope`)."""
     if name not in FIGURES:
         raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
     return FIGURES[name](trace)

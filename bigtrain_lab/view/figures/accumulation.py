@@ -1,15 +1,17 @@
-"""What a token counts in each micro-batch of a window, and how far that takes the gradient from the large batch's.
+"""What a token counts in each micro-batch of a window, and how far that takes the gradient from the
+large batch's.
 
-Left, the tokens of a window one after the other: by the large batch all are equally high, by the mean of means all
-micro-batches have equal areas. Beside them, by how unequal the sequences are, the error to expect where tokens' gradients are
-independent noise; of a run also its error by update, which begins below that level and then lies about it, above as well as below.
+Left, the tokens of a window one after the other: by the large batch all are equally high, by the
+mean of means all micro-batches have equal areas. Beside them, by how unequal the sequences are, the
+error to expect where tokens' gradients are independent noise; of a run also its error by update,
+which begins below that level and then lies about it, above as well as below.
 """
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Scalar, Trace
-from . import palette
+from ...core import Scalar, Trace
+from . import palette, words
 from .timeline import look
 
 NAIVE, RIGHT = palette.VERSIONS[5], palette.VERSIONS[0]
@@ -19,11 +21,9 @@ MOST_LABELS, MOST_LISTED = 8, 5
 
 def accumulation(trace: Trace) -> go.Figure:
     """Pictures side by side, of a prediction two, of a run three."""
-    facts = trace.settings.get("facts", {})
-    if "counts" not in facts:
-        raise Impossible(
-            "This trace knows no micro-batches of unequal length: take one of the experiment accumulate."
-        )
+    facts = words.facts_of(
+        trace, "counts", "knows no micro-batches of unequal length", "accumulate"
+    )
     errors = [e.value for e in trace.where(Scalar, name="error, mean of means")]
     figure = make_subplots(
         cols=3 if errors else 2,
@@ -47,9 +47,13 @@ def accumulation(trace: Trace) -> go.Figure:
             col=column,
         )
     figure.update_layout(
-        **look(f"{trace.clock}: what a token counts, and how far that takes the gradient", 330)
+        **look(
+            f"{trace.clock}: what a token counts, and how far that takes the gradient",
+            330,
+            margin={"l": 56, "r": 16, "t": 66, "b": 48},
+            bargap=0,
+        )
     )
-    figure.update_layout(margin=dict(l=56, r=16, t=66, b=48), bargap=0)
     figure.update_xaxes(zeroline=False)
     return figure
 
@@ -63,7 +67,7 @@ def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[flo
             x=[first + count / 2],
             y=[weight],
             width=count,
-            marker=dict(color=NAIVE, opacity=0.75, line=dict(width=1, color="white")),
+            marker={"color": NAIVE, "opacity": 0.75, "line": {"width": 1, "color": "white"}},
             name="mean of means",
             legendgroup="naive",
             showlegend=number == 0,
@@ -88,7 +92,7 @@ def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[flo
         x=[0, whole],
         y=[1, 1],
         mode="lines",
-        line=dict(color=RIGHT, width=2.5, dash="dash"),
+        line={"color": RIGHT, "width": 2.5, "dash": "dash"},
         name="large batch",
         hoverinfo="text",
         hovertext="in the large batch each token counts once",
@@ -102,12 +106,13 @@ def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[flo
 
 
 def draw_expected(figure: go.Figure, expected: list[list[float]], spread: float) -> None:
-    """The mean of means' error against the spread, if tokens are noise; a line at the spread that is chosen."""
+    """The mean of means' error against the spread, if tokens are noise; a line at the spread that
+    is chosen."""
     figure.add_scatter(
         x=[x for x, _ in expected],
         y=[y for _, y in expected],
         mode="lines",
-        line=dict(color=NAIVE, width=2),
+        line={"color": NAIVE, "width": 2},
         name=NOISE,
         legendgroup="noise",
         hoverinfo="text",
@@ -115,7 +120,9 @@ def draw_expected(figure: go.Figure, expected: list[list[float]], spread: float)
         row=1,
         col=2,
     )
-    figure.add_vline(x=spread, line=dict(dash="dot", width=1, color=palette.TRANSFER), row=1, col=2)
+    figure.add_vline(
+        x=spread, line={"dash": "dot", "width": 1, "color": palette.TRANSFER}, row=1, col=2
+    )
     figure.update_xaxes(
         range=[0.5, max(x for x, _ in expected) + 0.5],
         tickvals=[1, 4, 8, 12, 16],
@@ -126,7 +133,8 @@ def draw_expected(figure: go.Figure, expected: list[list[float]], spread: float)
 
 
 def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> None:
-    """A run's errors, update by update, and about how large each would be if tokens were noise; of a short last window it is another."""
+    """A run's errors, update by update, and about how large each would be if tokens were noise; of
+    a short last window it is another."""
     edges = [
         (number + side, level, f"update {number}: of noise about {level:.0%}")
         for number, level in enumerate(noise[: len(errors)])
@@ -137,7 +145,7 @@ def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> N
         x=x,
         y=y,
         mode="lines",
-        line=dict(color=NAIVE, width=2),
+        line={"color": NAIVE, "width": 2},
         name=NOISE,
         legendgroup="noise",
         showlegend=False,
@@ -150,7 +158,7 @@ def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> N
         x=list(range(len(errors))),
         y=errors,
         mode="markers",
-        marker=dict(size=8, color=NAIVE, line=dict(width=1, color="white")),
+        marker={"size": 8, "color": NAIVE, "line": {"width": 1, "color": "white"}},
         name="this run",
         hoverinfo="text",
         hovertext=[f"update {n}: off by {error:.1%}" for n, error in enumerate(errors)],

@@ -1,11 +1,12 @@
-"""What a fused call takes on this machine, by the number of elements in a block: the edge of the cache."""
+"""What a fused call takes on this machine, by the number of elements in a block: the edge of the
+cache."""
 
 from statistics import median
 
 import plotly.graph_objects as go
 
-from ..core import Scalar, Trace
-from ..rates import apart, samples
+from ...core import Scalar, Trace
+from ...order.rates import apart, samples
 from . import palette
 from .timeline import look
 
@@ -30,12 +31,12 @@ def blocks(trace: Trace) -> go.Figure:
                 y=[1e3 * median(taken) for taken in points.values()],
                 name="forward, fused",
                 mode="lines+markers",
-                line=dict(color=palette.PHASES["F"], width=2),
+                line={"color": palette.PHASES["F"], "width": 2},
                 hovertemplate="blocks of %{x:,} elements: %{y:.3g} ms",
-                error_y=dict(
-                    array=[1e3 * (max(taken) - median(taken)) for taken in points.values()],
-                    arrayminus=[1e3 * (median(taken) - min(taken)) for taken in points.values()],
-                ),
+                error_y={
+                    "array": [1e3 * (max(taken) - median(taken)) for taken in points.values()],
+                    "arrayminus": [1e3 * (median(taken) - min(taken)) for taken in points.values()],
+                },
             )
         )
         least = min(points, key=lambda block: median(points[block]))
@@ -50,7 +51,7 @@ def blocks(trace: Trace) -> go.Figure:
             for name, (label, colour) in BESIDE.items():
                 figure.add_hline(
                     y=1e3 * median(samples(trace, name)),
-                    line=dict(color=colour, dash="dash"),
+                    line={"color": colour, "dash": "dash"},
                     annotation_text=label,
                 )
     else:
@@ -64,10 +65,9 @@ def blocks(trace: Trace) -> go.Figure:
             yref="paper",
         )
     figure.add_vline(
-        x=trace.settings.get("block", 0) or 1, line=dict(color=palette.INK, dash="dot")
+        x=trace.settings.get("block", 0) or 1, line={"color": palette.INK, "dash": "dot"}
     )
     figure.update_xaxes(title="elements in a block", type="log", range=[3.4, 7.1])
     figure.update_yaxes(title="ms a call", rangemode="tozero")
-    figure.update_layout(**look(title, 280))
-    figure.update_layout(showlegend=False)
+    figure.update_layout(**look(title, 280, showlegend=False))
     return figure

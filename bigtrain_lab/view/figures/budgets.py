@@ -1,19 +1,21 @@
-"""What memory buys: every recompute plan as a point, the peak of its saved activations against its work, and as a line the optimum of those
-that the recursion knows (recompute_optimum.py: a state stays until its own backward; where layers are alike no plan is better).
+"""What memory buys: every recompute plan as a point, the peak of its saved activations against its
+work, and as a line the optimum of those that the recursion knows (recompute_optimum.py: a state
+stays until its own backward; where layers are alike no plan is better).
 
-The line ends left in the least memory that any plan that runs whole layers again needs, and right where all is kept. A bracket
-tells how much more memory a plan takes than the line does for that work. What lies below the line recomputes inside layers
-(selective), or was found by the search that short chains allow. The chosen plan is ringed.
+The line ends left in the least memory that any plan that runs whole layers again needs, and right
+where all is kept. A bracket tells how much more memory a plan takes than the line does for that
+work. What lies below the line recomputes inside layers (selective), or was found by the search that
+short chains allow. The chosen plan is ringed.
 """
 
 from math import log10
 
 import plotly.graph_objects as go
 
-from ..core import Impossible, Trace
-from ..recompute import Recompute
-from ..words import size
-from . import palette
+from ...core import Trace
+from ...core.words import size
+from ...order.recompute.plan import Recompute
+from . import palette, words
 from .timeline import look
 
 LINE, POINT, CHOSEN, INSIDE = (
@@ -27,11 +29,7 @@ SEEN = 0.05  # of memory beyond the line: a shorter bracket is not drawn, only t
 
 def budgets(trace: Trace) -> go.Figure:
     """Logarithmic both ways: bytes, and how many times the work of keep-all."""
-    facts = trace.settings.get("facts", {})
-    if "frontier" not in facts:
-        raise Impossible(
-            "This trace knows no recompute plans: take one of the experiment checkpoint."
-        )
+    facts = words.facts_of(trace, "frontier", "knows no recompute plans", "checkpoint")
     whole = facts["everything"]
     memory, work = zip(*facts["frontier"])
     figure = go.Figure(layout=look(f"{trace.clock}: what memory buys, by plan", 360))
@@ -39,7 +37,7 @@ def budgets(trace: Trace) -> go.Figure:
         x=memory,
         y=work,
         mode="lines",
-        line=dict(color=LINE, width=2.5, shape="hv"),
+        line={"color": LINE, "width": 2.5, "shape": "hv"},
         name="optimum of the recursion",
         hovertext=[told("optimum", m, w, whole) for m, w in zip(memory, work)],
         hoverinfo="text",
@@ -61,7 +59,7 @@ def budgets(trace: Trace) -> go.Figure:
         y=[w for _, w in points],
         mode="markers+text",
         name="a plan without a budget",
-        marker=dict(size=10, color=POINT, line=dict(width=1, color="white")),
+        marker={"size": 10, "color": POINT, "line": {"width": 1, "color": "white"}},
         cliponaxis=False,
         text=[f"<b>{', '.join(names)}</b>" for names in points.values()],
         textposition=places(list(points), facts["frontier"]),
@@ -77,7 +75,12 @@ def budgets(trace: Trace) -> go.Figure:
         y=[facts["here"][1]],
         mode="markers",
         name=f"chosen: {facts['chosen']}",
-        marker=dict(size=18, symbol="circle-open", color=CHOSEN, line=dict(width=3, color=CHOSEN)),
+        marker={
+            "size": 18,
+            "symbol": "circle-open",
+            "color": CHOSEN,
+            "line": {"width": 3, "color": CHOSEN},
+        },
         hovertext=told(facts["chosen"], *facts["here"], whole),
         hoverinfo="text",
     )
@@ -90,7 +93,7 @@ def budgets(trace: Trace) -> go.Figure:
             mode="markers+text",
             name="inside layers",
             showlegend=False,
-            marker=dict(size=11, symbol="diamond", color=INSIDE),
+            marker={"size": 11, "symbol": "diamond", "color": INSIDE},
             text=[f"<b>{name}</b> (inside layers)" for name in inside],
             textposition="bottom left",
             cliponaxis=False,
@@ -99,7 +102,7 @@ def budgets(trace: Trace) -> go.Figure:
         )
     if facts["budget"]:
         figure.add_vline(
-            x=facts["budget"], line=dict(dash="dot", width=1.5, color=palette.TRANSFER)
+            x=facts["budget"], line={"dash": "dot", "width": 1.5, "color": palette.TRANSFER}
         )
         figure.add_annotation(
             x=log10(facts["budget"]),
@@ -131,7 +134,7 @@ def budgets(trace: Trace) -> go.Figure:
         ticktext=[f"{v:g}" for v in rows],
         zeroline=False,
     )
-    figure.update_layout(margin=dict(l=64, r=24, t=72, b=48))
+    figure.update_layout(margin={"l": 64, "r": 24, "t": 72, "b": 48})
     return figure
 
 
@@ -148,8 +151,8 @@ def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
         y=[y for _, w in gaps for y in (w, w, None)],
         mode="lines+markers",
         name="memory above the line's",
-        line=dict(color=POINT, width=3),
-        marker=dict(symbol="line-ns", size=12, line=dict(color=POINT, width=2)),
+        line={"color": POINT, "width": 3},
+        marker={"symbol": "line-ns", "size": 12, "line": {"color": POINT, "width": 2}},
         hoverinfo="skip",
     )
     for (m, w), gap in gaps.items():
@@ -157,7 +160,7 @@ def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
             x=log10(m / (1 + gap) ** 0.5),
             y=log10(w),
             text=f"<b>+{gap:.0%}</b>",
-            font=dict(size=11, color=POINT),
+            font={"size": 11, "color": POINT},
             showarrow=False,
             yshift=14,
             xanchor="center",
@@ -165,7 +168,8 @@ def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
 
 
 def places(points: list[tuple], frontier: list) -> list[str]:
-    """Where each label stands: above what lies above the line, else below; below, too, where a neighbour's is above."""
+    """Where each label stands: above what lies above the line, else below; below, too, where a
+    neighbour's is above."""
     found: list[str] = []
     for at, (memory, work) in enumerate(points):
         best = min((w for m, w in frontier if m <= memory), default=work)
@@ -182,4 +186,7 @@ def marks(low: float, high: float) -> list[float]:
 
 
 def told(name: str, memory: float, work: float, whole: float) -> str:
-    return f"<b>{name}</b><br>{size(memory)} kept at most, {memory / whole:.1%} of keep-all<br>{work:.3g} times its work"
+    return (
+        f"<b>{name}</b><br>{size(memory)} kept at most, {memory / whole:.1%} of"
+        f" keep-all<br>{work:.3g} times its work"
+    )

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
+from ...core import Impossible, Trace
 from . import words
 from .timeline import draw_rows, heading, look, rows_of
 
 BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of the next
 
 
-def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
+def compare(traces: Iterable[Trace]) -> go.Figure:
     """Timelines under each other, in the order given."""
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     if not traces:
@@ -43,6 +43,6 @@ def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
     for drawn in figure.data:  # one legend entry a phase, not one a clock
         drawn.showlegend = drawn.name not in seen
         seen.add(drawn.name)
-    figure.update_layout(**look(title, height))
-    figure.update_layout(legend=dict(y=1 + 36 / (figure.layout.height - 92)))
+    figure.update_layout(**look("", height))
+    figure.update_layout(legend={"y": 1 + 36 / (figure.layout.height - 92)})
     return figure

@@ -1,4 +1,5 @@
-"""How deep a model fits in one memory, and what the depth costs: a point where each plan ends, and the optimum's price as a line."""
+"""How deep a model fits in one memory, and what the depth costs: a point where each plan ends, and
+the optimum's price as a line."""
 
 from math import log10
 
@@ -13,7 +14,8 @@ STEEP = 4  # times the work of keep-all: from there on the axis is logarithmic
 def drawing(
     ends: dict[str, tuple[int, float]], optimum: list[tuple[int, float]], memory: str
 ) -> go.Figure:
-    """`ends`: plan -> (its deepest model, work beside keep-all's at that depth); `optimum`: the same for depths that it is asked for.
+    """`ends`: plan -> (its deepest model, work beside keep-all's at that depth); `optimum`: the
+    same for depths that it is asked for.
 
     A plan that ends at the deepest of those may go deeper: an arrow says so.
     """
@@ -26,8 +28,8 @@ def drawing(
         y=[w for _, w in optimum],
         mode="lines+markers",
         name="optimum of whole layers, in the same memory",
-        line=dict(color=LINE, width=2.5),
-        marker=dict(size=6),
+        line={"color": LINE, "width": 2.5},
+        marker={"size": 6},
         hoverinfo="text",
         hovertext=[
             f"{d} layers, {d / base:g} times as deep: {w:.2f} times the work" for d, w in optimum
@@ -38,25 +40,28 @@ def drawing(
         y=[w for _, w in ends.values()],
         mode="markers+text",
         name="the deepest of a plan",
-        marker=dict(size=10, color=POINT, line=dict(width=1, color="white")),
+        marker={"size": 10, "color": POINT, "line": {"width": 1, "color": "white"}},
         text=[
             f"<b>{name}</b>" + (f"<br>{d} or more" if d >= asked else "")
             for name, (d, _) in ends.items()
         ],
         textposition=[
-            "bottom center"
-            if w < 1.1
-            else "middle left"
-            if d >= asked
-            else "top right"
-            if d == last
-            else "top left"
+            (
+                "bottom center"
+                if w < 1.1
+                else "middle left"
+                if d >= asked
+                else "top right"
+                if d == last
+                else "top left"
+            )
             for d, w in ends.values()
         ],
         cliponaxis=False,
         hoverinfo="text",
         hovertext=[
-            f"{name}: {d} layers{' or more' if d >= asked else ''}, {d / base:g} times as deep, {w:.2f} times the work of keep-all there"
+            f"{name}: {d} layers{' or more' if d >= asked else ''}, {d / base:g} times as deep,"
+            f" {w:.2f} times the work of keep-all there"
             for name, (d, w) in ends.items()
         ],
     )
@@ -95,9 +100,7 @@ def drawing(
         range=[up(0.68 if steep else 0.86), up((1.2 if steep else 1.08) * most)],
         zeroline=False,
         title="work of a step / keep-all",
-        **(
-            dict(tickvals=[v for v in (1, 1.5, 2, 3, 5, 10, 20) if v < 1.2 * most]) if steep else {}
-        ),
+        **({"tickvals": [v for v in (1, 1.5, 2, 3, 5, 10, 20) if v < 1.2 * most]} if steep else {}),
     )
-    figure.update_layout(margin=dict(l=64, r=48, t=72, b=64))
+    figure.update_layout(margin={"l": 64, "r": 48, "t": 72, "b": 64})
     return figure

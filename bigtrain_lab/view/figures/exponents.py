@@ -1,14 +1,16 @@
-"""How gradients spread over the powers of two, layer by layer, above the range of each number format; a slider multiplies the loss.
+"""How gradients spread over the powers of two, layer by layer, above the range of each number
+format; a slider multiplies the loss.
 
-Left the gradients of activations, right those of weights. A loss scale S = 2^s moves every gradient by s to the right. What each
-format would lose at that scale stands above its bar: all of it is worked out here, so the slider needs no kernel.
+Left the gradients of activations, right those of weights. A loss scale S = 2^s moves every gradient
+by s to the right. What each format would lose at that scale stands above its bar: all of it is
+worked out here, so the slider needs no kernel.
 """
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Scalar, Trace
-from ..formats import ACTIVATIONS, FORMATS, WEIGHTS, Exponents, Format, layers
+from ...core import Impossible, Scalar, Trace
+from ...core.formats import ACTIVATIONS, FORMATS, WEIGHTS, Exponents, Format, layers
 from .timeline import look
 
 SCALES = range(21)  # log2 of the loss scales
@@ -25,11 +27,13 @@ SHADES = [
 
 
 def exponents(trace: Trace) -> go.Figure:
-    """Of all that the trace's ranks reported with Rank.histogram("activation gradient <module>" or "weight gradient <weight>", ...)."""
+    """Of all that the trace's ranks reported with Rank.histogram("activation gradient <module>" or
+    "weight gradient <weight>", ...)."""
     found = {kind: modules for kind, modules in layers(trace).items() if modules}
     if not found:
         raise Impossible(
-            "This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients."
+            "This trace holds no histograms of gradients: a run makes them, in the steps in which"
+            " it looks at its gradients."
         )
     whole = {kind: Exponents.merged(modules.values()) for kind, modules in found.items()}
     rows = in_order(found)
@@ -44,7 +48,7 @@ def exponents(trace: Trace) -> go.Figure:
         column_titles=[told(kind, whole[kind]) for kind in found],
     )
     low = min([max(e.first, LOWEST) for e in whole.values() if e.counts], default=-30)
-    across = dict(range=[low - 1.5, FORMATS["fp16"].highest + 4], zeroline=False)
+    across = {"range": [low - 1.5, FORMATS["fp16"].highest + 4], "zeroline": False}
     for column, (kind, modules) in enumerate(found.items(), 1):
         figure.add_trace(shades(modules, rows), row=1, col=column)
         for name in SHOWN:
@@ -74,7 +78,7 @@ def exponents(trace: Trace) -> go.Figure:
                 y0=0,
                 y1=1,
                 yref="y domain",
-                line=dict(color=GUIDE, width=1, dash="dot"),
+                line={"color": GUIDE, "width": 1, "dash": "dot"},
                 row=1,
                 col=column,
             )
@@ -83,7 +87,7 @@ def exponents(trace: Trace) -> go.Figure:
                 y=0,
                 yref="y domain",
                 text=side,
-                font=dict(size=10, color=GUIDE),
+                font={"size": 10, "color": GUIDE},
                 showarrow=False,
                 xanchor="right",
                 yanchor="top",
@@ -108,17 +112,20 @@ def exponents(trace: Trace) -> go.Figure:
             **across,
             tickprefix="2<sup>",
             ticksuffix="</sup>",
-            title=dict(text="gradient times loss scale", standoff=4),
+            title={"text": "gradient times loss scale", "standoff": 4},
             row=2,
             col=column,
         )
-    figure.update_layout(**look(heading(trace), sum(heights) + 216))
     figure.update_layout(
-        autosize=True,
-        margin=dict(l=8, r=12, t=88, b=112),
-        sliders=[slider(figure, whole, prefix(trace))],
+        **look(
+            heading(trace),
+            sum(heights) + 216,
+            autosize=True,
+            margin={"l": 8, "r": 12, "t": 88, "b": 112},
+            sliders=[slider(figure, whole, prefix(trace))],
+        )
     )
-    figure.update_annotations(selector=dict(yref="paper"), font_size=12)
+    figure.update_annotations(selector={"yref": "paper"}, font_size=12)
     return figure
 
 
@@ -138,7 +145,8 @@ def prefix(trace: Trace) -> str:
 
 
 def in_order(found: dict[str, dict[str, Exponents]]) -> list[str]:
-    """All modules from the first to the last: weights are reported in the model's order, activations' gradients from the end."""
+    """All modules from the first to the last: weights are reported in the model's order,
+    activations' gradients from the end."""
     rows = list(found.get(WEIGHTS, ()))
     for name in found.get(ACTIVATIONS, ()):
         if name not in rows:
@@ -153,7 +161,10 @@ def told(kind: str, counted: Exponents) -> str:
     """A column's title: what it holds, and how much of it was nothing from the start."""
     total = counted.nonzero + counted.zeros + counted.not_finite
     broken = f", {percent(counted.not_finite / total)} inf or nan" if counted.not_finite else ""
-    return f"{kind}s: {total:,}<br>{percent(counted.zeros / (total or 1))} of them 0 from the start{broken}"
+    return (
+        f"{kind}s: {total:,}<br>{percent(counted.zeros / (total or 1))} of them 0 from the"
+        f" start{broken}"
+    )
 
 
 def shades(modules: dict[str, Exponents], rows: list[str]) -> go.Heatmap:
@@ -170,7 +181,8 @@ def shades(modules: dict[str, Exponents], rows: list[str]) -> go.Heatmap:
         shares.append([share**0.5 or None for share in row])  # the root shows thin tails
         words.append(
             [
-                f"{name}<br>{percent(share)} of its nonzero gradients<br>lie in 2<sup>{power}</sup> to 2<sup>{power + 1}</sup>, unscaled"
+                f"{name}<br>{percent(share)} of its nonzero gradients<br>lie in 2<sup>{power}</sup>"
+                f" to 2<sup>{power + 1}</sup>, unscaled"
                 for power, share in enumerate(row, first)
             ]
         )
@@ -219,7 +231,8 @@ def bars(number: Format, row: int) -> list[go.Bar]:
 
 
 def losses(counted: Exponents, log2_scale: int) -> list[str]:
-    """What each format shown would lose at this scale of the gradients that are not 0; no scale mends one that is inf or nan already."""
+    """What each format shown would lose at this scale of the gradients that are not 0; no scale
+    mends one that is inf or nan already."""
     finite = counted.nonzero / (counted.nonzero + counted.not_finite or 1)
     lines = []
     for name in SHOWN:
@@ -229,7 +242,8 @@ def losses(counted: Exponents, log2_scale: int) -> list[str]:
         ]
         beyond = shares.overflow * finite + (1 - finite if counted.not_finite else 0)
         lines.append(
-            f"<b>{name}</b>  {percent(shares.zero * finite)} to 0, {percent(shares.subnormal * finite)} subnormal, {percent(beyond)} {over}"
+            f"<b>{name}</b>  {percent(shares.zero * finite)} to 0,"
+            f" {percent(shares.subnormal * finite)} subnormal, {percent(beyond)} {over}"
         )
     return lines
 
@@ -245,18 +259,18 @@ def slider(figure: go.Figure, whole: dict[str, Exponents], prefix: str) -> dict:
             {"x0": [figure.data[i].x0 + s for i in shaded]},
             {f"annotations[{i}].text": line for i, line in zip(texts, lines, strict=True)},
         )
-        steps.append(dict(method="update", label=f"{2**s:,}", args=[moved, written, shaded]))
-    return dict(
-        active=0,
-        steps=steps,
-        x=0.02,
-        len=0.96,
-        y=0,
-        pad=dict(t=52, b=0),
-        ticklen=4,
-        font_size=10,
-        currentvalue=dict(prefix=prefix, font_size=13, xanchor="left"),
-    )
+        steps.append({"method": "update", "label": f"{2**s:,}", "args": [moved, written, shaded]})
+    return {
+        "active": 0,
+        "steps": steps,
+        "x": 0.02,
+        "len": 0.96,
+        "y": 0,
+        "pad": {"t": 52, "b": 0},
+        "ticklen": 4,
+        "font_size": 10,
+        "currentvalue": {"prefix": prefix, "font_size": 13, "xanchor": "left"},
+    }
 
 
 def percent(share: float) -> str:

@@ -1,11 +1,12 @@
-"""A captured graph: every kernel as a box with its operators in it, and what crosses memory between boxes."""
+"""A captured graph: every kernel as a box with its operators in it, and what crosses memory between
+boxes."""
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..words import counted, size
-from . import palette
+from ...core import Trace
+from ...core.words import counted, size
+from . import palette, words
 from .timeline import look
 
 TALL = 6  # operators in a column of a box
@@ -14,9 +15,7 @@ WIDE, GAP = 1.0, 0.55  # of a column, and between boxes
 
 def fusion(trace: Trace) -> go.Figure:
     """A row a pass; time goes to the right. Lines between boxes are values in memory."""
-    graph = trace.settings.get("facts", {}).get("graph")
-    if not graph:
-        raise Impossible("This trace knows no captured graph: take one of the experiment compile.")
+    graph = words.facts_of(trace, "graph", "knows no captured graph", "compile")["graph"]
     titles = [
         f"{way}: {counted(len(own['kernels']), 'kernel')}, "
         f"{size(sum(each['bytes'] for each in own['kernels']))} moved (one operator a kernel: "
@@ -28,11 +27,15 @@ def fusion(trace: Trace) -> go.Figure:
         draw_pass(figure, own["kernels"], palette.phase("F" if way == "forward" else "B"), row)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, range=[-TALL / 2 - 1.1, TALL / 2 + 0.7])
-    figure.update_annotations(selector=dict(yanchor="bottom"), font_size=12)
+    figure.update_annotations(selector={"yanchor": "bottom"}, font_size=12)
     figure.update_layout(
-        **look("boxes are kernels; lines between them are values in memory", 70 + 190 * len(graph))
+        **look(
+            "boxes are kernels; lines between them are values in memory",
+            70 + 190 * len(graph),
+            showlegend=False,
+            margin={"l": 8, "r": 8, "t": 64, "b": 8},
+        )
     )
-    figure.update_layout(showlegend=False, margin=dict(l=8, r=8, t=64, b=8))
     return figure
 
 
@@ -70,7 +73,7 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:
         lines["y"] += [0, *([TALL / 2 + 0.2] * 2 if far else []), 0, None]
     figure.add_trace(
         go.Scatter(
-            **lines, mode="lines", line=dict(color=palette.TRANSFER, width=1.5), hoverinfo="skip"
+            **lines, mode="lines", line={"color": palette.TRANSFER, "width": 1.5}, hoverinfo="skip"
         ),
         row=row,
         col=1,
@@ -96,7 +99,7 @@ def draw_kernel(
         x1=right,
         y0=-high,
         y1=high,
-        line=dict(color=colour, width=2),
+        line={"color": colour, "width": 2},
         fillcolor=colour,
         opacity=0.3,
         row=row,
@@ -110,7 +113,8 @@ def draw_kernel(
             text=[each[1] for each in operators],
             textfont_size=11,
             hovertext=[
-                f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}: {size(kernel['bytes'])} read and written"
+                f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}:"
+                f" {size(kernel['bytes'])} read and written"
                 for name, word, reads in operators
             ],
             hoverinfo="text",

@@ -4,14 +4,15 @@ The matrices lie as in a product by hand: X left of Y, W above it. A part's numb
 several hold duplicates.
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..words import duration, size
-from . import palette
+from ...core import Trace
+from ...core.words import duration, size
+from . import palette, words
 from .timeline import look
 
 NUMBERED = 16  # ranks: beyond, numbers are too small to be read
@@ -21,9 +22,7 @@ GAP = 1.16  # from a matrix to the next
 
 def layouts(trace: Trace) -> go.Figure:
     """Two pictures side by side: the parts, and the layouts compared, the chosen one bold."""
-    facts = trace.settings.get("facts", {})
-    if "boxes" not in facts:
-        raise Impossible("This trace knows no layouts: take one of the experiment layouts.")
+    facts = words.facts_of(trace, "boxes", "knows no layouts", "layouts")
     figure = make_subplots(cols=2, column_widths=[0.36, 0.64], horizontal_spacing=0.14)
     for matrix, boxes in facts["boxes"].items():
         draw_parts(figure, matrix, boxes, facts["sizes"])
@@ -32,9 +31,13 @@ def layouts(trace: Trace) -> go.Figure:
     draw_compared(figure, facts["compared"], facts["layout"])
     ranks = len(facts["boxes"]["X"])
     figure.update_layout(
-        **look(f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends", 360)
+        **look(
+            f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends",
+            360,
+            barmode="stack",
+            margin={"l": 8, "r": 16, "t": 72, "b": 44},
+        )
     )
-    figure.update_layout(barmode="stack", margin=dict(l=8, r=16, t=72, b=44))
     return figure
 
 
@@ -42,11 +45,7 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
     """A matrix as a square, cut where its parts end. `boxes`: of each rank, (start, stop) of its
     rows and of its columns."""
     (down, across), right, up = MATRICES[matrix]
-    owners: dict[tuple, list[int]] = {}
-    for rank, box in enumerate(boxes):
-        owners.setdefault(tuple(map(tuple, box)), []).append(rank)
-    rows, columns = (sorted({end for box in owners for end in box[way]}) for way in (0, 1))
-    cells = [[owners[above, left] for left in pairwise(columns)] for above in pairwise(rows)]
+    owners, (rows, columns), cells = cut(enumerate(boxes))
     hovers = [
         [
             f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
@@ -75,6 +74,17 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
         col=1,
         text=f"<b>{matrix}</b>[{down} {sizes[down]:,}, {across} {sizes[across]:,}]",
     )
+
+
+def cut(boxes: Iterable[tuple[int, Iterable]]) -> tuple[dict, list[list[int]], list[list]]:
+    """Of (rank, (start, stop) each way): who holds each box, where the cuts are each way, and the
+    holders cell by cell."""
+    owners: dict[tuple, list[int]] = {}
+    for rank, box in boxes:
+        owners.setdefault(tuple(map(tuple, box)), []).append(rank)
+    ends = [sorted({end for box in owners for end in box[way]}) for way in (0, 1)]
+    rows, columns = map(list, map(pairwise, ends))
+    return owners, ends, [[owners[row, column] for column in columns] for row in rows]
 
 
 def draw_cells(
@@ -128,7 +138,7 @@ def draw_compared(figure: go.Figure, compared: dict, chosen: str) -> None:
             name=f"sent {way}",
             width=0.62,
             hoverinfo="text",
-            marker=dict(color=palette.phase(way[0].upper()), line_width=0),
+            marker={"color": palette.phase(way[0].upper()), "line_width": 0},
             row=1,
             col=2,
             hovertext=[

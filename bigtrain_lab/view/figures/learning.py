@@ -1,12 +1,13 @@
-"""What runs of equal samples learn: the loss of the training, the loss and the accuracy on held-out samples, by passes over the data."""
+"""What runs of equal samples learn: the loss of the training, the loss and the accuracy on held-out
+samples, by passes over the data."""
 
 from collections.abc import Iterable
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Scalar, Trace
-from ..rates import ACCURACY, TEST_LOSS
+from ...core import Impossible, Scalar, Trace
+from ...order.rates import ACCURACY, TEST_LOSS
 from . import palette
 from .timeline import look
 
@@ -14,8 +15,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def learning(traces: Iterable[Trace]) -> go.Figure:
-    """Of one run, or of several beside each other, each named by what it does otherwise than the others, with its
-    accuracy at the end."""
+    """Of one run, or of several beside each other, each named by what it does otherwise than the
+    others, with its accuracy at the end."""
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     if not traces or any("evaluated" not in trace.settings.get("facts", {}) for trace in traces):
         raise Impossible("This trace knows no accuracy: take runs of the experiment large-batch.")
@@ -28,16 +29,23 @@ def learning(traces: Iterable[Trace]) -> go.Figure:
         draw(figure, trace, name, number)
     targets = {trace.settings["target"] for trace in traces}
     for target in targets:
-        figure.add_hline(y=target, line=dict(dash="dot", width=1, color=palette.INK), row=1, col=2)
+        figure.add_hline(
+            y=target, line={"dash": "dot", "width": 1, "color": palette.INK}, row=1, col=2
+        )
     figure.update_xaxes(
-        title=dict(text="passes over the data", standoff=4), rangemode="tozero", zeroline=False
+        title={"text": "passes over the data", "standoff": 4}, rangemode="tozero", zeroline=False
     )
     figure.update_yaxes(title="loss: held out, and thin of the training", rangemode="tozero", col=1)
     figure.update_yaxes(
         title="accuracy, held-out samples", tickformat=".0%", range=[0, 1.02], col=2
     )
-    figure.update_layout(**look(f"{traces[0].clock}: what runs of equal samples learn", 330))
-    figure.update_layout(margin=dict(l=56, r=16, t=66, b=44))
+    figure.update_layout(
+        **look(
+            f"{traces[0].clock}: what runs of equal samples learn",
+            330,
+            margin={"l": 56, "r": 16, "t": 66, "b": 44},
+        )
+    )
     return figure
 
 
@@ -55,7 +63,7 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
         mode="lines",
         name=name,
         showlegend=False,
-        line=dict(color=colour, width=1),
+        line={"color": colour, "width": 1},
         opacity=0.45,
         legendgroup=name,
         hovertemplate="pass %{x:.3g}: loss %{y:.3f}<extra>training</extra>",
@@ -71,7 +79,7 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
             name=name,
             legendgroup=name,
             showlegend=column == 1,
-            line=dict(color=colour, width=2, dash=dash),
+            line={"color": colour, "width": 2, "dash": dash},
             marker_size=5,
             hovertemplate=f"pass %{{x:.3g}}: {what} %{{y:.3g}}<extra>{name}</extra>",
             row=1,
@@ -80,7 +88,8 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
 
 
 def by_update(trace: Trace) -> list[float]:
-    """The mean of all losses of each update; nothing of the last one where a run ended within it."""
+    """The mean of all losses of each update; nothing of the last one where a run ended within
+    it."""
     found = values(trace, "loss")
     each = max(1, round(len(found) / trace.steps))
     return [sum(found[at : at + each]) / each for at in range(0, len(found) - each + 1, each)]

@@ -1,8 +1,10 @@
-"""Levels of precision side by side: how each one learns, and the table of the field: speed, F1, bytes to keep, peak of memory.
+"""Levels of precision side by side: how each one learns, and the table of the field: speed, F1,
+bytes to keep, peak of memory.
 
-Above, one small chart a level, on the same axes: the loss of its training, a mean over a twentieth of it, and behind it, wide and
-grey, the first level's, to compare with; a cross is where it stopped being a number. Below, one column a quantity, one bar a level,
-in the colour of its curve; a level without a bar has no such number. The hardware that the clocks charge for is named above.
+Above, one small chart a level, on the same axes: the loss of its training, a mean over a twentieth
+of it, and behind it, wide and grey, the first level's, to compare with; a cross is where it stopped
+being a number. Below, one column a quantity, one bar a level, in the colour of its curve; a level
+without a bar has no such number. The hardware that the clocks charge for is named above.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +13,9 @@ from math import isfinite, lcm
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..rates import Level, field
-from ..words import size
+from ...core import Impossible, Trace
+from ...core.words import size
+from ...order.rates import Level, field
 from . import palette
 from .timeline import look
 
@@ -65,14 +67,14 @@ def levels(traces: Iterable[Trace]) -> go.Figure:
         showlegend=False,
     )
     figure.update_layout(
-        margin=dict(l=118, r=14, t=104 if curves else 130, b=16),
-        title=dict(
-            subtitle=dict(text=sources(traces), font_size=12),
-            y=1,
-            yref="container",
-            yanchor="top",
-            pad_t=14,
-        ),
+        margin={"l": 118, "r": 14, "t": 104 if curves else 130, "b": 16},
+        title={
+            "subtitle": {"text": sources(traces), "font_size": 12},
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad_t": 14,
+        },
     )
     return figure
 
@@ -91,7 +93,10 @@ def sources(traces: list[Trace]) -> str:
 
 def heading(number: int, row: Level) -> str:
     """A level's name in its colour, with a cross where its loss stopped being a number."""
-    return f'<span style="color:{colour(number)}">{"✕ " * (len(means(row)) < len(row.losses))}<b>{row.name}</b></span>'
+    return (
+        f'<span style="color:{colour(number)}">'
+        f"{'✕ ' * (len(means(row)) < len(row.losses))}<b>{row.name}</b></span>"
+    )
 
 
 def columns_of(
@@ -128,10 +133,11 @@ def columns_of(
 
 
 def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
-    """A chart a level, `span` columns of the grid wide: its curve upon the first level's; in words where it ends in nan."""
+    """A chart a level, `span` columns of the grid wide: its curve upon the first level's; in words
+    where it ends in nan."""
     curves, steps = [means(row) for row in rows], max((len(row.losses) for row in rows), default=0)
     for number, (row, y) in enumerate(zip(rows, curves)):
-        place = dict(row=1, col=1 + number * span)
+        place = {"row": 1, "col": 1 + number * span}
         if number:
             figure.add_scatter(
                 x=list(range(1, len(curves[0]) + 1)),
@@ -140,7 +146,7 @@ def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
                 name="",
                 hoverinfo="skip",
                 showlegend=False,
-                line=dict(color=palette.IDLE, width=6),
+                line={"color": palette.IDLE, "width": 6},
                 **place,
             )
         figure.add_scatter(
@@ -148,7 +154,7 @@ def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
             y=y,
             mode="lines" if len(y) > 1 else "markers+lines",
             name=row.name,
-            line=dict(color=colour(number), width=2),
+            line={"color": colour(number), "width": 2},
             hovertemplate=f"{row.name}, step %{{x}}: loss %{{y:.3f}}<extra></extra>",
             **place,
         )
@@ -163,7 +169,7 @@ def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
                 **place,
             )
         figure.update_xaxes(
-            title=dict(text="step", standoff=2),
+            title={"text": "step", "standoff": 2},
             zeroline=False,
             range=[0, 1.05 * steps],
             nticks=3,
@@ -175,7 +181,8 @@ def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
 
 
 def means(row: Level) -> list[float]:
-    """The losses up to the first that is no number, each the mean of a twentieth of the training that ends there."""
+    """The losses up to the first that is no number, each the mean of a twentieth of the training
+    that ends there."""
     width = max(1, len(row.losses) // 20)
     good = next((i for i, loss in enumerate(row.losses) if not isfinite(loss)), len(row.losses))
     return [sum(row.losses[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(good)]
@@ -196,7 +203,7 @@ def draw_bars(figure: go.Figure, rows: list[Level], value, words, line: int, col
         showlegend=False,
         width=0.2,
         offset=0.2,
-        marker=dict(color=[colour(i) for i in range(len(rows))], line_width=0),
+        marker={"color": [colour(i) for i in range(len(rows))], "line_width": 0},
         hoverinfo="skip",
         row=line,
         col=column,

@@ -1,16 +1,19 @@
-"""The links of a hardware profile, drawn: the GPUs of two nodes, what a message passes inside a node and between them.
+"""The links of a hardware profile, drawn: the GPUs of two nodes, what a message passes inside a
+node and between them.
 
-    time of a message of n bytes = alpha + n / bandwidth          alpha is half of it at n = alpha * bandwidth
+    time of a message of n bytes = alpha + n / bandwidth          alpha is half of it at n = alpha *
+                                                                  bandwidth
 
-As in the model of time (core/lane.py), every GPU has one port of each kind, each way. An SVG, for a page as for a notebook.
+As in the model of time (core/lane.py), every GPU has one port of each kind, each way. An SVG, for a
+page as for a notebook.
 """
 
 from html import escape
 from typing import NamedTuple
 
-from ..core import Hardware
-from ..core.hardware import TICKS_PER_SECOND, Wire
-from ..words import duration, size
+from ...core import Hardware
+from ...core.hardware import TICKS_PER_SECOND, Wire
+from ...core.words import duration, size
 
 MESSAGE = 100_000_000  # bytes
 WIDTH, NODE, GAP = 880, 396, 40
@@ -21,25 +24,42 @@ WAYS = {  # a word in a wire's name -> (what moves the bytes, in a few words; th
     ),
     "PCIe": (
         "P2P or shared memory",
-        "over PCIe: from GPU to GPU where board and driver allow GPU Direct P2P, else through shared memory of the host, in two copies",
+        (
+            "over PCIe: from GPU to GPU where board and driver allow GPU Direct P2P, else through"
+            " shared memory of the host, in two copies"
+        ),
     ),
     "InfiniBand": (
         "GPU Direct RDMA",
-        "the network card reads and writes GPU memory itself, over PCIe; neither processor nor host memory is passed",
+        (
+            "the network card reads and writes GPU memory itself, over PCIe; neither processor nor"
+            " host memory is passed"
+        ),
     ),
     "Ethernet": (
         "sockets",
-        "by TCP: the bytes are copied to host memory, sent, and copied from host memory to the other GPU",
+        (
+            "by TCP: the bytes are copied to host memory, sent, and copied from host memory to the"
+            " other GPU"
+        ),
     ),
     "gloo": ("sockets", "by TCP over the loopback interface, between processes of one machine"),
 }
 STYLE = """
-.btl-links { font: 13px system-ui, "Segoe UI", Roboto, sans-serif; --ink: #1F2933; --soft: #5B6572; --card: #FFFFFF; --box: #F3F5F8; --edge: #C3CAD3; --in: #0072B2; --out: #C04A00; --own: #6B7280; --on: #FFFFFF; }
-@media (prefers-color-scheme: dark) { .btl-links { --ink: #E8EBEF; --soft: #A9B2BD; --card: #16191D; --box: #20252B; --edge: #4A545F; --in: #5AB0EA; --out: #F0884A; --own: #9AA5B1; --on: #101418; } }
-.btl-links text { fill: var(--ink); } .btl-links .soft { fill: var(--soft); } .btl-links .strong { font-weight: 600; } .btl-links .mid { text-anchor: middle; }
-.btl-links .card { fill: var(--card); stroke: var(--edge); } .btl-links .box { fill: var(--box); stroke: var(--edge); } .btl-links .gpu { fill: var(--card); stroke: var(--ink); }
-.btl-links .in { stroke: var(--in); fill: none; } .btl-links .out { stroke: var(--out); fill: none; } .btl-links .wire { stroke: var(--edge); fill: none; }
-.btl-links .in-fill { fill: var(--in); } .btl-links .out-fill { fill: var(--out); } .btl-links .own-fill { fill: var(--own); } .btl-links .bar text { fill: var(--on); }
+.btl-links { font: 13px system-ui, "Segoe UI", Roboto, sans-serif; --ink: #1F2933;
+  --soft: #5B6572; --card: #FFFFFF; --box: #F3F5F8; --edge: #C3CAD3; --in: #0072B2;
+  --out: #C04A00; --own: #6B7280; --on: #FFFFFF; }
+@media (prefers-color-scheme: dark) { .btl-links { --ink: #E8EBEF; --soft: #A9B2BD;
+  --card: #16191D; --box: #20252B; --edge: #4A545F; --in: #5AB0EA;
+  --out: #F0884A; --own: #9AA5B1; --on: #101418; } }
+.btl-links text { fill: var(--ink); } .btl-links .soft { fill: var(--soft); }
+.btl-links .strong { font-weight: 600; } .btl-links .mid { text-anchor: middle; }
+.btl-links .card { fill: var(--card); stroke: var(--edge); } .btl-links .box { fill: var(--box);
+  stroke: var(--edge); } .btl-links .gpu { fill: var(--card); stroke: var(--ink); }
+.btl-links .in { stroke: var(--in); fill: none; } .btl-links .out { stroke: var(--out);
+  fill: none; } .btl-links .wire { stroke: var(--edge); fill: none; }
+.btl-links .in-fill { fill: var(--in); } .btl-links .out-fill { fill: var(--out); }
+.btl-links .own-fill { fill: var(--own); } .btl-links .bar text { fill: var(--on); }
 """
 
 
@@ -105,22 +125,23 @@ def picture(hardware: Hardware) -> Svg:
             on_bar(
                 WIDTH / 2,
                 292,
-                f"{between.name}: {rate(between)}{'' if staged else ' for each GPU'}, {duration(between.alpha_s, 's')}",
+                f"{between.name}: {rate(between)}{'' if staged else ' for each GPU'},"
+                f" {duration(between.alpha_s, 's')}",
             ),
         ]
         bottom = 302
     parts += bars(hardware, bottom + 34)
     height = bottom + 34 + 30 * (len(ways(hardware)) + bool(hardware.memory_bytes_per_s)) + 30
     said = f"Links of {hardware.name}. " + " ".join(
-        f"{w.place.capitalize()}: {w.wire.name}, {rate(w.wire)}, latency {duration(w.wire.alpha_s, 's')}, "
-        f"100 MB take {duration(w.seconds(MESSAGE), 's')}."
+        f"{w.place.capitalize()}: {w.wire.name}, {rate(w.wire)}, latency"
+        f" {duration(w.wire.alpha_s, 's')}, 100 MB take {duration(w.seconds(MESSAGE), 's')}."
         for w in ways(hardware)
     )
     return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="btl-links" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="{escape(said)}">\n<style>{STYLE}</style>\n<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="btl-links" viewBox="0 0 {WIDTH} {height}"'
+        f' width="{WIDTH}" height="{height}" role="img"'
+        f' aria-label="{escape(said)}">\n<style>{STYLE}</style>\n<rect class="card" x="0.5" y="0.5"'
+        f' width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
@@ -133,7 +154,10 @@ def node_of(
     first = left + (NODE - shown * width - (shown - 1) * 6) / 2
     middles = [first + width / 2 + i * (width + 6) for i in range(shown)]
     parts = [
-        f'<rect class="box" x="{left}" y="48" width="{NODE}" height="{210 if between else 130}" rx="8"/>',
+        (
+            f'<rect class="box" x="{left}" y="48" width="{NODE}" height="{210 if between else 130}"'
+            ' rx="8"/>'
+        ),
         text(
             left + 14,
             68,
@@ -144,7 +168,10 @@ def node_of(
     ]
     if inside:
         parts += [
-            f'<rect class="in-fill" x="{left + 14}" y="78" width="{NODE - 28}" height="28" rx="6"/>',
+            (
+                f'<rect class="in-fill" x="{left + 14}" y="78" width="{NODE - 28}" height="28"'
+                ' rx="6"/>'
+            ),
             on_bar(
                 left + NODE / 2,
                 97,
@@ -157,7 +184,10 @@ def node_of(
         if between:
             parts.append(line("out", middle, 164, middle, 182 if staged else 180, 2))
         parts += [
-            f'<rect class="gpu" x="{middle - width / 2:g}" y="124" width="{width:g}" height="40" rx="4"/>',
+            (
+                f'<rect class="gpu" x="{middle - width / 2:g}" y="124" width="{width:g}"'
+                ' height="40" rx="4"/>'
+            ),
             text(middle, 141, thing, "mid", 11),
             text(middle, 156, str(node * shown + i), "mid strong"),
         ]
@@ -166,14 +196,20 @@ def node_of(
             f'<rect class="gpu" x="{left + 14}" y="182" width="{NODE - 28}" height="26" rx="4"/>',
             text(left + NODE / 2, 200, "host memory (over PCIe)", "mid"),
             line("out", left + NODE / 2, 208, left + NODE / 2, 218, 2),
-            f'<rect class="gpu" x="{left + NODE / 2 - 60}" y="218" width="120" height="26" rx="4"/>',
+            (
+                f'<rect class="gpu" x="{left + NODE / 2 - 60}" y="218" width="120" height="26"'
+                ' rx="4"/>'
+            ),
             text(left + NODE / 2, 236, "network card", "mid"),
             line("out", left + NODE / 2, 244, left + NODE / 2, 272, 2),
         ]
     elif between:
         for middle in middles:
             parts += [
-                f'<rect class="gpu" x="{middle - width / 2:g}" y="214" width="{width:g}" height="28" rx="4"/>',
+                (
+                    f'<rect class="gpu" x="{middle - width / 2:g}" y="214" width="{width:g}"'
+                    ' height="28" rx="4"/>'
+                ),
                 text(middle, 233, "NIC", "mid", 11),
                 line("out", middle, 242, middle, 272, 2),
             ]
@@ -224,7 +260,10 @@ def bars(hardware: Hardware, top: float) -> list[str]:
 
 def text(x: float, y: float, words: str, kind: str = "", points: float = 13) -> str:
     end = ' text-anchor="end"' if "end" in kind.split() else ""
-    return f'<text x="{x:.5g}" y="{y:g}" class="{kind}" font-size="{points}"{end}>{escape(words)}</text>'
+    return (
+        f'<text x="{x:.5g}" y="{y:g}" class="{kind}"'
+        f' font-size="{points}"{end}>{escape(words)}</text>'
+    )
 
 
 def on_bar(x: float, y: float, words: str) -> str:

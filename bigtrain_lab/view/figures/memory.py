@@ -1,32 +1,26 @@
-"""What each rank holds over time, stacked by kind: bytes at action boundaries, and inside actions where a ledger
-followed all kinds; thin, what a meter read of activations inside; dashed, the device's limit. A peak inside an action that
-the stack does not reach stands on a dotted stem."""
+"""What each rank holds over time, stacked by kind: bytes at action boundaries, and inside actions
+where a ledger followed all kinds; thin, what a meter read of activations inside. A peak inside an
+action that the stack does not reach stands on a dotted stem."""
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import MEMORY_KINDS, Trace
-from ..core.peak import Peak, followed, peak, readings
-from ..words import by_kind, device_size, size
+from ...core import MEMORY_KINDS, Trace
+from ...core.peak import Peak, followed, peak, readings
+from ...core.words import by_kind, size
 from . import palette, words
 from .timeline import look
 
-WITHIN_SIGHT = 0.4  # of the limit: a peak from which on its line is drawn
-LIMIT = "#D55E00"
 
-
-def memory(
-    trace: Trace, rank: int | None = None, title: str | None = None, limit_bytes: int | None = None
-) -> go.Figure:
-    """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes. `limit_bytes`: what a device holds."""
+def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> go.Figure:
+    """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes."""
     ranks = list(range(trace.ranks)) if rank is None else [rank]
     deep = followed(trace)
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     peaks = {each: found for each in ranks if (found := peak(trace, each))}
     highest = max((found.bytes for found in peaks.values()), default=0)
-    within = limit_bytes is not None and highest >= WITHIN_SIGHT * limit_bytes
     unit, factor = words.axis_unit(trace)
     when = "" if len(ranks) == 1 else "%{x}<br>"  # else it heads the label of all kinds
     figure = make_subplots(
@@ -54,7 +48,7 @@ def memory(
                     showlegend=kind not in {line.name for line in figure.data},
                     stackgroup="held",
                     mode="lines",
-                    line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
+                    line={"shape": "hv", "width": 0.5, "color": palette.MEMORY[kind]},
                     fillcolor=palette.MEMORY[kind],
                     hovertemplate=f"{when}{kind}: %{{y:.4~s}}B (%{{y:,}} bytes)<extra></extra>",
                 ),
@@ -71,7 +65,7 @@ def memory(
                     legendgroup="inside",
                     showlegend=row == 1,
                     mode="lines",
-                    line=dict(width=1, color=palette.INSIDE),
+                    line={"width": 1, "color": palette.INSIDE},
                     hovertext=[f"{e.place}: {by_kind(e.held)}" for e in inside],
                     hoverinfo="text+x",
                 ),
@@ -80,38 +74,14 @@ def memory(
             )
         if each in peaks:
             draw_stem(figure, peaks[each], at, stacked, row)
-        if within:
-            figure.add_hline(
-                limit_bytes, line=dict(color=LIMIT, width=1, dash="dash"), row=row, col=1
-            )
         figure.update_yaxes(
-            title=dict(text=f"rank {each}", standoff=6),
+            title={"text": f"rank {each}", "standoff": 6},
             row=row,
             col=1,
             **byte_ticks(highest, 4 if len(ranks) == 1 else 1),
         )
         if highest:
-            figure.update_yaxes(
-                range=[0, 1.04 * max(highest, limit_bytes if within else 0)], row=row, col=1
-            )
-    if limit_bytes is not None:
-        text = (
-            f"dashed: device memory {device_size(limit_bytes)}"
-            if within
-            else f"limit {device_size(limit_bytes)}, far above"
-        )
-        figure.add_annotation(
-            text=text,
-            xref="paper",
-            yref="paper",
-            x=1,
-            y=0,
-            yshift=-30,
-            xanchor="right",
-            yanchor="top",
-            showarrow=False,
-            font_color=LIMIT if within else palette.TRANSFER,
-        )
+            figure.update_yaxes(range=[0, 1.04 * highest], row=row, col=1)
     figure.update_layout(
         **look(
             title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
@@ -121,7 +91,7 @@ def memory(
     figure.update_layout(
         margin_l=92,
         hovermode="x unified" if len(ranks) == 1 else "closest",
-        legend=dict(traceorder="normal"),
+        legend={"traceorder": "normal"},
     )
     if end > start:
         figure.update_xaxes(range=[0, at(end)])
@@ -130,7 +100,8 @@ def memory(
 
 
 def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:
-    """The peaks; of one rank also how high its ends of actions reach, where its peak is inside one and above them."""
+    """The peaks; of one rank also how high its ends of actions reach, where its peak is inside one
+    and above them."""
     tops = [size(peaks[each].bytes) if each in peaks else "0 B" for each in ranks]
     if len(ranks) > 1:
         return "peak bytes a rank " + ", ".join(tops[:8]) + (", ..." if len(ranks) > 8 else "")
@@ -159,8 +130,8 @@ def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -
             legendgroup="peak",
             mode="lines+markers",
             showlegend="peak" not in {line.legendgroup for line in figure.data},
-            line=dict(color=palette.INK, width=2, dash="dot"),
-            marker=dict(symbol="circle", size=[0, 9], color=palette.INK, line_width=0),
+            line={"color": palette.INK, "width": 2, "dash": "dot"},
+            marker={"symbol": "circle", "size": [0, 9], "color": palette.INK, "line_width": 0},
             cliponaxis=False,
             hovertext=["", f"peak {size(top.bytes)} {top.place}: {by_kind(top.held)}"],
             hoverinfo="text+x",
@@ -171,7 +142,8 @@ def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -
 
 
 def byte_ticks(peak: int, most: int = 1) -> dict:
-    """Ticks of a byte axis at the peak and at up to so many round places below it, in human units."""
+    """Ticks of a byte axis at the peak and at up to so many round places below it, in human
+    units."""
     if not peak:
         return {}
     power = 10 ** (len(str(int(peak))) - 1)
@@ -182,4 +154,4 @@ def byte_ticks(peak: int, most: int = 1) -> dict:
         else peak
     )
     at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
-    return dict(tickvals=at, ticktext=[size(each) + "  " if each else "0  " for each in at])
+    return {"tickvals": at, "ticktext": [size(each) + "  " if each else "0  " for each in at]}

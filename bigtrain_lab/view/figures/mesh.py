@@ -4,9 +4,9 @@ from itertools import chain
 
 import plotly.graph_objects as go
 
-from ..core import Impossible, Mesh, Trace
-from ..rates import axes
-from ..words import duration, size
+from ...core import Impossible, Mesh, Trace
+from ...core.words import duration, size
+from ...order.rates import axes
 from .palette import INK, VERSIONS
 from .timeline import look
 
@@ -19,7 +19,8 @@ SAID = {"dp": "average gradients", "pp": "pass activations on", "tp": "sum insid
 
 
 def mesh(trace: Trace) -> go.Figure:
-    """Ranks of Mesh(dp, pp, tp): stages to the right, slices downwards, replicas behind each other."""
+    """Ranks of Mesh(dp, pp, tp): stages to the right, slices downwards, replicas behind each
+    other."""
     facts = trace.settings.get("facts")
     sizes = facts.get("mesh") if isinstance(facts, dict) else None
     if not isinstance(sizes, dict) or sizes.keys() != AXES.keys():
@@ -41,8 +42,8 @@ def mesh(trace: Trace) -> go.Figure:
         ]
         x, y = zip(*chain(*lines)) if lines else ((None,), (None,))
         told = (
-            f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]}, {duration(axis.time, trace.unit)} "
-            f"and {size(round(axis.bytes))} a rank and step"
+            f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]},"
+            f" {duration(axis.time, trace.unit)} and {size(round(axis.bytes))} a rank and step"
         )
         figure.add_scatter(
             x=x,
@@ -50,7 +51,7 @@ def mesh(trace: Trace) -> go.Figure:
             mode="lines",
             name=told,
             hoverinfo="skip",
-            line=dict(color=AXES[axis.name][0], width=5),
+            line={"color": AXES[axis.name][0], "width": 5},
         )
     hover = [
         f"rank {rank}: "
@@ -66,14 +67,17 @@ def mesh(trace: Trace) -> go.Figure:
         hovertext=hover,
         hoverinfo="text",
         showlegend=False,
-        textfont=dict(size=14, color="#111111"),
-        marker=dict(size=30, color="white", line=dict(color=INK, width=2)),
+        textfont={"size": 14, "color": "#111111"},
+        marker={"size": 30, "color": "white", "line": {"color": INK, "width": 2}},
     )
     title = " x ".join(f"{axis} {count}" for axis, count in sizes.items())
     figure.update_layout(
-        **look(f"{trace.clock}: {title} = {trace.ranks} ranks", 150 + 75 * round(max(y) - min(y)))
+        **look(
+            f"{trace.clock}: {title} = {trace.ranks} ranks",
+            150 + 75 * round(max(y) - min(y)),
+            legend={"orientation": "v", "y": 1, "yanchor": "top", "x": 1, "xanchor": "right"},
+        )
     )
-    figure.update_layout(legend=dict(orientation="v", x=1, xanchor="right", y=1, yanchor="top"))
     # Ranks to the left, the legend to the right.
     figure.update_xaxes(visible=False, range=[min(x) - 0.4, max(x) + 1.2 * (max(x) - min(x)) + 4])
     figure.update_yaxes(visible=False, range=[max(y) + 0.45, min(y) - 0.45])

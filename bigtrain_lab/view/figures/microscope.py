@@ -11,10 +11,10 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import MEMORY_KINDS, Impossible, Trace
-from ..core.peak import Peak, over_step
-from ..rates import sent_so_far
-from ..words import UNITS, duration, prefix, size
+from ...core import MEMORY_KINDS, Impossible, Trace
+from ...core.peak import Peak, over_step
+from ...core.words import UNITS, duration, prefix, size
+from ...order.rates import sent_so_far
 from . import palette, words
 from .timeline import look
 
@@ -145,25 +145,27 @@ def microscope(traces: Mapping[str, Trace] | Trace) -> go.Figure:
             ticktext=["0 ", size(high) + " "],
             row=row,
         )
-        figure.update_yaxes(title=dict(text=title, standoff=2), showticklabels=True, row=row, col=1)
+        figure.update_yaxes(
+            title={"text": title, "standoff": 2}, showticklabels=True, row=row, col=1
+        )
     drawn = "" if rows == ranks else f"; ranks 0 to {rows - 1} of {ranks} are drawn"
     height = inner + ABOVE + BELOW
     figure.update_layout(
         **look(f"what each rank holds over a step, by kind in {unit} at the peak{drawn}", height)
     )
     figure.update_layout(
-        margin=dict(l=96, r=8, t=ABOVE, b=BELOW),
+        margin={"l": 96, "r": 8, "t": ABOVE, "b": BELOW},
         hovermode="x unified",
-        title=dict(y=1, yref="container", yanchor="top", pad_t=8),
-        legend=dict(
-            traceorder="normal",
-            y=1 - 30 / height,
-            yref="container",
-            yanchor="top",
-            x=0,
-            xanchor="left",
-            font_size=11,
-        ),
+        title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 8},
+        legend={
+            "traceorder": "normal",
+            "y": 1 - 30 / height,
+            "yref": "container",
+            "yanchor": "top",
+            "x": 0,
+            "xanchor": "left",
+            "font_size": 11,
+        },
     )
     return figure
 
@@ -182,7 +184,7 @@ def draw_held(figure: go.Figure, column: Column, rows: int, place: int) -> None:
                 stackgroup="held",
                 mode="lines",
                 fillcolor=palette.MEMORY[kind],
-                line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
+                line={"shape": "hv", "width": 0.5, "color": palette.MEMORY[kind]},
                 hovertemplate=f"{kind}: %{{y:.4~s}}B<extra></extra>",
                 row=row,
                 col=place,
@@ -197,7 +199,7 @@ def draw_sent(figure: go.Figure, column: Column, row: int, place: int) -> None:
         y=[sent for _, sent in column.sent],
         mode="lines",
         fill="tozeroy",
-        line=dict(width=1.5, color=SENT),
+        line={"width": 1.5, "color": SENT},
         legendgroup="sent",
         showlegend=place == 1,
         hovertemplate="sent: %{y:.4~s}B<extra></extra>",

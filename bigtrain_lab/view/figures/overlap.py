@@ -3,9 +3,9 @@ time marked."""
 
 import plotly.graph_objects as go
 
-from ..core import Trace
-from ..rates import exposed, exposures
-from ..words import duration
+from ...core import Trace
+from ...core.words import duration
+from ...order.rates import exposed, exposures
 from . import words
 from .palette import VERSIONS
 from .timeline import row_name, timeline
@@ -21,8 +21,10 @@ def overlap(trace: Trace) -> go.Figure:
 
     figure = timeline(
         trace,
-        title=f"{trace.clock}: {time(trace.step_time)} a step, of which "
-        f"{time(exposed(trace))} exposed communication",
+        title=(
+            f"{trace.clock}: {time(trace.step_time)} a step, of which "
+            f"{time(exposed(trace))} exposed communication"
+        ),
     )
     _, factor = words.axis_unit(trace)
     begin = min((span.start for span in trace.spans()), default=0)
@@ -40,7 +42,7 @@ def overlap(trace: Trace) -> go.Figure:
         insidetextanchor="middle",
         textangle=0,
         insidetextfont_color="white",
-        marker=dict(color=WAIT, line=dict(color="white", width=1)),
+        marker={"color": WAIT, "line": {"color": "white", "width": 1}},
         hovertext=[
             f"waits {time(each)} for what is on its way: nothing is left to compute"
             for each in long

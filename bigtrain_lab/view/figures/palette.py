@@ -1,10 +1,12 @@
-"""One palette for every picture, safe for colour-blind readers; colour is never the only sign (labels repeat it).
+"""One palette for every picture, safe for colour-blind readers; colour is never the only sign
+(labels repeat it).
 
-Phases and versions: Okabe and Ito 2008, Color Universal Design. Memory: Paul Tol 2021, Colour Schemes (muted and
-bright), other hues than the phases so that a blue box is never read as blue memory.
+Phases and versions: Okabe and Ito 2008, Color Universal Design. Memory: Paul Tol 2021, Colour
+Schemes (muted and bright), other hues than the phases so that a blue box is never read as blue
+memory.
 """
 
-from ..core import MEMORY_KINDS
+from ...core import MEMORY_KINDS
 
 PHASES = {
     "F": "#56B4E9",
@@ -73,7 +75,8 @@ def phase(kind: str) -> str:
 
 
 def version(number: int) -> str:
-    """Neighbouring versions differ in hue, those seven apart in shade; the printed number tells which."""
+    """Neighbouring versions differ in hue, those seven apart in shade; the printed number tells
+    which."""
     return shaded(
         VERSIONS[number % len(VERSIONS)],
         VERSION_SHADES[number // len(VERSIONS) % len(VERSION_SHADES)],

@@ -1,14 +1,16 @@
-"""The types of a mixed precision step, drawn around: forward above, backward and update below, each box a real tensor.
+"""The types of a mixed precision step, drawn around: forward above, backward and update below, each
+box a real tensor.
 
-Half boxes are narrow bars of colour, float32 ones wide: a type is told by its width, its colour and its name.
+Half boxes are narrow bars of colour, float32 ones wide: a type is told by its width, its colour and
+its name.
 """
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ..core import Impossible, Trace
-from ..formats import Station, stations
+from ...core import Impossible, Trace
+from ...core.formats import Station, stations
 from . import palette
 from .timeline import look
 
@@ -17,12 +19,14 @@ WIDE, NARROW, TALL = 0.37, 0.3, 0.27  # half the width of a box of 32 bits, of 1
 TURNS = "loss", "scaled loss"  # where forward ends
 
 
-def precision_flow(flowing: Trace | Sequence[Station], title: str | None = None) -> go.Figure:
-    """Of a trace whose run reported its stations, or of the stations that techniques.precision_flow.flow returned."""
+def precision_flow(flowing: Trace | Sequence[Station]) -> go.Figure:
+    """Of a trace whose run reported its stations, or of the stations that
+    techniques.precision_flow.flow returned."""
     line = stations(flowing) if isinstance(flowing, Trace) else list(flowing)
     if not line:
         raise Impossible(
-            "This trace holds no stations of a step: flow() of techniques/precision_flow.py takes a step that reports them."
+            "This trace holds no stations of a step: flow() of techniques/precision_flow.py takes a"
+            " step that reports them."
         )
     forward = 1 + max(
         (i for i, each in enumerate(line) if each.name in TURNS), default=len(line) - 1
@@ -40,8 +44,15 @@ def precision_flow(flowing: Trace | Sequence[Station], title: str | None = None)
         arrow(figure, station.how, start, end, width(before), width(station))
     if len(line) > forward:
         arrow(figure, "step", places[-1], places[0], width(line[-1]), width(line[0]))
-    figure.update_layout(**look(title or "each value of a step, in the type it really has", 300))
-    figure.update_layout(autosize=True, margin=dict(l=12, r=12, t=48, b=12), showlegend=False)
+    figure.update_layout(
+        **look(
+            "each value of a step, in the type it really has",
+            300,
+            autosize=True,
+            margin={"l": 12, "r": 12, "t": 48, "b": 12},
+            showlegend=False,
+        )
+    )
     figure.update_xaxes(range=[-0.55, columns - 0.45], visible=False)
     figure.update_yaxes(range=[-0.5, 1.5], visible=False)
     return figure
@@ -66,7 +77,7 @@ def box(figure: go.Figure, station: Station, x: float, y: float) -> None:
         y0=y - TALL,
         y1=y + TALL,
         fillcolor=fill,
-        line=dict(width=0),
+        line={"width": 0},
     )
     shape = " × ".join(map(str, station.shape)) or "one number"
     name = station.name.replace(" of ", "<br>of ").replace("optimizer's ", "optimizer's<br>")
@@ -75,7 +86,7 @@ def box(figure: go.Figure, station: Station, x: float, y: float) -> None:
         y=y,
         text=f"{name}<br><b>{station.dtype}</b><br>{shape}",
         showarrow=False,
-        font=dict(size=11, color=palette.ink(fill)),
+        font={"size": 11, "color": palette.ink(fill)},
     )
 
 
@@ -111,7 +122,7 @@ def arrow(
         y=(y0 + y1) / 2 + (TALL + 0.09 if flat else 0),
         text=text,
         showarrow=False,
-        font=dict(size=11, color=palette.TRANSFER),
+        font={"size": 11, "color": palette.TRANSFER},
         xanchor="center" if flat else ("left" if way > 0 else "right"),
         xshift=0 if flat else (6 if way > 0 else -6),
     )

@@ -1,27 +1,26 @@
-"""Where the model is cut: each piece's share of the work, the stages that they make, and what a step costs by other cuts.
+"""Where the model is cut: each piece's share of the work, the stages that they make, and what a
+step costs by other cuts.
 
-Narrow bars are the pieces, by the profile; the wide one behind is their stage, as long as the trace says that it took.
+Narrow bars are the pieces, by the profile; the wide one behind is their stage, as long as the trace
+says that it took.
 """
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..partition import stage_shares
-from ..words import duration
-from . import palette
+from ...core import Impossible, Trace
+from ...core.words import duration
+from ...order.partition import stage_shares
+from . import palette, words
 from .timeline import look
 
 LABEL = 0.15  # height of a stage's label, as a share of the picture's
 
 
 def profile(trace: Trace) -> go.Figure:
-    """Two pictures side by side: pieces and stages, as shares of a micro-batch's work; and the predicted step of each cut."""
-    facts = trace.settings.get("facts", {})
-    if "cuts" not in facts:
-        raise Impossible(
-            "This trace knows no profile of its model: take one of the experiment partition."
-        )
+    """Two pictures side by side: pieces and stages, as shares of a micro-batch's work; and the
+    predicted step of each cut."""
+    facts = words.facts_of(trace, "cuts", "knows no profile of its model", "partition")
     if trace.settings.get("unfinished"):
         raise Impossible("A run that is not done has no times of whole stages: see predicted.")
     cuts, chosen = facts["cuts"], facts["chosen"]
@@ -29,14 +28,19 @@ def profile(trace: Trace) -> go.Figure:
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])
     draw_cuts(figure, cuts, chosen, trace.settings["facts"]["unit"])
     figure.update_layout(
-        **look(f"{trace.clock}: what each piece and each stage takes", 330), showlegend=False
+        **look(
+            f"{trace.clock}: what each piece and each stage takes",
+            330,
+            margin={"l": 56, "r": 16, "t": 44, "b": 44},
+            showlegend=False,
+        )
     )
-    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44))
     return figure
 
 
 def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int]) -> None:
-    """Left: bars in the colour of their stage, on one scale of shares; the dashed line is a perfect share."""
+    """Left: bars in the colour of their stage, on one scale of shares; the dashed line is a perfect
+    share."""
     whole, unit = sum(time for _, time in pieces), trace.settings["facts"]["unit"]
     stages, perfect = stage_shares(trace, len(sizes)), 1 / len(sizes)
     top = 1.28 * max(perfect, *(each.share for each in stages))
@@ -47,8 +51,11 @@ def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int])
             x=[first + (size - 1) / 2],
             y=[share],
             width=size - 0.06,
-            marker=dict(color=colour, opacity=0.22, line_width=0),
-            hovertext=f"stage {stage}: {share:.1%} of the work, {duration(time, trace.unit)} a micro-batch",
+            marker={"color": colour, "opacity": 0.22, "line_width": 0},
+            hovertext=(
+                f"stage {stage}: {share:.1%} of the work, {duration(time, trace.unit)} a"
+                " micro-batch"
+            ),
             hoverinfo="text",
             row=1,
             col=1,
@@ -71,7 +78,7 @@ def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int])
             x=list(range(first, first + size)),
             y=[time / whole for _, time in own],
             width=0.62,
-            marker=dict(color=colour, line_width=0),
+            marker={"color": colour, "line_width": 0},
             hovertext=[
                 f"{name}: {time / whole:.1%} of the work, {duration(time, unit)}"
                 for name, time in own
@@ -82,7 +89,7 @@ def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int])
         )
         first += size
     figure.add_hline(
-        y=perfect, line=dict(dash="dash", width=1.5, color=palette.TRANSFER), row=1, col=1
+        y=perfect, line={"dash": "dash", "width": 1.5, "color": palette.TRANSFER}, row=1, col=1
     )
     names = [short(name) for name, _ in pieces] if len(pieces) <= 24 else ["" for _ in pieces]
     figure.update_xaxes(
@@ -105,13 +112,13 @@ def draw_cuts(figure: go.Figure, cuts: dict, chosen: str, unit: str) -> None:
         x=[cuts[name]["step_time"] for name in names],
         orientation="h",
         width=0.6,
-        marker=dict(
-            color=[
+        marker={
+            "color": [
                 palette.CLOCKS["predicted"] if name == chosen else palette.TRANSFER
                 for name in names
             ],
-            line_width=0,
-        ),
+            "line_width": 0,
+        },
         text=[
             f"{duration(cuts[name]['step_time'], unit)}, {cuts[name]['idle']:.0%} idle"
             for name in names

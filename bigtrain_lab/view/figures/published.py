@@ -1,9 +1,10 @@
-"""The published translator's log, replayed epoch by epoch: where its seconds went, who decided, how the rate went."""
+"""The published translator's log, replayed epoch by epoch: where its seconds went, who decided, how
+the rate went."""
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..data.published import PUBLISHED_LOG, Log
+from ...data.published import PUBLISHED_LOG, Log
 from . import palette
 from .timeline import look
 
@@ -12,7 +13,8 @@ POINTS = 20  # of the rate's curve, an epoch
 
 
 def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
-    """Above the seconds of an epoch, below the learning rate and the ranks' scores; a slider goes through the epochs."""
+    """Above the seconds of an epoch, below the learning rate and the ranks' scores; a slider goes
+    through the epochs."""
     figure = make_subplots(
         rows=2,
         cols=2,
@@ -49,7 +51,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
         x=epochs,
         y=[log.rate(max(1, round(each * log.updates))) for each in epochs],
         mode="lines",
-        line=dict(color="#0072B2", width=2.5),
+        line={"color": "#0072B2", "width": 2.5},
         hovertemplate="epoch %{x:.2f}<br>rate %{y:.3e}<extra></extra>",
         row=2,
         col=1,
@@ -59,7 +61,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
         x=[1],
         y=[log.rate(log.updates + 1)],
         mode="markers",
-        marker=dict(size=12, color="#D55E00", line=dict(width=1, color="white")),
+        marker={"size": 12, "color": "#D55E00", "line": {"width": 1, "color": "white"}},
         hoverinfo="skip",
         row=2,
         col=1,
@@ -70,7 +72,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
         (log.last, f"stop: {log.best} + {log.patience}"),
     ):
         figure.add_vline(
-            x=at, line=dict(dash="dot", width=1.5, color=palette.TRANSFER), row=2, col=1
+            x=at, line={"dash": "dot", "width": 1.5, "color": palette.TRANSFER}, row=2, col=1
         )
         figure.add_annotation(
             x=at,
@@ -102,50 +104,57 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
             name=str(epoch),
             traces=[marker],
             data=[go.Scatter(x=[epoch], y=[log.rate(epoch * log.updates + 1)])],
-            layout=dict(title_text=told(log, epoch)),
+            layout={"title_text": told(log, epoch)},
         )
         for epoch in range(1, log.last + 1)
     ]
     figure.update_layout(**look(told(log, 1), 470))
-    slide = dict(
-        mode="immediate", frame=dict(duration=700, redraw=True), transition=dict(duration=0)
-    )
+    slide = {
+        "mode": "immediate",
+        "frame": {"duration": 700, "redraw": True},
+        "transition": {"duration": 0},
+    }
     figure.update_layout(
         barmode="stack",
         showlegend=False,
-        margin=dict(l=64, r=16, t=72, b=72),
+        margin={"l": 64, "r": 16, "t": 72, "b": 72},
         sliders=[
-            dict(
-                y=-0.1,
-                len=0.86,
-                x=0.14,
-                currentvalue=dict(visible=False),
-                pad=dict(t=16),
-                steps=[
-                    dict(label=frame.name, method="animate", args=[[frame.name], slide])
+            {
+                "y": -0.1,
+                "len": 0.86,
+                "x": 0.14,
+                "currentvalue": {"visible": False},
+                "pad": {"t": 16},
+                "steps": [
+                    {"label": frame.name, "method": "animate", "args": [[frame.name], slide]}
                     for frame in figure.frames
                 ],
-            )
+            }
         ],
         updatemenus=[
-            dict(
-                type="buttons",
-                direction="left",
-                y=-0.1,
-                x=0.12,
-                pad=dict(t=26),
-                showactive=False,
-                buttons=[
-                    dict(
-                        label="play", method="animate", args=[None, slide | dict(fromcurrent=True)]
-                    ),
-                    dict(
-                        label="pause",
-                        method="animate",
-                        args=[[None], dict(mode="immediate", frame=dict(duration=0, redraw=False))],
-                    ),
+            {
+                "type": "buttons",
+                "direction": "left",
+                "y": -0.1,
+                "x": 0.12,
+                "pad": {"t": 26},
+                "showactive": False,
+                "buttons": [
+                    {
+                        "label": "play",
+                        "method": "animate",
+                        "args": [None, slide | {"fromcurrent": True}],
+                    },
+                    {
+                        "label": "pause",
+                        "method": "animate",
+                        "args": [
+                            [None],
+                            {"mode": "immediate", "frame": {"duration": 0, "redraw": False}},
+                        ],
+                    },
                 ],
-            )
+            }
         ],
     )
     figure.update_xaxes(range=[0, log.epoch_s], row=1, col=1)

@@ -1,18 +1,20 @@
-"""Which part of each matrix of a layer lies on which rank, and which sums cross the ranks, and how many bytes.
+"""Which part of each matrix of a layer lies on which rank, and which sums cross the ranks, and how
+many bytes.
 
-Matrices are drawn as they stand in x W, to scale but for long tables: a cut by columns is upright, one by rows lies.
+Matrices are drawn as they stand in x W, to scale but for long tables: a cut by columns is upright,
+one by rows lies.
 """
 
 from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from ..core import Impossible, Trace
-from ..holdings import parts
-from ..rates import called
-from ..words import size
+from ...core import Impossible, Trace
+from ...core.words import size
+from ...order.holdings import parts
+from ...order.rates import called
 from . import palette
-from .layouts import draw_cells
+from .layouts import cut, draw_cells
 from .timeline import look
 
 LONGEST = 4  # widths of the model, of a table: the MLP's matrices are as long
@@ -58,9 +60,12 @@ def slices(trace: Trace) -> go.Figure:
         xanchor="left",
     )
     figure.update_layout(
-        **look(f"{trace.clock}: what lies where, and what each rank sends in a step", 340)
+        **look(
+            f"{trace.clock}: what lies where, and what each rank sends in a step",
+            340,
+            margin={"l": 8, "r": 8, "t": 40, "b": 8},
+        )
     )
-    figure.update_layout(margin=dict(l=8, r=8, t=40, b=8))
     return figure
 
 
@@ -71,24 +76,24 @@ def square(colour: str) -> str:
 def draw_matrix(
     figure: go.Figure, left: float, own: list, ranks: int, width: int, calls: list
 ) -> float:
-    """A matrix whose left edge is here, its name above it and what travels for it below; how wide it is."""
+    """A matrix whose left edge is here, its name above it and what travels for it below; how wide
+    it is."""
     whole, is_table = own[0][1], "token" in own[0][1].name
     boxes = [
-        (rank, (p.top, p.bottom), (p.left, p.right))
-        if is_table
-        else (rank, (p.left, p.right), (p.top, p.bottom))
+        (
+            (rank, (p.top, p.bottom), (p.left, p.right))
+            if is_table
+            else (rank, (p.left, p.right), (p.top, p.bottom))
+        )
         for rank, p in own
     ]
     sizes = (whole.height, whole.width) if is_table else (whole.width, whole.height)
-    owners: dict[tuple, list[int]] = {}
-    for rank, *box in boxes:
-        owners.setdefault(tuple(box), []).append(rank)
-    rows, columns = (sorted({end for box in owners for end in box[axis]}) for axis in (0, 1))
-    cells = [[owners[across, down] for down in pairwise(columns)] for across in pairwise(rows)]
+    owners, (rows, columns), cells = cut((rank, box) for rank, *box in boxes)
     tall, wide = (min(long / width, LONGEST) for long in sizes)
     hovers = [
         [
-            f"{whole.name}: rows {a}:{b}, columns {c}:{d} of {sizes[0]} x {sizes[1]}<br>on rank {', '.join(map(str, owners[(a, b), (c, d)]))}"
+            f"{whole.name}: rows {a}:{b}, columns {c}:{d} of {sizes[0]} x {sizes[1]}<br>on rank"
+            f" {', '.join(map(str, owners[(a, b), (c, d)]))}"
             for c, d in pairwise(columns)
         ]
         for a, b in pairwise(rows)
@@ -116,8 +121,8 @@ def draw_matrix(
         font_size=11,
     )
     told = "<br>".join(
-        f"{square(palette.phase(call.way))} {WAYS[call.way]}: {f'{call.times:.0f} x ' * (call.times > 1)}"
-        f"{size(round(call.bytes / call.times))}"
+        f"{square(palette.phase(call.way))} {WAYS[call.way]}:"
+        f" {f'{call.times:.0f} x ' * (call.times > 1)}{size(round(call.bytes / call.times))}"
         for call in calls
     )
     figure.add_annotation(

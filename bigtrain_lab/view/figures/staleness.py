@@ -9,8 +9,8 @@ from statistics import mean
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Scalar, Trace
-from ..rates import applied
+from ...core import Scalar, Trace
+from ...order.rates import applied
 from . import palette, words
 from .timeline import look
 
@@ -19,10 +19,9 @@ PATTERNS = ("", "/", "x", ".", "-", "|")
 
 
 def staleness(trace: Trace) -> go.Figure:
-    """The share of all updates by their staleness; of a run also the loss over time, at the right."""
-    served = trace.settings.get("facts", {}).get("served")
-    if not served:
-        raise Impossible("This trace has no servers: take one of the experiment parameter-server.")
+    """The share of all updates by their staleness; of a run also the loss over time, at the
+    right."""
+    served = words.facts_of(trace, "served", "has no servers", "parameter-server")["served"]
     found = applied(trace, **served)
     losses = [(event.start, event.value) for event in trace.where(Scalar, name="loss")]
     figure = make_subplots(rows=1, cols=2 if losses else 1, horizontal_spacing=0.1)
@@ -30,11 +29,11 @@ def staleness(trace: Trace) -> go.Figure:
         counts = Counter(each.staleness for each in found if each.worker == worker)
         colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
         shape = PATTERNS[worker % len(PATTERNS)]
-        marker = dict(
-            color=colour,
-            line=dict(color="white", width=0.5),
-            pattern=dict(shape=shape, fgcolor="white", size=5, solidity=0.2),
-        )
+        marker = {
+            "color": colour,
+            "line": {"color": "white", "width": 0.5},
+            "pattern": {"shape": shape, "fgcolor": "white", "size": 5, "solidity": 0.2},
+        }
         told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
         figure.add_bar(
             x=[*counts],
@@ -54,7 +53,7 @@ def staleness(trace: Trace) -> go.Figure:
         else "no update yet"
     )
     figure.update_xaxes(
-        title=dict(text="staleness, in updates between read and apply", standoff=4),
+        title={"text": "staleness, in updates between read and apply", "standoff": 4},
         range=[-0.6, max(most, 4) + 0.6],
         dtick=max(1, most // 12),
         zeroline=False,
@@ -63,7 +62,7 @@ def staleness(trace: Trace) -> go.Figure:
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
     figure.update_layout(**look(f"{trace.clock}: how stale updates are, {old}", 330))
     figure.update_layout(
-        barmode="stack", margin=dict(l=64, r=16, t=66, b=44), legend_traceorder="normal"
+        barmode="stack", margin={"l": 64, "r": 16, "t": 66, "b": 44}, legend_traceorder="normal"
     )
     return figure
 
@@ -78,14 +77,14 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
         y=[mean(value for _, value in group) for group in groups],
         mode="lines+markers",
         marker_size=4,
-        line=dict(color=palette.INK, width=2),
+        line={"color": palette.INK, "width": 2},
         showlegend=False,
         hovertemplate=told,
         row=1,
         col=2,
     )
     figure.update_xaxes(
-        title=dict(text=f"time ({unit})", standoff=4),
+        title={"text": f"time ({unit})", "standoff": 4},
         zeroline=False,
         range=[0, trace.makespan * factor],
         col=2,

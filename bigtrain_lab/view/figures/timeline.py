@@ -1,11 +1,12 @@
-"""Who worked on what, and when: one row a lane, one box an action, hatched where the lane was idle."""
+"""Who worked on what, and when: one row a lane, one box an action, hatched where the lane was
+idle."""
 
 import plotly.graph_objects as go
 import plotly.io
 
-from ..core import Impossible, Span, Trace, Transfer
-from ..core.waited import Waited, waited
-from ..words import duration, size
+from ...core import Impossible, Span, Trace, Transfer
+from ...core.waited import Waited, waited
+from ...core.words import duration, size
 from . import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
@@ -27,32 +28,33 @@ PAPER.layout.update(
     legend_bgcolor=palette.CLEAR,
     **dict.fromkeys(
         ("xaxis", "yaxis"),
-        dict(
-            automargin=True,
-            gridcolor=palette.GRID,
-            zerolinecolor=palette.GRID,
-            linecolor=palette.GRID,
-            ticks="",
-        ),
+        {
+            "automargin": True,
+            "gridcolor": palette.GRID,
+            "zerolinecolor": palette.GRID,
+            "linecolor": palette.GRID,
+            "ticks": "",
+        },
     ),
-    hoverlabel=dict(bgcolor="#F7F8FA", bordercolor="#9AA5B1", font_color="#1F2933"),
-    sliderdefaults=dict(
-        bgcolor=palette.GRID,
-        activebgcolor=palette.IDLE,
-        bordercolor=palette.TRANSFER,
-        tickcolor=palette.INK,
-    ),
-    modebar=dict(
-        bgcolor=palette.CLEAR,
-        color=palette.INK,
-        activecolor=palette.CLOCKS["modelled"],  # a browser shows it on hover alone
-        remove=["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
-    ),
+    hoverlabel={"bgcolor": "#F7F8FA", "bordercolor": "#9AA5B1", "font_color": "#1F2933"},
+    sliderdefaults={
+        "bgcolor": palette.GRID,
+        "activebgcolor": palette.IDLE,
+        "bordercolor": palette.TRANSFER,
+        "tickcolor": palette.INK,
+    },
+    modebar={
+        "bgcolor": palette.CLEAR,
+        "color": palette.INK,
+        "activecolor": palette.CLOCKS["modelled"],  # a browser shows it on hover alone
+        "remove": ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    },
 )
 
 
 def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> go.Figure:
-    """Rows of boxes; `colour` is "phase" (F, B, U) or "version" (the weight version each action used)."""
+    """Rows of boxes; `colour` is "phase" (F, B, U) or "version" (the weight version each action
+    used)."""
     figure = go.Figure()
     draw_rows(figure, trace, colour)
     unit, _ = words.axis_unit(trace)
@@ -65,22 +67,27 @@ def heading(trace: Trace) -> str:
     if collective := trace.settings.get("collective"):
         return f"{collective}, {trace.clock}: {duration(trace.makespan, trace.unit)}"
     schedule = trace.settings.get("schedule")
-    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {duration(trace.step_time, trace.unit)} a step; {trace.shares()}"
-
-
-def look(title: str, height: int) -> dict:
-    """The layout that all figures share; without a width they fill their cell."""
-    return dict(
-        template=PAPER,
-        title=dict(text=title, x=0, xref="paper", font_size=15),
-        height=height,
-        barmode="overlay",
-        bargap=0.18,
-        margin=dict(l=80, r=16, t=48, b=44),
-        uniformtext=dict(minsize=8, mode="hide"),
-        legend=dict(orientation="h", y=1.0, yanchor="bottom", x=1, xanchor="right"),
-        hoverlabel=dict(align="left"),
+    return (
+        f"{f'{schedule}, ' if schedule else ''}{trace.clock}:"
+        f" {duration(trace.step_time, trace.unit)} a step; {trace.shares()}"
     )
+
+
+def look(title: str, height: int, **own) -> dict:
+    """The layout that all figures share, but for a figure's own; without a width they fill their
+    cell."""
+    shared = {
+        "template": PAPER,
+        "title": {"text": title, "x": 0, "xref": "paper", "font_size": 15},
+        "height": height,
+        "barmode": "overlay",
+        "bargap": 0.18,
+        "margin": {"l": 80, "r": 16, "t": 48, "b": 44},
+        "uniformtext": {"minsize": 8, "mode": "hide"},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        "hoverlabel": {"align": "left"},
+    }
+    return shared | own
 
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
@@ -95,9 +102,7 @@ def row_name(row: tuple[int, str]) -> str:
     return f"rank {rank}" if lane == "compute" else f"{rank} {lane}"
 
 
-def draw_rows(
-    figure: go.Figure, trace: Trace, colour: str = "phase", legend: bool = True, **cell
-) -> None:
+def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) -> None:
     """Add the boxes to a figure, or to one cell (row=, col=) of it."""
     if colour not in ("phase", "version"):
         raise Impossible(f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".')
@@ -117,13 +122,12 @@ def draw_rows(
             orientation="h",
             name="idle",
             hoverinfo="skip",
-            showlegend=legend
-            and any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
-            marker=dict(
-                color="rgba(0,0,0,0)",
-                line_width=0,
-                pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25),
-            ),
+            showlegend=any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
+            marker={
+                "color": "rgba(0,0,0,0)",
+                "line_width": 0,
+                "pattern": {"shape": "/", "fgcolor": palette.IDLE, "size": 6, "solidity": 0.25},
+            },
         ),
         **cell,
     )
@@ -153,9 +157,8 @@ def draw_rows(
             + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "")
             for s in group
         ]
-        told = legend and (
-            colour == "phase" or len(groups) <= len(palette.VERSIONS)
-        )  # more: the boxes tell their number
+        # of more versions the boxes tell their number
+        told = colour == "phase" or len(groups) <= len(palette.VERSIONS)
         figure.add_trace(
             go.Bar(
                 y=[row_name((s.rank, s.lane)) for s in group],
@@ -170,10 +173,13 @@ def draw_rows(
                 insidetextanchor="middle",
                 textangle=0,
                 insidetextfont_color=palette.ink(paint),
-                marker=dict(
-                    color=paint,
-                    line=dict(color=paint if len(spans) > LABELLED_SPANS else "white", width=1),
-                ),
+                marker={
+                    "color": paint,
+                    "line": {
+                        "color": paint if len(spans) > LABELLED_SPANS else "white",
+                        "width": 1,
+                    },
+                },
                 hovertext=[
                     hover(trace, s, start, waits.get((s.rank, s.lane, s.name))) for s in group
                 ],

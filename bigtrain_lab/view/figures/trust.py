@@ -1,9 +1,11 @@
-"""How far each layer goes in an update: above its trust ratio, below the length of its step beside that of its weights.
+"""How far each layer goes in an update: above its trust ratio, below the length of its step beside
+that of its weights.
 
     |step| / |weights|  =  rate x trust ratio x |u| / |weights|
 
-By LAMB all layers of the lower picture lie on one line, the rate: the ratios above are what brings them there. By Adam the ratio
-is 1, and each layer goes as far as its gradient happens to take it. At the right the same of one update, which plays.
+By LAMB all layers of the lower picture lie on one line, the rate: the ratios above are what brings
+them there. By Adam the ratio is 1, and each layer goes as far as its gradient happens to take it.
+At the right the same of one update, which plays.
 """
 
 from math import ceil, floor, inf, log10
@@ -11,9 +13,9 @@ from math import ceil, floor, inf, log10
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..rates import STEP, TRUST, of_layers
-from . import palette
+from ...core import Trace
+from ...order.rates import STEP, TRUST, of_layers
+from . import palette, words
 from .timeline import look
 
 ROWS = {1: (TRUST, "trust ratio"), 2: (STEP, "|step| / |weights|")}
@@ -23,11 +25,7 @@ MOST = 64  # updates that are played
 
 def trust(trace: Trace) -> go.Figure:
     """Of a run all layers; of a prediction the learning rate, which is all that is known before."""
-    facts = trace.settings.get("facts", {})
-    if "looked" not in facts:
-        raise Impossible(
-            "This trace knows no trust ratios: take one of the experiment large-batch."
-        )
+    facts = words.facts_of(trace, "looked", "knows no trust ratios", "large-batch")
     looked, rates = facts["looked"], facts["rates"]
     layers = {row: of_layers(trace, what) for row, (what, _) in ROWS.items()}
     seen = min((len(values) for values in layers[2].values()), default=0)
@@ -43,20 +41,23 @@ def trust(trace: Trace) -> go.Figure:
         if seen
         else make_subplots()
     )
-    place = dict(row=2, col=1) if seen else {}
+    place = {"row": 2, "col": 1} if seen else {}
     for row in ROWS if seen else ():
         draw_lines(figure, layers[row], looked, row)
     figure.add_scatter(
         x=looked,
         y=rates,
         mode="lines",
-        line=dict(color=palette.INK, width=2, dash="dot"),
+        line={"color": palette.INK, "width": 2, "dash": "dot"},
         name="learning rate",
         hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>",
         **place,
     )
     figure.update_xaxes(
-        title=dict(text="update", standoff=4), range=[0, 1.01 * looked[-1]], zeroline=False, **place
+        title={"text": "update", "standoff": 4},
+        range=[0, 1.01 * looked[-1]],
+        zeroline=False,
+        **place,
     )
     if not seen:
         figure.update_yaxes(title="learning rate", rangemode="tozero")
@@ -84,12 +85,12 @@ def draw_lines(
             showlegend=False,
             row=row,
             col=1,
-            line=dict(color=colour(number, len(layers)), width=1.6),
+            line={"color": colour(number, len(layers)), "width": 1.6},
             hovertemplate=f"{name}, update %{{x}}: {ROWS[row][1]} %{{y:.3g}}<extra></extra>",
         )
     figure.update_yaxes(
         type="log",
-        title=dict(text=ROWS[row][1], standoff=4),
+        title={"text": ROWS[row][1], "standoff": 4},
         exponentformat="power",
         dtick=1,
         row=row,
@@ -105,7 +106,8 @@ def colour(number: int, count: int) -> str:
 def animate(
     figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked: list[int]
 ) -> None:
-    """The right column: a bar a layer, at one update, and a line through the left one where that is."""
+    """The right column: a bar a layer, at one update, and a line through the left one where that
+    is."""
     every = -(-len(looked) // MOST)
     played = range(len(looked) - 1, -1, -every)[::-1]
     ends = {row: bounds(values for values in own.values()) for row, own in layers.items()}
@@ -125,26 +127,30 @@ def animate(
         figure.update_xaxes(range=[0, 1.01 * looked[-1]], zeroline=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", side="right", row=row, col=2)
     figure.update_layout(
-        margin=dict(l=56, r=16, t=48, b=96),
+        margin={"l": 56, "r": 16, "t": 48, "b": 96},
         showlegend=True,
         bargap=0.15,
-        uniformtext=dict(mode=False),
+        uniformtext={"mode": False},
         updatemenus=[menu()],
         sliders=[
-            dict(
-                active=len(played) - 1,
-                x=0.12,
-                len=0.88,
-                y=0,
-                pad=dict(t=46, b=0),
-                ticklen=3,
-                font_size=10,
-                currentvalue=dict(prefix="update ", font_size=13, xanchor="left"),
-                steps=[
-                    dict(method="animate", label=f"{looked[n]:,}", args=[[str(looked[n])], told(0)])
+            {
+                "active": len(played) - 1,
+                "x": 0.12,
+                "len": 0.88,
+                "y": 0,
+                "pad": {"t": 46, "b": 0},
+                "ticklen": 3,
+                "font_size": 10,
+                "currentvalue": {"prefix": "update ", "font_size": 13, "xanchor": "left"},
+                "steps": [
+                    {
+                        "method": "animate",
+                        "label": f"{looked[n]:,}",
+                        "args": [[str(looked[n])], told(0)],
+                    }
                     for n in played
                 ],
-            )
+            }
         ],
     )
 
@@ -157,7 +163,7 @@ def at(
     for row, own in layers.items():
         low, high = (10.0**end for end in ends[row])
         values = [each[number] for each in own.values()]
-        axes = dict(xaxis=f"x{2 * row}", yaxis=f"y{2 * row}")
+        axes = {"xaxis": f"x{2 * row}", "yaxis": f"y{2 * row}"}
         traces.append(
             go.Bar(
                 y=[*own],
@@ -165,21 +171,23 @@ def at(
                 base=low,
                 orientation="h",
                 showlegend=False,
-                marker=dict(color=[colour(n, len(own)) for n in range(len(own))], line_width=0),
+                marker={"color": [colour(n, len(own)) for n in range(len(own))], "line_width": 0},
                 text=[f"{value:.3g}" for value in values],
                 textposition="inside",
                 insidetextanchor="start",
                 constraintext="none",
-                insidetextfont=dict(
-                    size=10, color=[palette.ink(colour(n, len(own))) for n in range(len(own))]
-                ),
+                insidetextfont={
+                    "size": 10,
+                    "color": [palette.ink(colour(n, len(own))) for n in range(len(own))],
+                },
                 hovertemplate=f"%{{y}}: {ROWS[row][1]} %{{text}}<extra></extra>",
                 **axes,
             )
         )
-        axes = dict(
-            xaxis=f"x{2 * row - 1 if row > 1 else ''}", yaxis=f"y{2 * row - 1 if row > 1 else ''}"
-        )
+        axes = {
+            "xaxis": f"x{2 * row - 1 if row > 1 else ''}",
+            "yaxis": f"y{2 * row - 1 if row > 1 else ''}",
+        }
         traces.append(
             go.Scatter(
                 x=[looked[number]] * 2,
@@ -187,7 +195,7 @@ def at(
                 mode="lines",
                 showlegend=False,
                 hoverinfo="skip",
-                line=dict(color=palette.VERSIONS[5], width=1.5),
+                line={"color": palette.VERSIONS[5], "width": 1.5},
                 **axes,
             )
         )
@@ -202,26 +210,26 @@ def bounds(rows) -> tuple[float, float]:
 
 
 def told(milliseconds: int) -> dict:
-    return dict(
-        mode="immediate",
-        fromcurrent=True,
-        frame=dict(duration=milliseconds, redraw=True),
-        transition=dict(duration=0),
-    )
+    return {
+        "mode": "immediate",
+        "fromcurrent": True,
+        "frame": {"duration": milliseconds, "redraw": True},
+        "transition": {"duration": 0},
+    }
 
 
 def menu() -> dict:
-    return dict(
-        type="buttons",
-        direction="left",
-        x=0,
-        y=0,
-        xanchor="left",
-        yanchor="top",
-        pad=dict(t=50, r=8),
-        showactive=False,
-        buttons=[
-            dict(label="▶", method="animate", args=[None, told(FRAME_MS)]),
-            dict(label="❚❚", method="animate", args=[[None], told(0)]),
+    return {
+        "type": "buttons",
+        "direction": "left",
+        "x": 0,
+        "y": 0,
+        "xanchor": "left",
+        "yanchor": "top",
+        "pad": {"t": 50, "r": 8},
+        "showactive": False,
+        "buttons": [
+            {"label": "▶", "method": "animate", "args": [None, told(FRAME_MS)]},
+            {"label": "❚❚", "method": "animate", "args": [[None], told(0)]},
         ],
-    )
+    }

@@ -1,10 +1,11 @@
-"""What part of the gradients each format would turn into 0, as training goes: a line a format, and the loss scale as a slider."""
+"""What part of the gradients each format would turn into 0, as training goes: a line a format, and
+the loss scale as a slider."""
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import Impossible, Trace
-from ..formats import looks
+from ...core import Impossible, Trace
+from ...core.formats import looks
 from .exponents import SCALES, SHOWN, percent, prefix
 from .timeline import look
 
@@ -17,11 +18,13 @@ LINES = {
 
 
 def underflow(trace: Trace) -> go.Figure:
-    """Of the histograms that `exponents` draws together: a point for each look, left activations' gradients, right weights'."""
+    """Of the histograms that `exponents` draws together: a point for each look, left activations'
+    gradients, right weights'."""
     found = {kind: several for kind, several in looks(trace).items() if several}
     if not found:
         raise Impossible(
-            "This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients."
+            "This trace holds no histograms of gradients: a run makes them, in the steps in which"
+            " it looks at its gradients."
         )
     figure = make_subplots(
         rows=1,
@@ -43,22 +46,22 @@ def underflow(trace: Trace) -> go.Figure:
                     legendgroup=name,
                     showlegend=column == 1,
                     mode="lines+markers",
-                    line=dict(color=colour, dash=dash, width=2),
-                    marker=dict(symbol=symbol, size=7),
+                    line={"color": colour, "dash": dash, "width": 2},
+                    marker={"symbol": symbol, "size": 7},
                     hovertemplate=f"{name}: %{{y:.2%}} become 0",
                 ),
                 row=1,
                 col=column,
             )
     steps = [
-        dict(
-            method="restyle",
-            label=f"{2**s:,}",
-            args=[
+        {
+            "method": "restyle",
+            "label": f"{2**s:,}",
+            "args": [
                 {"y": [line for several in found.values() for line in lost(several, s)]},
                 list(range(len(figure.data))),
             ],
-        )
+        }
         for s in SCALES
     ]
     most = max(
@@ -71,24 +74,24 @@ def underflow(trace: Trace) -> go.Figure:
     figure.update_layout(
         autosize=True,
         hovermode="x unified",
-        margin=dict(l=8, r=12, t=84, b=112),
-        legend=dict(y=1.08),
+        margin={"l": 8, "r": 12, "t": 84, "b": 112},
+        legend={"y": 1.08},
         sliders=[
-            dict(
-                active=0,
-                steps=steps,
-                x=0.02,
-                len=0.96,
-                y=0,
-                pad=dict(t=52, b=0),
-                ticklen=4,
-                font_size=10,
-                currentvalue=dict(prefix=prefix(trace), font_size=13, xanchor="left"),
-            )
+            {
+                "active": 0,
+                "steps": steps,
+                "x": 0.02,
+                "len": 0.96,
+                "y": 0,
+                "pad": {"t": 52, "b": 0},
+                "ticklen": 4,
+                "font_size": 10,
+                "currentvalue": {"prefix": prefix(trace), "font_size": 13, "xanchor": "left"},
+            }
         ],
     )
     figure.update_xaxes(
-        title=dict(text="training step" if "every" in trace.settings else "look", standoff=4),
+        title={"text": "training step" if "every" in trace.settings else "look", "standoff": 4},
         tickvals=steps_at[:: -(-len(steps_at) // 12)],
     )
     top = max(min(1.15 * most, 1.03), 0.001) if most else 1
@@ -97,7 +100,7 @@ def underflow(trace: Trace) -> go.Figure:
         tickformat=".2~%",
         rangemode="tozero",
         showticklabels=False,
-        **({} if most else dict(tickvals=[0])),
+        **({} if most else {"tickvals": [0]}),
     )
     figure.update_yaxes(showticklabels=True, col=1)
     if not most:
@@ -109,7 +112,7 @@ def underflow(trace: Trace) -> go.Figure:
             yref="paper",
             showarrow=False,
         )
-    figure.update_yaxes(title=dict(text="becomes 0", standoff=2), col=1)
+    figure.update_yaxes(title={"text": "becomes 0", "standoff": 2}, col=1)
     figure.update_annotations(font_size=12)
     return figure
 

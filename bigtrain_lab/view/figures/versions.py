@@ -1,8 +1,9 @@
-"""Which weight version each forward and backward used: a backward in another colour than its forward broke its gradient."""
+"""Which weight version each forward and backward used: a backward in another colour than its
+forward broke its gradient."""
 
 import plotly.graph_objects as go
 
-from ..core import Trace
+from ...core import Trace
 from .timeline import timeline
 
 

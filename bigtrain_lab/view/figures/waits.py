@@ -1,8 +1,9 @@
-"""Who waited for whom when a run failed, as one SVG: a circle a rank, an arrow to each rank that it waits for.
+"""Who waited for whom when a run failed, as one SVG: a circle a rank, an arrow to each rank that it
+waits for.
 
-Arrows to higher ranks pass above, arrows to lower ones below, so the two of a cycle are told apart; the cycle of a deadlock
-is thick and red, and so is a rank that failed. Under each rank is what it was at, and the line. Text and arrows take the
-colour of the page around them.
+Arrows to higher ranks pass above, arrows to lower ones below, so the two of a cycle are told apart;
+the cycle of a deadlock is thick and red, and so is a rank that failed. Under each rank is what it
+was at, and the line. Text and arrows take the colour of the page around them.
 """
 
 import re
@@ -35,8 +36,10 @@ def drawing(waits) -> str:
         for s in waits
     )
     return (
-        f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}" '
-        f'font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle" fill="currentColor">'
+        f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" width="{width}"'
+        f' height="{tall}" '
+        f'font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle"'
+        f' fill="currentColor">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -81,10 +84,13 @@ def node(state, y: float, floor: float) -> str:
     )
     dash = ' stroke-dasharray="3 3"' if state.state in ("finished", "not begun") else ""
     return (
-        f'<circle cx="{x}" cy="{y}" r="{RADIUS}" {look}{dash} stroke-width="{2.4 if red else 1.3}"/>'
+        f'<circle cx="{x}" cy="{y}" r="{RADIUS}" {look}{dash}'
+        f' stroke-width="{2.4 if red else 1.3}"/>'
         f'<text x="{x}" y="{y + 4}" font-weight="600"{WHITE if failed else ""}>{state.rank}</text>'
-        f'<text x="{x}" y="{floor + 6}"{BOLD if failed else ""}>{escape(shortened(words(state)))}</text>'
-        f'<text x="{x}" y="{floor + 22}" opacity=".7"><title>{escape(state.line)}</title>{escape(shortened(place(state.line)))}</text>'
+        f'<text x="{x}"'
+        f' y="{floor + 6}"{BOLD if failed else ""}>{escape(shortened(words(state)))}</text>'
+        f'<text x="{x}" y="{floor + 22}" opacity=".7"><title>{escape(state.line)}</title>'
+        f"{escape(shortened(place(state.line)))}</text>"
     )
 
 
@@ -102,13 +108,17 @@ def arrow(src: int, dst: int, y: float, label: str, hot: bool) -> str:
     dx, dy = x1 - middle, y1 - control
     length = hypot(dx, dy)
     dx, dy = dx / length, dy / length
-    tip = f"{x1:.1f},{y1:.1f} {x1 - 8 * dx - 4 * dy:.1f},{y1 - 8 * dy + 4 * dx:.1f} {x1 - 8 * dx + 4 * dy:.1f},{y1 - 8 * dy - 4 * dx:.1f}"
+    tip = (
+        f"{x1:.1f},{y1:.1f} {x1 - 8 * dx - 4 * dy:.1f},{y1 - 8 * dy + 4 * dx:.1f}"
+        f" {x1 - 8 * dx + 4 * dy:.1f},{y1 - 8 * dy - 4 * dx:.1f}"
+    )
     colour, weight = (RED, 2.4) if hot else ("currentColor", 1.2)
     text_y = y + up * bow + (-5 if up < 0 else 13)
     return (
-        f'<path d="M{x0:.1f} {y0:.1f} Q{middle:.1f} {control:.1f} {x1 - 6 * dx:.1f} {y1 - 6 * dy:.1f}" fill="none" stroke="{colour}" '
-        f'stroke-width="{weight}"/><polygon points="{tip}" fill="{colour}"/>'
-        f'<text x="{middle:.1f}" y="{text_y:.1f}"{BOLD if hot else ""}>{escape(shortened(label))}</text>'
+        f'<path d="M{x0:.1f} {y0:.1f} Q{middle:.1f} {control:.1f} {x1 - 6 * dx:.1f}'
+        f' {y1 - 6 * dy:.1f}" fill="none" stroke="{colour}" stroke-width="{weight}"/><polygon'
+        f' points="{tip}" fill="{colour}"/><text x="{middle:.1f}"'
+        f' y="{text_y:.1f}"{BOLD if hot else ""}>{escape(shortened(label))}</text>'
     )
 
 

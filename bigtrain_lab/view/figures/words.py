@@ -3,22 +3,32 @@
 from functools import lru_cache
 from itertools import pairwise
 
-from ..core import Trace
-from ..core.trace import ACTION
+from ...core import Impossible, Trace
+from ...core.trace import ACTION
 
 PIPELINE = {"micro_batch": "micro-batch", "stage": "stage"}
 
 
+def facts_of(trace: Trace, name: str, lacks: str, lab: str) -> dict:
+    """What a trace keeps beside its settings, this name among it; a trace of another lab than
+    `lab` lacks it, which is said in words."""
+    facts = trace.settings.get("facts")
+    if not isinstance(facts, dict) or name not in facts:
+        raise Impossible(f"This trace {lacks}: take one of the experiment {lab}.")
+    return facts
+
+
 def terms(trace: Trace) -> dict[str, str]:
-    """What the numbers of an action's name count, the telling one first: {"stage": "layer", "micro_batch": "pass"} where layers are
-    run one by one."""
+    """What the numbers of an action's name count, the telling one first: {"stage": "layer",
+    "micro_batch": "pass"} where layers are run one by one."""
     facts = trace.settings.get("facts")
     told = facts.get("terms") if isinstance(facts, dict) else None
     return told if isinstance(told, dict) and told and told.keys() <= PIPELINE.keys() else PIPELINE
 
 
 def labels(trace: Trace) -> dict[str, str]:
-    """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is F2 where the first number tells."""
+    """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is
+    F2 where the first number tells."""
     names = {span.name: span.rank for span in trace.spans()}
     if next(iter(terms(trace))) == "stage":
         return {
@@ -52,7 +62,8 @@ def label(name: str, with_stage: bool = False) -> str:
 
 
 def axis_unit(trace: Trace) -> tuple[str, float]:
-    """(unit for a time axis, its units per trace unit), so that the last number on it is between 1 and 1,000."""
+    """(unit for a time axis, its units per trace unit), so that the last number on it is between 1
+    and 1,000."""
     if trace.unit != "s":
         return trace.unit + "s", 1.0
     for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):

@@ -1,8 +1,9 @@
 """A run as one HTML file that plays in any browser: no kernel, no network, nothing beside it.
 
-The page holds the player as it is (player_*.js, player.js, player.css); page.js stands in for the kernel's half of it.
-Clocks whose traces are equal travel once, as gzip in base64: a page of 3 steps on 4 ranks has 130 kB, 48 of them the player; one
-of 200 steps 1.4 MB. The page's policy lets the browser run this script and no other, by its hash, and load nothing at all.
+The page holds the player as it is (player_*.js, player.js, player.css); page.js stands in for the
+kernel's half of it. Clocks whose traces are equal travel once, as gzip in base64: a page of 3 steps
+on 4 ranks has 130 kB, 48 of them the player; one of 200 steps 1.4 MB. The page's policy lets the
+browser run this script and no other, by its hash, and load nothing at all.
 """
 
 import gzip
@@ -13,14 +14,14 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from . import __version__, report
-from .core import CLOCKS, Trace
-from .experiments import Experiment
-from .experiments.experiment import asked
-from .panel import table
-from .player import LOOK, Player, pack
-from .runtime import Run
-from .words import counted
+from ... import __version__
+from ...core import CLOCKS, Trace
+from ...core.words import counted
+from ...experiments import Experiment
+from ...experiments.experiment import asked
+from ...runtime import Run
+from .. import report, table
+from ..player import LOOK, Player, pack
 
 HERE = Path(__file__).parent
 PAGE = Template((HERE / "page.html").read_text(encoding="utf-8"))
@@ -34,8 +35,10 @@ def page(
     clock: str | None = None,
     notes: tuple[str, ...] = (),
 ) -> str:
-    """The page of what was reopened: traces by clock; the experiment, where it is known; the run, where there is one; the clock
-    shown first; `notes` on what is missing. Part of a run gets no sentences: they would tell of a whole one."""
+    """The page of what was reopened: traces by clock; the experiment, where it is known; the run,
+    where there is one; the clock shown first; `notes` on what is missing. Part of a run gets no
+    sentences: they would tell of a whole one.
+    """
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
@@ -64,17 +67,23 @@ def page(
         ),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
         tabs="".join(
-            f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>'
+            '<button type="button" role="tab" aria-controls="btl-play"'
+            f' data-clock="{t.clock}">{t.clock}</button>'
             for t in given
         ),
         results=results(given, experiment, whole),
         settings=settings(first, experiment),
-        told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run))
-        if run and whole
-        else "",
-        again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n'
-        if experiment
-        else "",
+        told=(
+            "".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run))
+            if run and whole
+            else ""
+        ),
+        again=(
+            "<h2>Again</h2>\n<div"
+            f' class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n'
+            if experiment
+            else ""
+        ),
         data=data(given, first.clock, experiment),
     )
     return written.encode(
@@ -114,13 +123,15 @@ def settings(trace: Trace, experiment: Experiment | None) -> str:
     else:
         values = changed = asked(trace.settings)
     return "".join(
-        f"<div{' class=btl-changed' if name in changed else ''}><dt>{escape(name)}</dt><dd>{escape(report.setting(value))}</dd></div>"
+        f"<div{' class=btl-changed' if name in changed else ''}><dt>{escape(name)}</dt>"
+        f"<dd>{escape(report.setting(value))}</dd></div>"
         for name, value in values.items()
     )
 
 
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
-    """What page.js reads, which holds nothing of a run but base64: the bodies of the traces, and which clock has which."""
+    """What page.js reads, which holds nothing of a run but base64: the bodies of the traces, and
+    which clock has which."""
     bodies: list[str] = []
     clocks = {}
     for trace in given:

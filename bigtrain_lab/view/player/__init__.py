@@ -1,8 +1,11 @@
-"""The player: one canvas that gets a whole trace once, as bytes, and plays it in the browser without the kernel.
+"""The player: one canvas that gets a whole trace once, as bytes, and plays it in the browser
+without the kernel.
 
-Schedule above, messages between its rows, memory by kind below, one time axis and one playhead through all; a click on a rank's
-peak lists what was alive then. Playing, stepping, scrubbing and zooming are local to the browser (player.js, player_picture.js,
-player_peak.js), so a busy kernel does not stop them. Of a collective, player_chunks.js shows each chunk on its way in place of memory.
+Schedule above, messages between its rows, memory by kind below, one time axis and one playhead
+through all; a click on a rank's peak lists what was alive then. Playing, stepping, scrubbing and
+zooming are local to the browser (player.js, player_picture.js, player_peak.js), so a busy kernel
+does not stop them. Of a collective, player_chunks.js shows each chunk on its way in place of
+memory.
 """
 
 import json
@@ -14,17 +17,19 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from .core import MEMORY_KINDS, Memory, Span, Trace, Transfer
-from .core.peak import followed, peak, readings
-from .core.waited import waited
-from .figures import palette, words
-from .figures.timeline import rows_of
-from .holdings import holdings
+from ...core import MEMORY_KINDS, Memory, Span, Trace, Transfer
+from ...core.peak import followed, peak, readings
+from ...core.waited import waited
+from ...order.holdings import holdings
+from ..figures import palette, words
+from ..figures.timeline import rows_of
 
 HERE = Path(__file__).parent
 LISTED = 12  # storages of a peak that are told one by one
 TOGETHER = re.compile(r"(\d+) smaller ones")  # a run's log tells those together
-INSIDE = 20_000  # readings between action boundaries that all are shown; of more, those where the bytes turn, or each action's highest
+# readings between action boundaries that all are shown; of more, those where the bytes turn, or
+# each action's highest
+INSIDE = 20_000
 
 LOOK = {
     "phases": {
@@ -43,7 +48,8 @@ LOOK = {
 
 
 class Player(anywidget.AnyWidget):
-    """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels, None to fit the ranks."""
+    """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels,
+    None to fit the ranks."""
 
     _esm = "".join(
         (HERE / name).read_text(encoding="utf-8")
@@ -75,10 +81,11 @@ class Player(anywidget.AnyWidget):
         step_ends: tuple[int, ...] | None = None,
         whole: Trace | None = None,
     ) -> None:
-        """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
+        """Replace the trace, in one message. A `note` greys it and says why; without a trace the
+        note stands alone.
 
-        `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, where its
-        steps end in the whole, whose peaks are marked.
+        `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of
+        a trace, where its steps end in the whole, whose peaks are marked.
         """
         with self.hold_sync():
             self.live = live
@@ -96,7 +103,8 @@ class Player(anywidget.AnyWidget):
 def pack(
     trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None
 ) -> bytes:
-    """The trace as the JSON that player.js reads; times in ticks since the first event. `step_ends`, `whole`: as of Player.show."""
+    """The trace as the JSON that player.js reads; times in ticks since the first event.
+    `step_ends`, `whole`: as of Player.show."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
@@ -170,8 +178,9 @@ def chunks_of(trace: Trace, start: int) -> dict | None:
 
 
 def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list | None:
-    """[tick, where, [[kind, bytes], ...], storages, [[kind, bytes, name, shape, dtype, module, action], ...]]: a rank's peak, by kind
-    and, where the run kept a ledger, its largest storages."""
+    """[tick, where, [[kind, bytes], ...], storages, [[kind, bytes, name, shape, dtype, module,
+    action], ...]]: a rank's peak, by kind and, where the run kept a ledger, its largest
+    storages."""
     if not (highest := peak(trace, rank)):
         return None
     kinds = [
@@ -207,7 +216,8 @@ def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list 
 
 
 def turns(readings: list[Memory]) -> list[Memory]:
-    """Of the readings inside each action the first, the last, and those where the bytes begin to rise, to fall or to stay."""
+    """Of the readings inside each action the first, the last, and those where the bytes begin to
+    rise, to fall or to stay."""
     kept = []
     for _, group in groupby(
         sorted(readings, key=attrgetter("rank", "lane")), key=attrgetter("rank", "lane", "name")
@@ -225,7 +235,8 @@ def turns(readings: list[Memory]) -> list[Memory]:
 
 
 def levels(trace: Trace, rank: int, start: int, deep: bool) -> list[list[int]]:
-    """[[tick, bytes of each kind], ...] of a rank: at action boundaries, and `deep` between them too."""
+    """[[tick, bytes of each kind], ...] of a rank: at action boundaries, and `deep` between them
+    too."""
     read = [each for each in readings(trace, rank) if deep or not each.inside]
     if len(read) > INSIDE:
         highest = {each.action: each for each in sorted(read, key=attrgetter("bytes"))}

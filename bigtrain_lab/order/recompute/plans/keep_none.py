@@ -1,11 +1,12 @@
 """Keep none: only the chain's input is kept, and each backward begins again from there.
 
-    0A 1A ... (n-2)A (n-1)F (n-1)B   0A ... (n-3)A (n-2)F (n-2)B   ...        advances (n-1) + (n-2) + ... + 1 = n(n-1)/2
+    0A 1A ... (n-2)A (n-1)F (n-1)B   0A ... (n-3)A (n-2)F (n-2)B   ...        advances (n-1) + (n-2)
+                                                                              + ... + 1 = n(n-1)/2
 
 The least memory there is: the input and one record. For 64 layers 2,016 advances.
 """
 
-from ..recompute import A, B, F, Recompute
+from ..plan import A, B, F, Recompute
 
 
 class KeepNone(Recompute):

@@ -1,14 +1,16 @@
-"""Optimal: of all plans whose peak stays within the budget, the one with the least work done twice; layers may be unequal.
+"""Optimal: of all plans whose peak stays within the budget, the one with the least work done twice;
+layers may be unequal.
 
     budget    input + largest record   ->  the sum of all records
-    plan      keep none                ->  keep all                    and between them every step that memory can buy
+    plan      keep none                ->  keep all                    and between them every step
+                                                                       that memory can buy
 
-It keeps states and records where they are cheap to keep and dear to make. recompute_optimum.py tells how it is found, and
-for which chains that is certain.
+It keeps states and records where they are cheap to keep and dear to make. recompute_optimum.py
+tells how it is found, and for which chains that is certain.
 """
 
-from ..recompute import Recompute
-from ..recompute_optimum import optimum
+from ..optimum import optimum
+from ..plan import Recompute
 
 
 class Optimal(Recompute):

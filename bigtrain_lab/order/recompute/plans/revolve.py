@@ -1,19 +1,22 @@
-"""Revolve: with s slots for kept states, the chain's input in one of them, the fewest advances there can be for n equal layers.
+"""Revolve: with s slots for kept states, the chain's input in one of them, the fewest advances
+there can be for n equal layers.
 
-    t(n, s) = r n - C(s+r, s+1)        r the least number with C(s+r, s) >= n: no layer advances more than r times
+    t(n, s) = r n - C(s+r, s+1)        r the least number with C(s+r, s) >= n: no layer advances
+                                       more than r times
 
     t(64, 1) = 2016     t(64, 3) = 258     t(64, 4) = 200     t(64, 8) = 137     t(64, 64) = 63
 
-Keep the state j layers on, where j makes  j + t(n-j, s-1) + t(j, s)  least; do the rest with a slot less, then come back.
-One record is alive at a time, and the state on its way needs no slot. Unequal layers are counted as the heaviest of them.
-Source: Griewank and Walther 2000 (ACM TOMS 26(1)), section 2.
+Keep the state j layers on, where j makes  j + t(n-j, s-1) + t(j, s)  least; do the rest with a slot
+                                                                      less, then come back.
+One record is alive at a time, and the state on its way needs no slot. Unequal layers are counted as
+the heaviest of them. Source: Griewank and Walther 2000 (ACM TOMS 26(1)), section 2.
 """
 
 from dataclasses import dataclass
 from math import comb
 
-from ..core import Impossible
-from ..recompute import A, B, F, Recompute
+from ....core import Impossible
+from ..plan import A, B, F, Recompute
 
 
 def fewest_advances(layers: int, slots: int) -> int:
@@ -25,7 +28,8 @@ def fewest_advances(layers: int, slots: int) -> int:
 
 
 def revolve(start: int, end: int, slots: int):
-    """The layers start .. end-1, run backward with the state before them in the first of the slots."""
+    """The layers start .. end-1, run backward with the state before them in the first of the
+    slots."""
     for last in reversed(range(start, end)) if slots == 1 else ():
         yield from (*map(A, range(start, last)), F(last), B(last))
     if slots > 1 and end - start > 1:
@@ -59,7 +63,7 @@ class Revolve(Recompute):
         )
         if slots < 1:
             raise Impossible(
-                "Revolve needs a slot for the chain's input beside the largest record: give it at least one slot, "
-                f"or a budget of {record + max(chain.states):,} bytes."
+                "Revolve needs a slot for the chain's input beside the largest record: give it at"
+                f" least one slot, or a budget of {record + max(chain.states):,} bytes."
             )
         return revolve(0, chain.layers, min(slots, chain.layers))

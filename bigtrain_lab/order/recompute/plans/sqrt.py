@@ -1,15 +1,16 @@
-"""Square root: segments of about sqrt(n) layers, so that the kept inputs and one segment's records are about equally many.
+"""Square root: segments of about sqrt(n) layers, so that the kept inputs and one segment's records
+are about equally many.
 
     k kept inputs + n/k records    is least at k = sqrt(n):   2 sqrt(n) for one more forward
 
-Best among plans that run each layer at most twice, for equal layers whose record weighs what a state does; where a record
-weighs more, more and shorter segments are better, and a plan that runs layers more often needs less memory still.
-Source: Chen et al. 2016 (arXiv:1604.06174), section 4.
+Best among plans that run each layer at most twice, for equal layers whose record weighs what a
+state does; where a record weighs more, more and shorter segments are better, and a plan that runs
+layers more often needs less memory still. Source: Chen et al. 2016 (arXiv:1604.06174), section 4.
 """
 
 from math import isqrt
 
-from ..recompute import Recompute
+from ..plan import Recompute
 from .every_k import by_segments
 
 

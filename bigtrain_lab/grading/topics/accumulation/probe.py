@@ -1,0 +1,67 @@
+"""Gradient accumulation: what each micro-batch counts in each update, read in the gradient.
+
+gradient of a window = sum_i grad L_i / N      L_i summed loss of micro-batch i, N the window's tokens
+"""
+
+import math
+
+NAME, NEAR = "accumulation", 1e-12
+
+
+def scenes(draw):
+    k, equal, slope = draw.randint(3, 5), draw.randint(5, 30), draw.uniform(1e6, 9e6)
+    short = 2 * k + draw.randint(1, k - 2)
+    small, large = draw.uniform(0.05, 0.5), 80 * slope
+
+    def scene(name, lengths, k=k, slope=1.0, bad=None, clip=None, scaled=False):
+        """Micro-batch `bad` has an infinite loss."""
+        inputs = {
+            "k": k,
+            "lengths": lengths,
+            "pads": [draw.randint(0, 9) for _ in lengths],
+            "slopes": [math.inf if i == bad else slope for i in range(len(lengths))],
+            "clip": clip,
+            "scaled": scaled,
+        }
+        of = ", ".join(map(str, lengths))
+        besides = (f", clip={clip:g}" if clip else "") + ", a scaler" * scaled
+        return f"{name}: micro-batches of {of} tokens, k={k}{besides}", inputs
+
+    def unequal(n):
+        return [draw.choice((1, 2, 4, 8, 16)) * draw.randint(3, 9) + i % 3 for i in range(n)]
+
+    yield scene("one window", [equal] * k)
+    yield scene("two windows", [equal] * 2 * k)
+    yield scene("one window of unequal lengths", unequal(k))
+    yield scene("two windows of unequal lengths", unequal(2 * k))
+    yield scene("a short last window", [equal] * short)
+    yield scene("a short last window of unequal lengths", unequal(short))
+    yield scene("a small limit", unequal(short), slope=slope, clip=small)
+    yield scene("a large limit", unequal(short), slope=slope, clip=large)
+    yield scene("a loss scaler", unequal(short), scaled=True)
+    yield scene("a scaler and a small limit", unequal(short), slope=slope, clip=small, scaled=True)
+    yield scene("a scaler and a large limit", unequal(short), slope=slope, clip=large, scaled=True)
+    first, second = draw.randrange(k), draw.randrange(k, 2 * k)
+    yield scene("an infinite loss", unequal(short), bad=first)
+    yield scene(f"an infinite loss of micro-batch {first}", unequal(short), bad=first, scaled=True)
+    told = f"an infinite loss of micro-batch {second}"
+    yield scene(told, unequal(short), bad=second, scaled=True)
+    yield scene(told, unequal(short), slope=slope, bad=second, clip=small, scaled=True)
+    for k in (1, 2, 3, 4, 5, 6, 7, 10, 13):
+        yield scene("10 micro-batches", unequal(10), k)
+
+
+def shown(inputs: dict, came: dict) -> dict:
+    return {
+        "updates": len(came["updates"]),
+        "how much each micro-batch counts in each update": [each[0] for each in came["updates"]],
+        "gradients of the other weights in each update": [
+            [number for weight in each[1:] for number in weight[:1]] for each in came["updates"]
+        ],
+        "tokens of each forward before an update": came["forwards"][:-1],
+        "learning rates in each update": came["rates"],
+        "scale at the end": came["scale"],
+        "bytes kept for backwards as a forward begins, at most": came["waiting"],
+        "earlier graphs alive as a forward begins, but the last": max(0, came["alive"] - 1),
+        "gradients held as a forward begins, 2 or more": max(2, came["copies"]),
+    }

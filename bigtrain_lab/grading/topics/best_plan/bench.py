@@ -1,0 +1,22 @@
+"""A planner of one's own for recompute: the order that it gives for a chain."""
+
+from collections.abc import Iterable
+
+from bigtrain_lab.order.schedule import Action
+
+from ...fence import Refused
+
+ASKED = "return a list of A(i), F(i) and B(i)."
+
+
+def play(answer, sizes, costs, budget) -> list:
+    """Each action's [kind, layer]."""
+    plan = answer([*sizes], [*costs], budget)
+    if not isinstance(plan, Iterable):
+        raise Refused(f"There is no plan: your answer gave {plan!r}. Instead, {ASKED}")
+    order = []
+    for action in plan:
+        if not isinstance(action, Action):
+            raise Refused(f"Your plan holds {action!r}, which is no action: {ASKED}")
+        order.append([action.kind, int(action.stage)])
+    return order

@@ -1,0 +1,30 @@
+import torch
+
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, token, fn, kwargs, *args):
+        ctx.fn, ctx.kwargs, ctx.args = fn, kwargs, args
+        ctx.state = torch.get_rng_state()
+        ctx.autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+        return fn(*args, **kwargs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        args = [fresh(x) for x in ctx.args]
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad(), torch.autocast("cpu", *ctx.autocast):
+            results = ctx.fn(*args, **ctx.kwargs)
+        torch.set_rng_state(now)
+        torch.autograd.backward(results, gradients)
+        return None, None, None, *(getattr(x, "grad", None) for x in args)
+
+
+def fresh(x):
+    return x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
+
+
+def answer(fn, *args, **kwargs):
+    token = torch.empty(0, requires_grad=True)
+    return Again.apply(token, fn, kwargs, *args)

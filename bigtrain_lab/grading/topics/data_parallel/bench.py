@@ -1,0 +1,54 @@
+"""Data parallel: two batches on one rank, whose gradients an answer makes those of all."""
+
+from contextlib import nullcontext
+
+import torch
+
+from ...trainings import drawn, flat
+
+
+class Net(torch.nn.Module):
+    """Two heads on a trunk, one layer of it frozen, in float64."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        sizes = (5, 7), (7, 7), (7, 6), (6, 6)
+        self.trunk = torch.nn.ModuleList(torch.nn.Linear(*size) for size in sizes)
+        self.a, self.b = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+        self.trunk[1].requires_grad_(False)
+        self.register_buffer("scale", torch.rand(3))
+        self.double()
+
+    def learnt(self) -> list:
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def gradient(self) -> torch.Tensor:
+        return flat(p.detach() * 0 if p.grad is None else p.grad for p in self.learnt())
+
+    def loss(self, data: dict, heads: str) -> torch.Tensor:
+        x, y = drawn(data)
+        for layer in self.trunk:
+            x = torch.tanh(layer(x))
+        return ((sum(getattr(self, head)(x) for head in heads) * self.scale - y) ** 2).sum()
+
+
+def play(answer, group, bucket_bytes, seed, heads, batches) -> dict:
+    """What the rank starts from, and each batch's gradient. Marks say where each gradient is
+    made: under no_sync, or in the last backward of a batch."""
+    net, gradients = Net(seed), []
+    for p in net.learnt():
+        p.register_hook(lambda gradient: group.mark("gradient"))
+    mine = answer(net, group, bucket_bytes)
+    start = flat(net.state_dict().values()).tolist()
+    for number, batch in enumerate(batches):
+        for at, data in enumerate(batch, 1):
+            last = at == len(batch)
+            with nullcontext() if last else mine.no_sync():
+                group.mark(f"last of batch {number}" if last else "under no_sync")
+                net.loss(data, heads).backward()
+                group.mark("end")
+        mine.finish(sum(data["shapes"][0][0] for data in batch))
+        gradients.append(net.gradient().tolist())
+        net.zero_grad()
+    return {"start": start, "gradients": gradients}

@@ -1,0 +1,95 @@
+"""Data parallel by hooks: buckets of gradients, each summed on a lane while the backward goes on.
+
+    gradient   sum_r g_r / sum_r n_r, of losses that are sums over the n_r samples of rank r
+    buckets    at most bucket_bytes each, or one parameter; launched in one order on all ranks
+
+The truth is torch's own gradient of all samples in one process.
+Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
+"""
+
+from collections import defaultdict
+
+import torch
+
+from ...ranks import MARK
+from ...trainings import flat, off
+from .bench import Net
+
+NAME, FEW = "data-parallel", 8
+
+
+def scenes(draw):
+    """(name, what all ranks are given, what each is given)."""
+    many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
+    few = draw.randint(1, 6)
+    for name, samples, heads, bucket_bytes in (  # samples: of each rank's micro-batches
+        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 250),
+        ("3 ranks, unequal samples", [[few], [few + 1], [few + 3]], "ab", most),
+        (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
+        ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),
+        ("3 ranks, of which one uses the heads in another order", [[3]] * 3, "ba", 300),
+        ("1 rank", [[2, 3]], "ab", 600),
+    ):
+        seed = draw.randrange(2**31)
+        own = [
+            {
+                "seed": seed + rank,
+                "heads": heads if rank == 1 else "ab",
+                "batches": [
+                    [{"seed": draw.randrange(2**31), "shapes": [[n, 5], [n, 3]]} for n in micros]
+                    for _ in range(2)
+                ],
+            }
+            for rank, micros in enumerate(samples)
+        ]
+        yield name, {"bucket_bytes": bucket_bytes}, own
+
+
+def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+    """Whether ranks start alike, their gradients beside the truth, and what travelled when."""
+    net = Net(own[0]["seed"])
+    whole = flat(net.state_dict().values()).tolist()
+    row = {
+        "numbers unlike rank 0's at the start": [
+            sum(a != b for a, b in zip(each["start"], whole)) for each in came
+        ]
+    }
+    for at in range(2):
+        losses = [net.loss(data, each["heads"]) for each in own for data in each["batches"][at]]
+        samples = sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
+        net.zero_grad()
+        (sum(losses) / samples).backward()
+        found = [torch.tensor(each["gradients"][at], dtype=torch.float64) for each in came]
+        row[f"wrong numbers of batch {at + 1}'s gradient"] = [
+            off(each, net.gradient()) for each in found
+        ]
+        row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
+    if len(own) > 1 and all(each["heads"] == "ab" for each in own):
+        sizes = [p.nbytes for p in net.learnt()]
+        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in log.ranks.seen]
+        row |= {name: [each[name] for each in rows] for name in rows[0]}
+    return row
+
+
+def launches(seen: list, sizes: list[int], limit: int) -> dict:
+    """What a rank sent in two batches, and did in the backwards of the first."""
+    during, now = defaultdict(list), "end"
+    for what, where, _ in seen:
+        if where == MARK and what != "gradient":
+            now = what
+        elif what == "launch" or where in ("", MARK):  # else a lane does it
+            during[now].append(what)
+    quiet, last = during["under no_sync"], during["last of batch 0"]
+    later = last[last.index("launch") :] if "launch" in last else []
+    sent = [size for what, _, size in seen if what == "all_reduce" and size > 8]
+    beyond = [size - limit for size in sent if size > limit and size not in sizes]
+    enough = 2 * (sum(sizes) // limit + 1)
+    return {
+        "collectives under no_sync": len(quiet) - quiet.count("gradient"),
+        "waits inside the backward": last.count("wait") + last.count("all_reduce"),
+        "launches before the backward ends": bool(later),
+        "launches when two gradients are to come": later.count("gradient") >= 2,
+        "bytes of a bucket beyond the limit": max(beyond, default=0),
+        "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),
+        "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2),
+    }

@@ -1,0 +1,16 @@
+"""Fusion: the groups that an answer gives, and the bytes that it tells."""
+
+from ...fence import Refused
+
+
+def play(answer, operators, sizes, outputs) -> dict:
+    given = [(name, list(reads), pointwise) for name, reads, pointwise in operators]
+    found = answer(given, dict(sizes), list(outputs))
+    try:
+        groups, told = found
+        return {"groups": [[str(name) for name in group] for group in groups], "told": float(told)}
+    except (TypeError, ValueError):
+        raise Refused(
+            "Your answer gave no groups with their bytes: return the groups and the bytes that"
+            " they move, as in ([['a', 'b'], ['c']], 24)."
+        ) from None

@@ -1,0 +1,68 @@
+"""Layouts: products of tensors of which dimensions are cut along axes of ranks."""
+
+NAME = "layouts"
+LINE, FOUR, BOTH = "n d, d f -> n f", {"rows": 4}, {"rows": 2, "columns": 4}
+EQUATIONS = (
+    LINE,
+    "b s d, d h k -> b h s k",
+    "b h s k, b h t k -> b h s t",
+    "b e c d, e d f -> b e c f",
+    "a b c, c d -> d",
+)
+AXES = (FOUR, BOTH, {"rows": 3, "columns": 2}, {"x": 2, "y": 2, "z": 2})
+
+
+def scenes(draw):
+    for equation, layout, axes in (
+        (LINE, {}, FOUR),
+        *((LINE, {dim: "rows"}, FOUR) for dim in "dnf"),
+        *((LINE, {a: "rows", b: "columns"}, BOTH) for a, b in ("nf", "fn", "nd", "df")),
+        (LINE, {"n": "rows"}, BOTH),
+        (LINE, {"n": "rows", "d": "columns"}, {"rows": 3, "columns": 1}),
+        (LINE, {"heads": "columns", "d": "rows"}, BOTH),
+        ("n d, d dh -> n dh", {"d": "rows", "dh": "columns"}, BOTH),
+        ("batch width, width hidden -> batch hidden", {"width": "rows", "batch": "columns"}, BOTH),
+        ("n d, d f -> f n", {"n": "rows", "f": "columns"}, BOTH),
+        ("b s k, b t k -> b s t", {"b": "rows"}, FOUR),
+        ("b s k, b t k -> b s t", {"s": "rows", "k": "columns"}, BOTH),
+        ("n d e, d f -> n f", {"e": "rows"}, FOUR),
+        ("n d, d f e -> n f", {"e": "rows"}, FOUR),
+        ("n d e, d e f -> n f", {"d": "rows", "e": "columns"}, BOTH),
+        ("n m d, d f -> n m f", {"n": "rows", "m": "columns"}, BOTH),
+    ):
+        yield scene(draw, equation, layout, axes)
+    sizes = [dict.fromkeys("ndf", size) for size in (8, 16)]
+    calls = [[LINE, size, {dim: "rows"}, FOUR] for size, dim in zip(sizes, "nd")]
+    yield "two calls", {"calls": calls}
+    for _ in range(12):
+        equation, axes = draw.choice(EQUATIONS), draw.choice(AXES)
+        cut = draw.sample(names_of(equation), min(len(names_of(equation)), len(axes)))
+        yield scene(draw, equation, dict(zip(cut, draw.sample(list(axes), len(axes)))), axes)
+
+
+def names_of(equation: str) -> list[str]:
+    return list(dict.fromkeys(equation.replace("->", " ").replace(",", " ").split()))
+
+
+def scene(draw, equation: str, layout: dict, axes: dict):
+    """A call, with sizes that all axes together divide."""
+    whole = 1
+    for ranks in axes.values():
+        whole *= ranks
+    names = names_of(equation)
+    sizes = {dim: whole * draw.randint(2, 9) for dim in draw.sample(names, len(names))}
+    where = ", ".join(f"{dim} along {axis}" for dim, axis in layout.items()) or "nothing"
+    told = ", ".join(f"{axis} {ranks}" for axis, ranks in axes.items())
+    called = [equation, sizes, layout, axes]
+    return f"{equation!r}, split: {where}; axes {told}", {"calls": [called]}
+
+
+def shown(inputs: dict, came: dict) -> dict:
+    """For each tensor the axes along which it is summed and the bytes that a rank sends for it."""
+    row = {}
+    for name in ("Y", "dX", "dW"):
+        own = [(axis, size) for tensor, axis, size in came["rows"] if tensor == name and size]
+        axes = ", ".join(sorted(axis for axis, _ in own))
+        row[f"axes along which {name} is summed"] = axes or "none"
+        row[f"bytes of {name}"] = sum(size for _, size in own)
+    return row | {"what was given": came["given"]}

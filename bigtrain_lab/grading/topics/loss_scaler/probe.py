@@ -1,0 +1,120 @@
+"""A dynamic loss scaler, as a class with torch's methods.
+
+    scale(loss) = S loss     unscale_: p.grad / S     step: skipped where a gradient is not finite
+    update: S x backoff_factor after a skipped step, S x growth_factor after growth_interval good
+            ones
+
+Powers of two are divided exactly, so every number is compared bit for bit. Source:
+torch.amp.GradScaler.
+"""
+
+import math
+from itertools import product
+
+from ...trainings import by_step
+
+NAME, NEAR = "loss-scaler", 0.0
+FORBIDS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
+INF, NAN = math.inf, math.nan
+
+
+def scenes(draw):
+    up, down = draw.choice(((4.0, 0.125), (8.0, 0.25), (16.0, 0.125)))
+    n, first = draw.randint(2, 4), 2.0 ** draw.randint(8, 13)
+    usual = {
+        "init_scale": first,
+        "growth_factor": up,
+        "backoff_factor": down,
+        "growth_interval": n,
+    }
+    slope = draw.randrange(2**20 + 1, 2**22, 2) / 2**25  # more digits than 16 bits hold
+    good, both, bad = step([slope]), step([slope, slope]), step([INF], rest=slope)
+    begins, ends = zip(step([slope], True), of_another(step([slope], True)))
+    saved = [*bad, *good, [0, "save"], *good * 5]
+    loaded = [
+        event
+        for number in (1, 2)
+        for event in ([number, "load"], *of_another(good, number) * (n + 1))
+    ]
+    for name, events, more in (
+        ("one step", good, {"idle": False}),
+        ("one step, one parameter without a gradient", good, {}),
+        ("one step after unscale_", step([slope], True), {}),
+        ("a gradient that fp16 does not hold", step([2.0**-30]), {}),
+        *(
+            (
+                f"two steps, unscale_ called in {one + other}",
+                step([slope], one) + step([slope], other),
+                {},
+            )
+            for one, other in product((True, False), repeat=2)
+        ),
+        *(
+            (
+                f"a gradient with {broken} after a good step{', unscaled' * unscale}, then a good"
+                " one",
+                [*good, *step([broken], unscale, place, slope), *good],
+                {"momentum": 0.5},
+            )
+            for broken, place, unscale in product((INF, NAN, -INF), (-1, 0), (False, True))
+        ),
+        ("a gradient of 1,000", step([1000.0]), {}),
+        ("gradients whose sum float32 does not hold", step([2.0**127 / first]), {}),
+        (f"{2 * n + 1} good steps", good * (2 * n + 1), {}),
+        (f"{2 * n + 1} good steps of two optimizers", both * (2 * n + 1), {}),
+        (
+            "a skipped step just before the scale would grow",
+            [*good * (n - 1), *bad, *good * n],
+            {},
+        ),
+        *(
+            (
+                f"two optimizers with gradients {one:g} and {other:g}",
+                step([one, other], rest=slope) + both,
+                {},
+            )
+            for one, other in ((INF, slope), (slope, INF), (INF, NAN))
+        ),
+        ("many skipped steps", [*bad * 9, *good], {}),
+        ("many good steps", good * 6 * n, {}),
+        ("two scalers in turns", [*good, *of_another(bad)] * 2 * n, {"trainings": 2}),
+        ("two scalers at once", [*begins, *ends], {"trainings": 2}),
+        ("a scaler saved after 1 skipped and 1 good step", saved + loaded, {"trainings": 3}),
+    ):
+        yield scene(name, usual, events, **more)
+    for interval in range(1, 5):
+        rule = usual | {
+            "growth_interval": interval,
+            "init_scale": draw.choice((1.0, 1024.0, 65536.0)),
+        }
+        events = []
+        for _ in range(8):
+            slopes = draw.choices((slope, -slope, INF, NAN), (4, 4, 1, 1), k=2)
+            events += step(slopes, draw.random() < 0.5, draw.randint(-1, 0), slope)
+        yield scene("8 steps drawn", rule, events, momentum=0.5)
+
+
+def scene(name: str, rule: dict, events: list, **options) -> tuple[str, dict]:
+    told = ", ".join(f"{each}={value:g}" for each, value in rule.items())
+    return f"{name}, {told}", {"rule": rule, "events": events, **options}
+
+
+def step(slopes, unscale=False, place=-1, rest=0.125) -> list[list]:
+    """A step's events. Five equal gradients an optimizer; where not finite, one, and `rest`."""
+    gradients = [[slope if math.isfinite(slope) else rest] * 5 for slope in slopes]
+    for each, slope in zip(gradients, slopes):
+        each[place] = slope
+    return [[0, "begin", gradients, unscale], [0, "end"]]
+
+
+def of_another(events: list, number: int = 1) -> list[list]:
+    return [[number, *event[1:]] for event in events]
+
+
+def shown(inputs: dict, came: list[dict]) -> dict:
+    """Each step; gradients that are left after it, where they are finite."""
+    for each in came:
+        each["gradients left"] = [
+            left for left in each["gradients left"] if left is None or all(map(math.isfinite, left))
+        ]
+    return by_step(came)

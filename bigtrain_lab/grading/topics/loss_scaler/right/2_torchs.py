@@ -1,0 +1,5 @@
+import torch
+
+
+def answer(**rule):
+    return torch.amp.GradScaler("cpu", **rule)

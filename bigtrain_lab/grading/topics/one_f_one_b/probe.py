@@ -1,0 +1,68 @@
+"""1F1B as a Schedule: what each rank does, in its order.
+
+    slots (F = 1, B = 2)   3 (m + p - 1)        live micro-batches on rank r   min(m, p - r)
+
+Only `steps` counts: the order is played by the rules of `Schedule` itself, whatever else a class
+says. Source: Narayanan et al. 2021 (arXiv:2006.09503), section 3.2.
+"""
+
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
+
+NAME, ALLOWS = "1f1b", ("bigtrain_lab.order.schedule", "bigtrain_lab.core")
+
+
+def scenes(draw):
+    for p, m in (
+        (4, 8),
+        (draw.randint(5, 7), draw.randint(9, 13)),
+        (3, draw.choice((4, 5, 7))),
+        (draw.randint(5, 8), draw.randint(3, 4)),
+        (2, draw.randint(4, 6)),
+        (draw.randint(3, 4), 2),
+        (draw.randint(2, 5), 1),
+        (1, draw.randint(3, 5)),
+    ):
+        yield f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m}
+
+
+def shown(inputs: dict, came: dict) -> dict:
+    """Whether each rank does all of its own, and once; if so, when it updates, and the schedule
+    played."""
+    m, order = inputs["micro_batches"], came["order"]
+    own = [
+        [(kind, batch) for kind, stage, batch in work if kind in "FB" and stage == rank]
+        for rank, work in enumerate(order)
+    ]
+    whole = {(kind, batch) for kind in "FB" for batch in range(m)}
+    row = {
+        "what else your class changes": came["changed"],
+        "forwards on each rank": [[kind for kind, _ in work].count("F") for work in own],
+        "backwards on each rank": [[kind for kind, _ in work].count("B") for work in own],
+        "those asked for, and different, on each rank": [len(whole & {*work}) for work in own],
+        "actions of no stage or micro-batch there": [
+            sum(kind != "U" for kind, _, _ in work) - sum(each in whole for each in mine)
+            for work, mine in zip(order, own)
+        ],
+    }
+    if all(set(work) == whole and len(work) == 2 * m for work in own):
+        row["updates before a rank's last backward, or of another name"] = [
+            early(work, m) for work in order
+        ]
+        trace = simulate(Schedule.of(*map(text, order)), {"F": 1, "B": 2})
+        row["slots"] = float(trace.makespan)
+        row["micro-batches alive on each rank"] = [*map(trace.peak_live, range(len(order)))]
+    return row
+
+
+def early(work: list, m: int) -> int:
+    """Updates that come before the last backward, or are not called U(m - 1)."""
+    last = max(at for at, (kind, _, _) in enumerate(work) if kind == "B")
+    return sum(
+        kind == "U" and (at < last or batch != m - 1) for at, (kind, _, batch) in enumerate(work)
+    )
+
+
+def text(work: list) -> str:
+    """As `Schedule.of` reads an order: "0F0 0B0"."""
+    return " ".join(f"{stage}{kind}{batch}" for kind, stage, batch in work)

@@ -1,0 +1,83 @@
+"""An operator policy: operators called inside its with block, or after it."""
+
+from contextlib import suppress
+
+import torch
+from torch.nn import functional as F
+
+# Looked up when called, as a policy may stand in their place.
+PRODUCTS = {
+    "x @ y": lambda x, y: x @ y,
+    "torch.mm": lambda x, y: torch.mm(x, y),
+    "torch.bmm": lambda x, y: torch.bmm(x[None], y[None]),
+    "torch.matmul": lambda x, y: torch.matmul(x, y),
+    "torch.einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "F.linear": lambda x, y: F.linear(x, y),
+    "F.linear with bias=": lambda x, y: F.linear(x, y, bias=y[0]),
+    "F.conv1d": lambda x, y: F.conv1d(x[None], y[None]),
+    "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None]),
+}
+DELICATE = {
+    "x.exp()": lambda x: x.exp(),
+    "torch.exp": lambda x: torch.exp(x),
+    "F.softmax": lambda x: F.softmax(x, -1),
+    "x.softmax": lambda x: x.softmax(-1),
+    "torch.softmax": lambda x: torch.softmax(x, -1),
+    "F.log_softmax": lambda x: F.log_softmax(x, -1),
+    "torch.log": lambda x: torch.log(x),
+    "x.log()": lambda x: x.log(),
+    "x ** 2": lambda x: x**2,
+    "torch.pow": lambda x: torch.pow(x, 2),
+    "x.sum()": lambda x: x.sum(),
+    "torch.sum": lambda x: torch.sum(x),
+    "x.mean()": lambda x: x.mean(),
+    "torch.mean": lambda x: torch.mean(x),
+    "x.norm()": lambda x: x.norm(),
+    "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
+    "torch.exp with input=": lambda x: torch.exp(input=x),
+    "F.mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+}
+OTHERS = {
+    "x + y": lambda x, y: x + y,
+    "x * y": lambda x, y: x * y,
+    "torch.add with alpha=": lambda x, y: torch.add(x, y, alpha=2),
+    "x / y": lambda x, y: x / y,
+    "torch.tanh": lambda x, y: torch.tanh(x),
+    "F.relu": lambda x, y: F.relu(x),
+    "F.gelu": lambda x, y: F.gelu(x),
+    "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),
+}
+OPERATORS = PRODUCTS | DELICATE | OTHERS
+
+
+class OfTheBlock(Exception):
+    """An error inside the with block."""
+
+
+def play(answer, dtype, calls, after=False, fails=False) -> dict:
+    """Calls are [operator, tensors], and of a tensor [numbers, type]. `fails`: the block raises."""
+    given = [(OPERATORS[name], *map(tensor, tensors)) for name, *tensors in calls]
+    went_on = False
+    with suppress(OfTheBlock):
+        with answer(getattr(torch, dtype)):
+            found = [operator(*tensors) for operator, *tensors in given if not after]
+            if fails:
+                raise OfTheBlock
+        went_on = True
+    found += [operator(*tensors) for operator, *tensors in given if after]
+    return {"the line after the block ran": went_on, "found": [*map(plain, found)]}
+
+
+def tensor(of: list) -> torch.Tensor:
+    numbers, dtype = of
+    made = torch.tensor(numbers, dtype=getattr(torch, dtype))
+    return made.requires_grad_() if made.is_floating_point() else made
+
+
+def plain(found: torch.Tensor) -> dict:
+    return {
+        "type": str(found.dtype).removeprefix("torch."),
+        "graph": found.requires_grad,
+        "last results": found.detach().double().flatten()[-4:].tolist(),
+    }

@@ -1,0 +1,56 @@
+"""Weight stashing: the answer's order, the version of each action, and the versions that stages keep."""
+
+from bigtrain_lab.order.schedule import Action
+
+from ...fence import Refused
+from ..one_f_one_b.bench import orders
+
+
+def play(answer, ranks, micro_batches, kept) -> dict:
+    """`kept`: ask for the versions that stages keep, and for nothing else."""
+    schedule = answer(ranks, micro_batches)
+    order = orders(schedule, ranks, micro_batches)
+    if kept:
+        return {
+            "order": order,
+            "held": [
+                [held(schedule, stage, updates) for updates in range(micro_batches + 1)]
+                for stage in range(ranks)
+            ],
+        }
+    return {
+        "order": order,
+        "asynchronous": bool(schedule.asynchronous),
+        "versions": [
+            [whole(schedule.version(action), f"version({action})") for action in actions]
+            for actions in ([Action(*each) for each in work] for work in order)
+        ],
+    }
+
+
+def held(schedule, stage: int, updates: int) -> list[int]:
+    if not hasattr(schedule, "versions_held"):
+        raise Refused(
+            "Your class does not say which versions a stage keeps: write versions_held(stage,"
+            " updates), which returns their numbers."
+        )
+    call = f"versions_held({stage}, {updates})"
+    given = schedule.versions_held(stage, updates)
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise Refused(
+            f"{call} gave {given!r}: return the numbers of the versions that the stage keeps."
+        )
+    return [whole(version, call) for version in given]
+
+
+def whole(number, call: str) -> int:
+    """A version as an answer may give it."""
+    try:
+        if int(number) == number and not isinstance(number, bool):
+            return int(number)
+    except (TypeError, ValueError):
+        pass
+    raise Refused(
+        f"{call} gave {number!r}: a version is a whole number, the updates that its weights have"
+        " behind them."
+    )

@@ -1,0 +1,109 @@
+"""ZeRO-1: what is drawn, and what a scene shows beside torch's own optimizer in one process."""
+
+import torch
+
+from ...trainings import flat, held, mean, off, parameters, push, travelled
+from .bench import halves
+
+NAME, FEW = "zero-1", 6
+
+
+def scenes(draw):
+    """(name, what all ranks are given, what each is given), in the order in which mistakes are
+    told."""
+    lr, decay = draw.choice((0.01, 0.02, 0.05)), draw.choice((0.02, 0.1))
+    moving = {"lr": lr, "momentum": draw.choice((0.8, 0.9))}
+    sgd, momentum, adam = ("SGD", {"lr": lr}), ("SGD", moving), ("Adam", {"lr": lr})
+    adamw = "AdamW", {"lr": lr, "weight_decay": decay}
+    other = draw.choice((("Adagrad", {"lr": lr}), ("RMSprop", moving)))
+    two = [{"weight_decay": decay}, {"lr": 3 * lr, "momentum": 0.5}]
+    even, many = [[4, 4], [6], [2, 3]], [[4, 8], [16], [4, 4], [8]]
+    odd = [[draw.choice((5, 7)), 3], [draw.choice((11, 13))], [3, 3]]
+    large, tiny = [[17, 19], [5], [draw.choice((3, 6))]], [[1], [2], [3], [7, 3], [4]]
+    for name, ranks, shapes, rule, more in (
+        ("2 ranks, even sizes, SGD", 2, even, sgd, {"steps": 1}),
+        ("2 ranks, even sizes, momentum, 3 steps", 2, even, momentum, {}),
+        ("4 ranks, even sizes, Adam", 4, many, adam, {}),
+        ("3 ranks, odd sizes, Adam", 3, odd, adam, {}),
+        (f"4 ranks, one large parameter, {other[0]}", 4, large, other, {}),
+        ("5 ranks, more than a tensor has elements", 5, tiny, momentum, {}),
+        ("2 ranks, one parameter", 2, large[:1], adam, {"clip": 0.3}),
+        ("2 ranks, a frozen parameter, AdamW", 2, odd, adamw, {"frozen": 1}),
+        ("3 ranks, two groups", 3, odd, momentum, {"groups": two}),
+        (
+            "2 ranks, a frozen parameter in the second group",
+            2,
+            odd,
+            momentum,
+            {"groups": two, "frozen": 2},
+        ),
+        ("3 ranks, clipped", 3, odd, momentum, {"clip": 0.3}),
+        ("2 ranks, two groups, clipped", 2, odd, momentum, {"groups": two, "clip": 0.3}),
+        ("3 ranks, a norm below max_norm", 3, odd, momentum, {"clip": 3.0}),
+        ("1 rank", 1, odd, adam, {"clip": 0.3}),
+    ):
+        first, *targets = [
+            {"seed": draw.randrange(2**31), "shapes": shapes} for _ in range(1 + ranks)
+        ]
+        yield name, given(first, targets, *rule, **more), [{"targets": each} for each in targets]
+
+
+def given(first, targets, optimizer, settings, clip=None, frozen=None, groups=(), steps=3) -> dict:
+    """clip: max_norm as a share of the first gradient's norm; gradients are then about 10^4, and
+    rates so much smaller, so that whether one adds torch's 1e-6 to the norm does not matter."""
+    scale = 1.0 if clip is None else 1e4
+    slower = [
+        dict(each, lr=each["lr"] / scale) if "lr" in each else dict(each)
+        for each in (settings, *groups)
+    ]
+    norm = 0.0
+    if clip:
+        push(params := parameters(first, frozen), mean(targets), scale)
+        norm = float(flat(p.grad for p in params if p.requires_grad).norm())
+    return {
+        "first": first,
+        "frozen": frozen,
+        "optimizer": optimizer,
+        "settings": slower[0],
+        "groups": slower[1:],
+        "clip": clip and clip * norm,
+        "scale": scale,
+        "steps": steps,
+    }
+
+
+def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> dict:
+    """A scene's row: what came out on each rank, and the log of its messages [what, bytes], beside
+    the truth."""
+    params, right = parameters(common["first"], common["frozen"]), []
+    inner = getattr(torch.optim, common["optimizer"])(
+        halves(params, common["groups"]), **common["settings"]
+    )
+    targets = mean([each["targets"] for each in own])
+    for _ in range(common["steps"]):
+        push(params, targets, common["scale"])
+        if common["clip"] is not None:
+            torch.nn.utils.clip_grad_norm_(params, common["clip"])
+        inner.step()
+        right.append(flat(params))
+    learnt = [p for p in params if p.requires_grad]
+    psi, ranks = sum(p.numel() for p in learnt), len(own)
+    ours = [[torch.tensor(each, dtype=torch.float64) for each in rank["weights"]] for rank in came]
+    row = {
+        f"wrong numbers after step {at + 1}": [off(each[at], truth) for each in ours]
+        for at, truth in enumerate(right)
+    }
+    row["first weights"] = [each[-1][:FEW] for each in ours]
+    room = held([inner]) / psi * (psi / ranks + len(params))
+    for name, key in (("after a step", "kept"), ("at the highest moment", "most")):
+        row[f"numbers of state beyond 1/{ranks}, {name}"] = [
+            max(0, round(each[key] - room)) for each in came
+        ]
+    share = (ranks - 1) / ranks
+    room = share * (psi + ranks * len(params)) + 2 * len(params)
+    sent = [[numbers / common["steps"] for numbers in travelled(each, ranks)] for each in log]
+    for at, when in enumerate(("before the optimizer's step", "after it")):
+        row[f"numbers sent a step {when} beyond psi"] = [
+            max(0, round(each[at] - room)) for each in sent
+        ]
+    return row

@@ -1,0 +1,151 @@
+"""ZeRO-3: steps of a stack of layers on one rank, and what of other ranks lay in its memory."""
+
+import weakref
+from collections import Counter
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ...fence import Refused
+from ...trainings import drawn
+
+RATE = 0.5
+
+
+class Memory(TorchDispatchMode):
+    """The most of others' numbers that were alive at once, whatever they are called.
+
+    others      number -> its place: "parameters" or "whole gradients", the layer, and where in it
+    storages    id -> each storage that an operator returned, and the places of its numbers
+    most        "parameters in the forward" -> how many
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.phase, self.others, self.storages, self.most = "", {}, {}, Counter()
+
+    def note(self, what: str, layer: int, numbers: list) -> None:
+        self.others |= {number: (what, layer, at) for at, number in enumerate(numbers)}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        made = operator(*args, **kwargs or {})
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+                if "empty" in operator.name():
+                    each.zero_()  # of what lay there before, nothing counts
+                storage = each.untyped_storage()
+                numbers = torch.empty(0, dtype=torch.float64).set_(storage).tolist()
+                found = {self.others[number] for number in self.others.keys() & numbers}
+                self.storages[id(storage)] = weakref.ref(storage), found
+        return made
+
+    def look(self) -> None:
+        alive = set().union(
+            *(
+                found
+                for ref, found in self.storages.values()
+                if ref() is not None and ref().nbytes()
+            )
+        )
+        for what, many in Counter(what for what, *_ in alive).items():
+            name = f"{what} {self.phase}"
+            self.most[name] = max(self.most[name], many)
+
+
+class Layer:
+    """tanh(x W + b) of flat parameters, or tanh(x W), or x times one number."""
+
+    def __init__(self, at: int, numel: int, length: int, group, memory: Memory):
+        self.at, self.numel, self.length, self.group, self.memory = at, numel, length, group, memory
+
+    def refuse(self, flat, way: str) -> None:
+        tensor = isinstance(flat, torch.Tensor)
+        if not tensor or not flat.numel() or flat.untyped_storage().nbytes() < flat.nbytes:
+            raise Refused(f"Layer {self.at} got no parameters for its {way}.")
+        if flat.shape != (self.numel,):
+            raise Refused(
+                f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
+                f"but has {self.numel} parameters."
+            )
+
+    def forward(self, flat, x):
+        self.refuse(flat, "forward")
+        y = computed(flat, x)
+        self.group.pause()  # while it computes
+        self.memory.look()
+        return y, x
+
+    @torch.enable_grad()
+    def backward(self, flat, saved, dy):
+        self.refuse(flat, "backward")
+        flat, x = flat.detach().requires_grad_(), saved.detach().requires_grad_()
+        gradient, dx = torch.autograd.grad(computed(flat, x), (flat, x), dy)
+        for many in (1, self.group.size):  # some divide before they add up
+            own = others((gradient / many).tolist(), self.group.rank, self.length)
+            self.memory.note("whole gradients", self.at, own)
+        gradient = gradient.clone()  # is seen, now that its numbers are known
+        self.group.pause()  # while it computes
+        self.memory.look()
+        return dx, gradient
+
+
+def computed(flat, x):
+    """A layer's output; how many parameters there are says which layer it is."""
+    square = x.shape[-1] ** 2
+    if len(flat) == 1:
+        return x * flat
+    z = x @ flat[:square].view(x.shape[-1], -1)
+    return torch.tanh(z + flat[square:] if len(flat) > square else z)
+
+
+def weights(first: dict) -> list[torch.Tensor]:
+    """Those of all layers, so large that numbers neither vanish nor grow."""
+    return [p / len(p) ** 0.25 for p in drawn(first)]
+
+
+def part(flat: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """A rank's part of a layer, padded."""
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % size))
+    return padded.view(size, -1)[rank].clone()
+
+
+def others(numbers: list, rank: int, length: int) -> list:
+    """A layer's numbers that lie in other ranks' parts."""
+    return numbers[: rank * length] + numbers[(rank + 1) * length :]
+
+
+def refuse_unlike(what: str, found: list, right: list) -> None:
+    found, right = ([[*getattr(each, "shape", ())] for each in some] for some in (found, right))
+    if found != right:
+        raise Refused(f"{what} of shapes {found}: right are {right}.")
+
+
+def play(answer, group, first, data) -> dict:
+    """Of each step the output and the parts of the gradients; and, of others' numbers, how many
+    were alive at once during the first step."""
+    memory, wholes, steps = Memory(), weights(first), []
+    parts = [part(p, group.rank, group.size) for p in wholes]
+    for at, (p, own) in enumerate(zip(wholes, parts)):
+        foreign = others(p.tolist(), group.rank, len(own))
+        memory.note("parameters", at, foreign)
+    layers = [
+        Layer(at, len(p), len(own), group, memory) for at, (p, own) in enumerate(zip(wholes, parts))
+    ]
+    del wholes, p
+    with memory:
+        mine, numbers = answer(layers, parts, group), drawn(data)
+        for x, dy in zip(numbers[::2], numbers[1::2]):
+            memory.phase = "in the forward"
+            y = mine.forward(x.clone())
+            refuse_unlike(f"Rank {group.rank}'s forward returned an output", [y], [x])
+            memory.phase = "after it"
+            memory.look()
+            y = y.detach().clone()
+            memory.phase = "in the backward"
+            gradients = list(mine.backward(dy.clone()))
+            refuse_unlike(f"Rank {group.rank}'s backward returned gradients", gradients, parts)
+            steps.append([y.flatten().tolist(), *(g.tolist() for g in gradients)])
+            for p, g in zip(parts, gradients):
+                p -= RATE * g.detach()
+    return {"steps": steps, "most": dict(memory.most)}

@@ -1,0 +1,1 @@
+"""Failures: who failed, who waits for whom, and faults on purpose."""

@@ -1,0 +1,1 @@
+"""Memory: which bytes a rank holds, by kind, name and place, and its limit."""

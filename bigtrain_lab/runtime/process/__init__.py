@@ -1,0 +1,1 @@
+"""Processes: how ranks are launched, served, watched and ended."""

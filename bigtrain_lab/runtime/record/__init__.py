@@ -1,0 +1,1 @@
+"""Records: the log of a rank, what it returned, and the directory of a run."""

@@ -1,0 +1,1 @@
+"""Messages: groups, lanes, clocks, and the executor of plans."""

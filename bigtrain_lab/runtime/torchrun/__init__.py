@@ -1,0 +1,1 @@
+"""Ranks that torchrun started: how they meet, watch each other and agree on time."""

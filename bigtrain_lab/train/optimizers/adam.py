@@ -1,0 +1,16 @@
+"""w <- w - rate m / (sqrt(v) + eps), by the mean m of gradients and v of their squares: it keeps
+both.
+
+Source: Kingma and Ba 2015, Adam (arXiv:1412.6980), algorithm 1."""
+
+import torch
+
+from ..optimizer import Optimizer
+
+
+class Adam(Optimizer):
+    name = "adam"
+
+    @staticmethod
+    def make(weights, rate):
+        return torch.optim.Adam(weights, rate)

@@ -1,0 +1,1 @@
+"""What people look at: figures, the player, pages, reports; each draws what a trace answers."""

@@ -1,0 +1,196 @@
+"""Of each lesson: its exercises can be solved, what follows uses the solutions, and its script
+trains on both sides of the diff."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bigtrain_lab.grading import Topic
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, executed, read, script_prints
+
+pytestmark = pytest.mark.slow
+SAME = "ranks that differ: 0\n"
+
+
+class Solved(NamedTuple):
+    """Cell -> the topic whose first right answer solves it and the lesson's name for that; cell ->
+    a pattern of what it then prints; earlier cells -> whether more than their imports is needed."""
+
+    answers: dict[str, tuple[str, str]]
+    prints: dict[str, str]
+    needs: dict[str, bool] = {}
+
+
+def alone(topic: str, name: str, prints: str, cell: str = "exercise") -> Solved:
+    """A lesson's exercise, its check and the cell after it."""
+    first = {} if cell == "exercise" else {"exercise-check": False, "exercise-run": False}
+    return Solved({cell: (topic, name)}, {f"{cell}-run": prints}, first)
+
+
+LESSONS = {
+    "01_accumulation": Solved(
+        {"exercise": ("accumulation", "my_accumulate")},
+        {"exercise-run": r"largest difference of a weight: (0e\+00|\de-(0[6-9]|\d\d))\n"},
+        {"fit": False, "weights": True, "equal": False, "hidden": False, "scaler": True},
+    ),
+    "02_where_did_the_memory_go": Solved({"exercise": ("peak-bytes", "my_peak_bytes")}, {}),
+    "03_mixed_precision": Solved({"exercise": ("master-weights", "my_update")}, {}),
+    "04_recompute": Solved(
+        {
+            "exercise": ("checkpoint", "my_checkpoint"),
+            "exercise-plan": ("best-plan", "my_best_plan"),
+        },
+        {"exercise-run": r"[1-3]?\d advances with 3 slots; keep-none has 45\n"},
+        dict.fromkeys(("fit", "run", "count", "segments", "source-planned"), False),
+    ),
+    "05_ring_all_reduce": alone(
+        "ring-all-reduce", "my_ring", rf"sums of four ranks: \[ 6. 10. 14. 18.\], {SAME}"
+    ),
+    "06_data_parallel": alone(
+        "data-parallel", "MyDataParallel", rf"gradient \[1. 1. 1. 1.\], {SAME}"
+    ),
+    "07_parameter_server": alone("bounded-staleness", "MyServer", r"\[1300, 409, 400\]\n"),
+    "08_large_batches": alone(
+        "sliced-lamb", "SlicedLAMB", "the layer moved by 0.1 of its length\n"
+    ),
+    "09_zero": alone("zero-1", "MyZero", rf"weights \[0.9 0.9 0.9 0.9 0.9\], {SAME}"),
+    "09_zero 3": alone(
+        "zero-3", "MyLayers", rf"gradient \[(13.5 ){{9}} 0. \], {SAME}", "exercise-3"
+    ),
+    "10_train_a_translator": alone(
+        "spread-evaluation", "spread_evaluation", rf"BLEU \[44.44 44.44 44.44\], {SAME}"
+    ),
+    "11_pipeline": Solved(
+        {"exercise-1f1b": ("1f1b", "MyOneFOneB"), "exercise-stash": ("stashing", "MyPipeDream")},
+        {"exercise-run": "", "exercise-stash-run": ""},
+        dict.fromkeys(("naive", "fit", "modelled", "simulate", "predict"), True),
+    ),
+    "12_tensor_slicing": alone("tensor-slicing", "MySlices", f"off by 0.0, {SAME}"),
+    "13_layouts": alone("layouts", "my_collectives", "n 234.9 MB\nf 7.3 MB\nd 234.9 MB\n\n"),
+    "14_all_together": alone("all-together", "my_clip", f"norm 6.0, {SAME}"),
+    "15_compilers": alone("fusion", "my_groups", r"3216 bytes; \['de'\]\n\n"),
+}
+# A class with a name on a menu keeps the one that its lesson gives it.
+NAMED = {"MyOneFOneB": "my-1f1b", "MyPipeDream": "my-pipedream"}
+
+
+def answer_of(topic: str, name: str) -> str:
+    """A right answer as a student would type it."""
+    right = "import torch\n" + next(iter(Topic.named(topic).right.values()))
+    if name in NAMED:
+        return f'{right}\n\nclass {name}(answer):\n    name = "{NAMED[name]}"\n'
+    return f"{right}\n{name} = answer"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_exercises_can_be_solved(lesson, tmp_path, monkeypatch):
+    asked, path = LESSONS[lesson], NOTEBOOKS / f"{lesson.split()[0]}.ipynb"
+    solutions = {cell: answer_of(*own) for cell, own in asked.answers.items()}
+    checks = [cell.replace("-1f1b", "") + "-check" for cell in solutions]
+    chosen = asked.needs | dict.fromkeys([*solutions, *checks, *asked.prints], True)
+    printed = executed(path, solutions, chosen, tmp_path, monkeypatch)
+    assert {printed[name] for name in checks} == {"right.\n"}
+    for cell, pattern in asked.prints.items():
+        assert "First the check" not in printed[cell] and re.match(pattern, printed[cell]), cell
+
+
+def test_what_lesson_01_says_of_the_source_stands_in_it():
+    cells = {cell.id: cell for cell in read(NOTEBOOKS / "01_accumulation.ipynb").cells}
+    shown = cells["source"].outputs[0].data["text/plain"]
+    quoted = re.findall(r"^\* `(.+?)`", cells["source-told"].source, re.MULTILINE)
+    assert len(quoted) == 3 and all(line in shown for line in quoted)
+
+
+# lesson -> lines that its diff may add, losses that the script prints then, how far they may be off
+ON_RANKS = (12, 20, 1e-5)  # float32, another order of sums
+SCRIPTS = {
+    "01_accumulation": (10, 10, 1e-4),  # the last window is short
+    "02_where_did_the_memory_go": (12, 2, 1e-6),  # and then a table of the memory
+    "03_mixed_precision": (10, 20, 0.02),  # bf16 has 8 bits
+    "04_recompute": (2, 20, 0),
+    "05_ring_all_reduce": ON_RANKS,
+    "06_data_parallel": ON_RANKS,
+    "07_parameter_server": ON_RANKS,
+    "09_zero": ON_RANKS,
+    "10_train_a_translator": ON_RANKS,
+    "11_pipeline": ON_RANKS,
+    "12_tensor_slicing": ON_RANKS,
+    "13_layouts": ON_RANKS,
+    "14_all_together": ON_RANKS,
+    "15_compilers": (12, 20, 1e-5),
+}
+# One torchrun for all scripts, since each rank of each would import torch anew. Each script has two
+# processes and a store of its own.
+IN_TURN = """
+import os, runpy, sys
+from torch.distributed import TCPStore
+
+agents = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+for script in sys.argv[1:]:
+    if os.environ["RANK"] == "0":
+        own = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+        agents.set(script, str(own.port))
+    port = agents.get(script).decode()
+    if not (child := os.fork()):
+        os.environ["MASTER_PORT"] = port
+        os.dup2(os.open(f"{script}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT), 1)
+        try:
+            runpy.run_path(script, run_name="__main__")
+            sys.stdout.flush()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{script} failed")
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """lesson -> (lines that its diff adds, the script before, and after), as files; those on ranks
+    have been run there, and what each rank printed lies beside."""
+    found = {
+        lesson: both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path_factory.mktemp(lesson))
+        for lesson in SCRIPTS
+    }
+    where = tmp_path_factory.mktemp("on_ranks")
+    (where / "in_turn.py").write_text(IN_TURN)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    changed = [str(found[lesson][2]) for lesson in SCRIPTS if SCRIPTS[lesson] is ON_RANKS]
+    torchrun = subprocess.run(
+        [*words, "in_turn.py", *changed],
+        cwd=where,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"},
+        capture_output=True,
+        text=True,
+    )
+    assert torchrun.returncode == 0, torchrun.stdout + torchrun.stderr
+    return found
+
+
+def losses(printed: str) -> list[float]:
+    """Of lines such as "3 5.5452", or the loss alone."""
+    return [float(loss) for loss in re.findall(r"^(?:\d+ )?(\d+\.\d+)(?: \d+)?$", printed, re.M)]
+
+
+@pytest.mark.parametrize("lesson", SCRIPTS)
+def test_my_script_changed_trains_as_before(lesson, scripts):
+    """Both sides of the lesson's diff run, the second with torchrun where it is for ranks, and
+    print the same losses."""
+    most, count, off = SCRIPTS[lesson]
+    added, before, after = scripts[lesson]
+    told = (
+        "".join(Path(f"{after}.{rank}").read_text() for rank in (0, 1))
+        if SCRIPTS[lesson] is ON_RANKS
+        else script_prints(after)
+    )
+    first, then = losses(script_prints(before)), losses(told)
+    assert added <= most and len(first) >= 10 and first[-1] < first[0]
+    assert len(then) == count and then == pytest.approx(first[:count], rel=off)
+    assert lesson[:2] != "02" or "MB at the peak" in told

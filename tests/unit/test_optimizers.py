@@ -1,0 +1,96 @@
+"""Optimizers of the menus: what they keep is found, and a stranger's trains as predicted."""
+
+import pytest
+import torch
+
+from bigtrain_lab.checks import bytes_differ, clocks_differ, tensors_differ
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.combined import Combined
+from bigtrain_lab.experiments.tensor_slicing import TensorSlicing
+from bigtrain_lab.experiments.zero import Zero
+from bigtrain_lab.train.optimizer import Optimizer
+
+
+class Signed(torch.optim.Optimizer):
+    """Lion (Chen et al. 2023, arXiv:2302.06675), as one finds it outside of torch."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                kept = self.state[p].setdefault("mean", torch.zeros_like(p))
+                step = kept.lerp(p.grad, 1 - group["betas"][0]).sign()
+                p.sub_(step, alpha=group["lr"])
+                kept.lerp_(p.grad, 1 - group["betas"][1])
+
+
+@pytest.fixture
+def typed():
+    """Two that a student typed in a notebook; they leave the menus with the test."""
+    before = list(Optimizer._members)
+
+    class Lion(Optimizer):
+        name = "lion"
+        __module__ = "__main__"
+
+        @staticmethod
+        def make(weights, rate):
+            return Signed(weights, rate)
+
+    class Adafactor(Optimizer):
+        name = "adafactor"
+        __module__ = "__main__"
+
+        @staticmethod
+        def make(weights, rate):
+            return torch.optim.Adafactor(weights, rate)
+
+    yield
+    Optimizer._members[:] = before
+
+
+def test_what_an_optimizer_keeps_and_how_it_steps_is_found(typed):
+    found = {name: (o.moments(), o.element_wise()) for name, o in Optimizer.all().items()}
+    assert found == {
+        "sgd": (0, True),
+        "momentum": (1, True),
+        "adam": (2, True),
+        "adamw": (2, True),
+        "lars": (1, False),
+        "lamb": (2, False),
+        "lion": (1, True),
+        "adafactor": (2 / 8, False),
+    }
+
+
+def test_a_typed_optimizer_is_in_the_menus_of_all_labs(typed):
+    menus = [
+        lab.knobs()["optimizer"] for lab in Experiment.all().values() if "optimizer" in lab.knobs()
+    ]
+    assert len(menus) >= 10 and all("lion" in menu.menu() for menu in menus)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_lab_zero_trains_by_a_stranger_s_optimizer(stage, typed):
+    lab = Zero(optimizer="lion", stage=stage, replicas=2, layers=1, width=16, dtype="float64")
+    assert lab.bytes_a_weight == (8, 8, 8)
+    assert Zero(optimizer="lion", precision="bf16").bytes_a_weight == (2, 2, 8)
+    predicted, run = lab.predict(), lab.run()
+    trace = run.wait()
+    assert clocks_differ(predicted, trace) == bytes_differ(predicted, trace) == []
+    assert tensors_differ(run.result, lab.reference()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(Zero, {"stage": 1}), (TensorSlicing, {}), (Combined, {})],
+    ids=lambda each: each[0].name,
+)
+def test_one_that_looks_across_a_tensor_is_refused_where_ranks_have_parts(settings, typed):
+    lab, chosen = settings
+    with pytest.raises(Impossible, match="adafactor looks across"):
+        lab(optimizer="adafactor", **chosen)
