@@ -107,21 +107,25 @@ def test_what_lesson_01_says_of_the_source_stands_in_it():
 
 
 # lesson -> lines that its diff may add, losses that the script prints then, how far they may be off
-ON_RANKS = (12, 20, 1e-5)  # float32, another order of sums
-SCRIPTS = {
+ON_RANKS = dict.fromkeys(
+    (
+        "05_ring_all_reduce",
+        "06_data_parallel",
+        "07_parameter_server",
+        "09_zero",
+        "10_train_a_translator",
+        "11_pipeline",
+        "12_tensor_slicing",
+        "13_layouts",
+        "14_all_together",
+    ),
+    (12, 20, 1e-5),  # float32, another order of sums
+)
+SCRIPTS = ON_RANKS | {
     "01_accumulation": (10, 10, 1e-4),  # the last window is short
     "02_where_did_the_memory_go": (12, 2, 1e-6),  # and then a table of the memory
     "03_mixed_precision": (10, 20, 0.02),  # bf16 has 8 bits
     "04_recompute": (2, 20, 0),
-    "05_ring_all_reduce": ON_RANKS,
-    "06_data_parallel": ON_RANKS,
-    "07_parameter_server": ON_RANKS,
-    "09_zero": ON_RANKS,
-    "10_train_a_translator": ON_RANKS,
-    "11_pipeline": ON_RANKS,
-    "12_tensor_slicing": ON_RANKS,
-    "13_layouts": ON_RANKS,
-    "14_all_together": ON_RANKS,
     "15_compilers": (12, 20, 1e-5),
 }
 # One torchrun for all scripts, since each rank of each would import torch anew. Each script has two
@@ -162,7 +166,7 @@ def scripts(tmp_path_factory):
     where = tmp_path_factory.mktemp("on_ranks")
     (where / "in_turn.py").write_text(IN_TURN)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    changed = [str(found[lesson][2]) for lesson in SCRIPTS if SCRIPTS[lesson] is ON_RANKS]
+    changed = [str(found[lesson][2]) for lesson in ON_RANKS]
     torchrun = subprocess.run(
         [*words, "in_turn.py", *changed],
         cwd=where,
@@ -187,10 +191,11 @@ def test_my_script_changed_trains_as_before(lesson, scripts):
     added, before, after = scripts[lesson]
     told = (
         "".join(Path(f"{after}.{rank}").read_text() for rank in (0, 1))
-        if SCRIPTS[lesson] is ON_RANKS
+        if lesson in ON_RANKS
         else script_prints(after)
     )
     first, then = losses(script_prints(before)), losses(told)
-    assert added <= most and len(first) >= 10 and first[-1] < first[0]
+    assert added <= most and len(first) >= 10
+    assert first[-1] < first[0] or lesson[:2] == "02"  # whose labels are drawn anew at each step
     assert len(then) == count and then == pytest.approx(first[:count], rel=off)
     assert lesson[:2] != "02" or "MB at the peak" in told

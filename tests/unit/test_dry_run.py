@@ -39,6 +39,7 @@ from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.train.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
+from bigtrain_lab.train.optimizer import Optimizer
 from bigtrain_lab.train.rehearsal import HALVES, WHOLE, Like
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
@@ -47,6 +48,8 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, 1e-3),
 }
+
+SGD = Optimizer.named("sgd")
 
 
 # Storage by storage, against a witness that knows nothing of the library
@@ -293,12 +296,12 @@ def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():
     config, B = GPTConfig(layers=3, width=48, heads=6, sequence=20), 5
     one, two = ([row.bytes for row in saved_bytes(config, 1, last, B)] for last in (2, 3))
     assert sum(two) - sum(one) == theory.block_saved_bytes(config, B)
-    run = slice_run(config, 1, 2, B, "sgd")
+    run = slice_run(config, 1, 2, B, SGD)
     assert (run.work("F").flops, run.work("B").flops) == (
         theory.block_flops(config, B),
         2 * theory.block_flops(config, B),
     )
-    whole = slice_run(config, 0, config.pieces, B, "sgd")
+    whole = slice_run(config, 0, config.pieces, B, SGD)
     assert (whole.work("F").flops, whole.work("B").flops) == (
         theory.forward_flops(config, B),
         2 * theory.forward_flops(config, B),
@@ -342,7 +345,7 @@ def test_flops_equal_torchs_counter(first, last, batch):
         with FlopCounterMode(display=False) as backwards:
             y.sum().backward()
         whole, halves = (
-            slice_run(config, first, last, batch, "sgd", rehearsal) for rehearsal in (WHOLE, HALVES)
+            slice_run(config, first, last, batch, SGD, rehearsal) for rehearsal in (WHOLE, HALVES)
         )
         assert (whole.work("F").flops, whole.work("B").flops) == (
             forwards.get_total_flops(),
@@ -389,7 +392,7 @@ def test_saved_bytes_are_exact(size, batch, dropout):
             first,
             last,
         )
-        assert slice_run(config, first, last, batch, "sgd").acted[Like("F")].after.get(
+        assert slice_run(config, first, last, batch, SGD).acted[Like("F")].after.get(
             "activations", 0
         ) == sum(measured)
 
@@ -461,7 +464,7 @@ def test_moved_bytes_are_near_what_the_operators_move(first, last, dropout):
     gradient = torch.ones_like(y)
     with OperatorBytes() as backwards:
         y.backward(gradient)
-    run = slice_run(config, first, last, batch, "sgd")
+    run = slice_run(config, first, last, batch, SGD)
     assert run.work("F").moved_bytes == pytest.approx(forwards.bytes, rel=0.01)
     assert run.work("B").moved_bytes == pytest.approx(backwards.bytes, rel=0.01)
 
