@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -243,18 +241,6 @@ class Recipe:
         return found | ({loss: np.array(losses)} if losses else {})
 
 
-class Training(NamedTuple):
-    """What a rank trains with: its stages by number, their formats and masters, their optimizers,
-    the number of its replica, the rank itself, and what the replicas hold in parts."""
-
-    stages: dict[int, nn.Module]
-    precision: MixedPrecision
-    optimizers: list[torch.optim.Optimizer]
-    replica: int
-    rank: object
-    parts: ShardedGradients | FullyShardedDataParallel | None = None
-
-
 class Lens:
     """What a lab looks at while it trains, where a run begins and when it ends. This one looks at
     nothing."""
@@ -265,11 +251,11 @@ class Lens:
         """Tensors that are no part of what the training holds."""
         return ()
 
-    def begin(self, training: Training) -> int:
+    def begin(self, training: "Training") -> int:
         """Before the first window, which this returns: above 0 where a run is taken up again."""
         return 0
 
-    def ended(self, number: int, training: Training, losses: Sequence[float]) -> bool:
+    def ended(self, number: int, training: "Training", losses: Sequence[float]) -> bool:
         """After each window, with the losses of this replica's own micro-batches: whether the run
         ends here. All ranks must answer alike."""
         return False
@@ -285,175 +271,213 @@ class Lens:
         """When the weights are new, or the loss scaler has skipped the step."""
 
 
-class Trained(NamedTuple):
-    """What a rank is left with: its stages by number and, where the last stage is, the loss of
-    each micro-batch of its replica. `slices`: the group that shares its layers; `parts`: what the
-    replicas hold in parts."""
+def train(recipe: Recipe, rank, lens: Lens = Lens()) -> "Training":
+    """The loop, on one rank."""
+    training = Training(recipe, rank, lens)
+    for number, window in [*enumerate(recipe.windows)][lens.begin(training) :]:
+        losses = training.step(number, window)
+        training.losses += losses
+        if lens.ended(number, training, losses):
+            break
+    return training
 
-    stages: dict[int, nn.Module]
-    precision: MixedPrecision
-    losses: list[float]
-    replica: int = 0
-    slices: Group | None = None
-    parts: ShardedGradients | FullyShardedDataParallel | None = None
+
+class Training:
+    """What a rank trains with, and one window of the loop.
+
+    copies, pipe, slices   its groups along dp, pp and tp; None: that axis has one rank
+    stages, optimizers     by number of the stage; those of this rank
+    precision, parallel    formats and masters; what averages gradients over the copies
+    losses                 where the last stage is, of each micro-batch of this replica
+    """
+
+    def __init__(self, recipe: Recipe, rank, lens: Lens):
+        self.recipe, self.rank, self.lens, self.losses = recipe, rank, lens, []
+        self.copies = rank.group("dp") if recipe.replicas > 1 else None
+        self.slices = rank.group("tp") if recipe.slices > 1 else None
+        self.pipe = rank.group("pp") if self.copies or self.slices else rank.group()
+        self.replica = self.copies.rank if self.copies else 0
+        self.own = [
+            s for s in range(self.order.stages) if self.order.rank_of(s, 0) == self.pipe.rank
+        ]
+        self.stages = {stage: self.stage(stage) for stage in self.own}
+        if self.replica and rank.device.type != "meta":
+            torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
+        self.holders = rank.group(("pp", "tp")) if self.slices else self.pipe
+        if recipe.zero:  # who have parts of one gradient
+            self.holders = self.copies if recipe.mesh.size == recipe.replicas else rank.group()
+        scaler = recipe.scaler and recipe.scaler.among(self.holders)
+        self.precision = MixedPrecision(recipe.precision, scaler, None if scaler else self.holders)
+        self.modules = nn.ModuleList(self.stages.values())
+        if self.copies:
+            self.parallel = averaging(
+                recipe, self.stages, self.modules, self.precision, self.copies
+            )
+        else:
+            self.parallel = self.precision.prepare(self.modules) and None
+        self.optimizer_of = {stage: self.optimizer(stage) for stage in self.own}
+        self.samples, self.waiting = {}, []
+        self.pipeline = self.pipeline_of(self.order)
+        rank.watch(self.holdings)
+
+    @property
+    def order(self) -> Schedule:
+        return self.recipe.order
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [each for each in self.optimizer_of.values() if each]
+
+    @property
+    def parts(self) -> ShardedGradients | FullyShardedDataParallel | None:
+        """What the replicas hold in parts."""
+        return self.parallel if self.recipe.zero else None
+
+    def stage(self, number: int) -> nn.Module:
+        recipe = self.recipe
+        module = built(partial(guard.module, recipe, number), self.rank.device)
+        if not self.slices:
+            return module
+        return sliced(module, recipe.slicing, self.slices, recipe.sequence_parallel)
+
+    def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
+        """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""
+        homes = masters_of(self.modules)
+        learning = [p for p in self.stages[stage].parameters() if p.requires_grad]
+        if self.order.asynchronous or not learning:
+            return None
+        optimizer = guard.optimizer(self.recipe, [homes.get(p, p) for p in learning])
+        guard.refuse_optimizer(optimizer, self.order)
+        with self.rank.aside():  # a trial of the optimizer is no part of what a training holds
+            if self.recipe.zero:
+                among = self.rank.group(("dp", "tp")) if self.slices else self.copies
+                shared(optimizer, among, counts(self.slices))
+            elif self.slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
+                optimizer.among(self.slices)
+            before_step(optimizer)
+        return optimizer
+
+    # -- a window ----------------------------------------------------------------------------------
+
+    def step(self, number: int, window: Sequence[int]) -> list[float]:
+        """Train on a window of micro-batches; the losses of this replica's own."""
+        recipe, parallel, self.number = self.recipe, self.parallel, number
+        mine = window[self.replica :: recipe.replicas]
+        count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
+        numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
+        if len(numbers) < self.order.micro_batches:  # of the last window
+            short = replace(self.order, micro_batches=len(numbers))
+            self.pipeline = self.pipeline_of(short, self.pipeline)
+        with self.rank.aside():  # what loads data is no part of what a training holds
+            self.samples = {
+                self.pipeline.done + i: recipe.sample(n, self.rank.device)
+                for i, n in enumerate(numbers)
+            }
+        batch, self.waiting = [*self.samples.values()], [*self.own]
+        if recipe.zero == 3:
+            order = self.pipeline.order
+            parallel.expect((self.own.index(step[0].stage), step[0].kind) for step in order)
+        elif parallel and recipe.zero < 2:
+            parallel.backwards = len(batch)
+        with self.lens.window(number, self.stages, batch), self.precision:
+            self.pipeline.step(
+                [x for x, _, _ in batch],
+                [y for _, y, _ in batch],
+                recipe.shares(window, self.replica, batch),
+            )
+        if parallel and recipe.zero in (1, 2):
+            parallel.gather_parameters()
+        return [loss.item() for loss in self.pipeline.losses[: len(mine)]]
+
+    def pipeline_of(self, order: Schedule, after: Pipeline | None = None) -> Pipeline:
+        made = partial(guard.optimizer, self.recipe)
+        updates = {"optimizer": made} if order.asynchronous else {"update": self.update}
+        return Pipeline(
+            self.stages.values(),
+            order,
+            self.loss,
+            self.pipe,
+            **updates,
+            whole=self.whole,
+            scale=self.precision.scale if self.precision.scaler else None,
+            forward=self.recipe.forward,
+            context=lambda n: self.samples[n].context,
+            tied=self.recipe.tied,
+            after=after,
+            span=self.lens.span or self.span,
+        )
+
+    # What the pipeline calls, in the order in which a window meets it.
+
+    @contextmanager
+    def span(self, step, version):
+        (kind, stage, _), at_hand = step[0], nullcontext()
+        if self.recipe.zero == 3 and kind in "FB":
+            at_hand = self.parallel.opened(self.own.index(stage), kind)
+        beside = bool(self.parallel and self.parallel.under_way)
+        with at_hand, self.pipe.span(step, version, beside=beside):
+            yield
+
+    def loss(self, output, targets):
+        if self.slices:
+            loss = self.recipe.sliced_loss(output, targets, self.slices)
+        else:
+            loss = self.recipe.loss(output, targets)
+        first = self.number == 0 and all(loss is None for loss in self.pipeline.losses)
+        guard.refuse_loss(self.recipe, loss, output if first else None)
+        self.rank.log("loss", loss.item())
+        return loss
+
+    def whole(self):
+        """After the last backward: make the gradients those of the whole batch."""
+        if self.parallel:
+            self.parallel.finish_gradient_synchronization()
+        if self.slices and self.recipe.sequence_parallel:
+            sum_duplicates(self.modules, self.slices, f"duplicates of batch {self.number}")
+
+    def update(self, stage: int):
+        recipe, precision = self.recipe, self.precision
+        if len(self.waiting) == len(self.own):  # the first of a window: its gradient is whole
+            self.lens.gradient(self.number, precision)
+            for optimizer in self.optimizers:
+                precision.unscale_(optimizer)
+                if recipe.learning_rate:
+                    set_rate(optimizer, guard.rate(recipe, self.number + 1))
+            if recipe.clip:
+                clip_grad_norm(precision.parameters(), recipe.clip, self.holders)
+        own = self.optimizer_of[stage]
+        stepped = precision.step(*([own] if own else []))
+        if own:
+            own.zero_grad()
+        self.waiting.remove(stage)
+        if not self.waiting:
+            precision.update()
+            self.lens.updated(self.number, precision, stepped)
+
+    # -- what it holds -----------------------------------------------------------------------------
+
+    def holdings(self):
+        held = self.pipeline.holdings(*self.optimizers)
+        given = [part for x, y, context in self.samples.values() for part in (x, y, *context)]
+        given = [*filter(lambda part: isinstance(part, Tensor), given), *self.lens.inputs()]
+        held["inputs"] |= {f"given {i}": tensor for i, tensor in enumerate(given)}
+        for kind, tensors in (self.parallel.holdings() if self.parallel else {}).items():
+            held[kind] |= tensors
+        return held
 
     @property
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """Of each stage by name: masters, in place of the weights that follow them. All slices, and
         replicas that hold parts, ask for them together."""
+        slices = self.slices and self.slices.unrecorded()
         masters = self.parts.whole_values() if self.parts else self.precision.masters
         return {
             number: {
-                name: whole_of(masters.get(p, p).detach(), cut_of(p), self.slices, name)
+                name: whole_of(masters.get(p, p).detach(), cut_of(p), slices, name)
                 for name, p in stage.named_parameters()
             }
             for number, stage in self.stages.items()
         }
-
-
-def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
-    """The loop, on one rank."""
-    # What this rank holds: its stages, in the formats of the level, and their optimizers.
-    copies, order = rank.group("dp") if recipe.replicas > 1 else None, recipe.order
-    slices = rank.group("tp") if recipe.slices > 1 else None
-    group = rank.group("pp") if copies or slices else rank.group()
-    replica_ranks = rank.group(("pp", "tp")) if slices else group
-    own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
-    stages = {stage: built(partial(guard.module, recipe, stage), rank.device) for stage in own}
-    if slices:
-        stages = {
-            stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
-            for stage, module in stages.items()
-        }
-    if copies and copies.rank and rank.device.type != "meta":
-        torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
-    holders = replica_ranks  # who have parts of one gradient
-    if recipe.zero:
-        holders = copies if recipe.mesh.size == recipe.replicas else rank.group()
-    scaler = recipe.scaler and recipe.scaler.among(holders)
-    precision = MixedPrecision(recipe.precision, scaler, None if scaler else holders)
-    modules = nn.ModuleList(stages.values())
-    if copies:
-        parallel = averaging(recipe, stages, modules, precision, copies)
-    else:
-        parallel = precision.prepare(modules) and None
-    homes, optimizers = masters_of(modules), {stage: [] for stage in own}
-    for stage, module in stages.items():
-        learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
-        if learning:
-            optimizer = guard.optimizer(recipe, [homes.get(p, p) for p in learning])
-            optimizers[stage].append(optimizer)
-            guard.refuse_optimizer(optimizer, order)
-            with rank.aside():  # a trial of the optimizer is no part of what a training holds
-                if recipe.zero:
-                    shared(
-                        optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices)
-                    )
-                elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
-                    optimizer.among(slices)
-                before_step(optimizer)
-    replica = copies.rank if copies else 0
-    samples, losses, waiting = {}, [], []
-
-    def loss_fn(output, targets):
-        if slices:
-            loss = recipe.sliced_loss(output, targets, slices)
-        else:
-            loss = recipe.loss(output, targets)
-        first = number == 0 and all(loss is None for loss in pipeline.losses)
-        guard.refuse_loss(recipe, loss, output if first else None)
-        rank.log("loss", loss.item())
-        return loss
-
-    @contextmanager
-    def span(step, version):
-        (kind, stage, _), at_hand = step[0], nullcontext()
-        if recipe.zero == 3 and kind in "FB":
-            at_hand = parallel.opened(own.index(stage), kind)
-        with at_hand, group.span(step, version, beside=bool(parallel and parallel.under_way)):
-            yield
-
-    def update(stage):
-        if len(waiting) == len(own):  # the first update of a window: its gradient is whole
-            lens.gradient(number, precision)
-            for optimizer in chain(*optimizers.values()):
-                precision.unscale_(optimizer)
-                if recipe.learning_rate:
-                    set_rate(optimizer, guard.rate(recipe, number + 1))
-            if recipe.clip:
-                clip_grad_norm(precision.parameters(), recipe.clip, holders)
-        stepped = precision.step(*optimizers[stage])
-        for optimizer in optimizers[stage]:
-            optimizer.zero_grad()
-        waiting.remove(stage)
-        if not waiting:
-            precision.update()
-            lens.updated(number, precision, stepped)
-
-    def whole():
-        if parallel:
-            parallel.finish_gradient_synchronization()
-        if slices and recipe.sequence_parallel:
-            sum_duplicates(modules, slices, f"duplicates of batch {number}")
-
-    def pipeline_of(order, after=None):
-        made = partial(guard.optimizer, recipe)
-        updates = {"optimizer": made} if order.asynchronous else {"update": update}
-        return Pipeline(
-            stages.values(),
-            order,
-            loss_fn,
-            group,
-            **updates,
-            whole=whole,
-            scale=precision.scale if precision.scaler else None,
-            forward=recipe.forward,
-            context=lambda n: samples[n].context,
-            tied=recipe.tied,
-            after=after,
-            span=lens.span or span,
-        )
-
-    def holdings():
-        held = pipeline.holdings(*chain(*optimizers.values()))
-        given = [part for x, y, context in samples.values() for part in (x, y, *context)]
-        given = [*filter(lambda part: isinstance(part, Tensor), given), *lens.inputs()]
-        held["inputs"] |= {f"given {i}": tensor for i, tensor in enumerate(given)}
-        for kind, tensors in (parallel.holdings() if parallel else {}).items():
-            held[kind] |= tensors
-        return held
-
-    pipeline = pipeline_of(order)
-    rank.watch(holdings)
-    parts = parallel if recipe.zero else None
-    training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank, parts)
-    for number, window in [*enumerate(recipe.windows)][lens.begin(training) :]:
-        mine = window[replica :: recipe.replicas]
-        count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
-        numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
-        if len(numbers) < order.micro_batches:  # of the last window
-            pipeline = pipeline_of(replace(order, micro_batches=len(numbers)), pipeline)
-        with rank.aside():  # what loads data is no part of what a training holds
-            samples = {
-                pipeline.done + i: recipe.sample(n, rank.device) for i, n in enumerate(numbers)
-            }
-        batch, waiting = list(samples.values()), list(own)
-        if recipe.zero == 3:
-            parallel.expect((own.index(step[0].stage), step[0].kind) for step in pipeline.order)
-        elif parallel and recipe.zero < 2:
-            parallel.backwards = len(batch)
-        with lens.window(number, stages, batch), precision:
-            pipeline.step(
-                [x for x, _, _ in batch],
-                [y for _, y, _ in batch],
-                recipe.shares(window, replica, batch),
-            )
-        if parallel and recipe.zero in (1, 2):
-            parallel.gather_parameters()
-        losses += (of_window := [loss.item() for loss in pipeline.losses[: len(mine)]])
-        if lens.ended(number, training, of_window):
-            break
-    return Trained(stages, precision, losses, replica, slices and slices.unrecorded(), parts)
 
 
 def averaging(

@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from errno import EIO, ENOSPC
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import saved
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
-from bigtrain_lab.train.recipe import Training
 
 
 def numbered(number):
@@ -116,7 +116,9 @@ def training(width=4, adam=True, level=None, extra=False):
         if adam
         else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
     )
-    return Training({0: model}, precision, [optimizer], 0, None)
+    return SimpleNamespace(
+        stages={0: model}, precision=precision, optimizers=[optimizer], replica=0, rank=None
+    )
 
 
 def step(at, seed):
