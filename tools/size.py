@@ -1,14 +1,21 @@
-"""How large the house is, in statements: `python tools/size.py`, or `make size`.
+"""How large the house is, in statements: `make size`, or `python tools/size.py [REVISION]`, which
+puts what it was beside it.
 
 A statement is an `ast.stmt` that is no docstring: neither line breaks nor comments change it. The
 right answers of exercises are counted apart, since they are texts that students read.
 """
 
 import ast
+import subprocess
+import sys
+import tarfile
+import tempfile
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDERS = ("bigtrain_lab", "tests")
 RIGHT = "right answers of exercises"
 
 
@@ -25,27 +32,51 @@ def statements(file: Path) -> int:
 
 
 def wing(file: Path) -> str:
-    """bigtrain_lab/order, tests/unit; a loose file is a wing of its own."""
-    parts = file.relative_to(REPOSITORY).parts
-    return RIGHT if "right" in parts else "/".join(parts[:2])
+    """bigtrain_lab/order, tests/unit; all loose files of a folder are one wing."""
+    folder, *inside = file.parts
+    if "right" in inside:
+        return RIGHT
+    return f"{folder}/{inside[0]}" if len(inside) > 1 else f"{folder}, loose files"
 
 
-def sizes() -> Counter:
+def sizes(repository: Path = REPOSITORY) -> Counter:
     """Wing -> statements, of the package and its tests."""
     found = Counter()
-    for folder in ("bigtrain_lab", "tests"):
-        for file in (REPOSITORY / folder).rglob("*.py"):
-            found[wing(file)] += statements(file)
+    for folder in FOLDERS:
+        for file in (repository / folder).rglob("*.py"):
+            found[wing(file.relative_to(repository))] += statements(file)
     return found
 
 
+def sizes_at(revision: str) -> Counter:
+    """The same of a revision in the history."""
+    packed = subprocess.run(
+        ["git", "archive", revision, *FOLDERS], cwd=REPOSITORY, capture_output=True, check=True
+    ).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        tarfile.open(fileobj=BytesIO(packed)).extractall(folder, filter="data")
+        return sizes(Path(folder))
+
+
 def total(found: Counter, folder: str) -> int:
-    return sum(count for name, count in found.items() if name.startswith(f"{folder}/"))
+    return sum(count for name, count in found.items() if name.startswith(folder))
+
+
+def table(columns: dict[str, Counter]) -> str:
+    """In Markdown: a wing a row, the largest of today first, and the sums."""
+    names, last = {name for found in columns.values() for name in found}, [*columns.values()][-1]
+    rows = [(name, *(found[name] for found in columns.values())) for name in names]
+    rows.sort(key=lambda row: (row[0].split("/")[0].split(",")[0], -last[row[0]], row[0]))
+    rows += [
+        (f"**{folder}**", *(total(found, folder) for found in columns.values()))
+        for folder in FOLDERS
+    ]
+    heads = ["statements", *columns]
+    lines = [heads, ["---", *["--:"] * len(columns)]]
+    lines += [[name, *(f"{count:,}" for count in counts)] for name, *counts in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
-    counted = sizes()
-    for name, count in sorted(counted.items(), key=lambda row: (row[0].split("/")[0], -row[1])):
-        print(f"{count:7,}  {name}")
-    for folder in ("bigtrain_lab", "tests"):
-        print(f"{total(counted, folder):7,}  {folder}, whole")
+    before = {revision: sizes_at(revision) for revision in sys.argv[1:]}
+    print(table(before | {"now": sizes()}))
