@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sliders
 from benchmarks.__main__ import NAMES
-from bigtrain_lab.core import Impossible
 
 ROOT = Path(__file__).parents[2]
 RUN = [
@@ -56,19 +54,3 @@ def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
         **{key: value for key, value in sizes.items() if not key.isupper()}
     )
     assert name in RUN or name in __doc__
-
-
-@pytest.mark.slow
-def test_sliders_names_what_a_lab_refuses_at_its_settings_and_at_its_prediction(monkeypatch):
-    def seconds(asked, player):
-        if asked.precision == "bf16":
-            raise Impossible("No speed is stated.")
-        return 0.0
-
-    for name, value in {"LABS": ("combined",), "seconds": seconds, "first_time": list}.items():
-        monkeypatch.setattr(sliders, name, value)
-    told = sliders.rows()[-1]["what"]
-    assert (
-        "precision bf16: No speed is stated." in told
-        and told.count("replicas 3: 8 micro-batches cannot") == 1
-    )

@@ -23,7 +23,6 @@ from bigtrain_lab.models import (
 from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 from bigtrain_lab.train.dry_run import dry_run
-from tests.unit.test_dry_run import OperatorBytes
 
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
 NOISE = Noise(3, 1, 0)
@@ -126,17 +125,6 @@ def test_flops_equal_torchs_counter(batch):
     )
 
 
-@pytest.mark.parametrize(
-    "size", [{}, {"layers": 1, "heads": 1}, {"width": 24, "sequence": 33}], ids=str
-)
-@pytest.mark.parametrize("batch", [1, 4])
-def test_saved_bytes_are_exact(size, batch):
-    config = replace(TINY, **size)
-    assert run_of(config, batch)["F"].after["activations"] == packed_bytes(
-        Encoder(config), given(config, batch)
-    )
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_saved_bytes_of_each_precision_are_exact(level, dropout):
@@ -163,27 +151,6 @@ def packed_bytes(model, examples, precision=None):
         storages.pop(known.untyped_storage().data_ptr(), None)
     assert loss.requires_grad
     return sum(storage.nbytes() for storage in storages.values())
-
-
-class Watched(OperatorBytes):
-    FREE = (
-        *OperatorBytes.FREE,
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-    )  # touches the rows of the marks
-
-
-def test_moved_bytes_are_near_what_the_operators_move():
-    config = EncoderConfig(width=128, sequence=64, dropout=0.1)
-    model, (ids, keep, marks, labels) = Encoder(config), given(config, 8)
-    with Watched() as forward:
-        loss = class_loss(model(ids, keep, marks, NOISE), labels)
-    with Watched() as backward:
-        loss.backward()
-    run = run_of(config, 8)
-    assert run["F"].work.moved_bytes == pytest.approx(forward.bytes, rel=0.01)
-    assert run["B"].work.moved_bytes == pytest.approx(backward.bytes, rel=0.01)
 
 
 def test_what_cannot_be_built_is_refused():

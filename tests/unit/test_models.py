@@ -37,10 +37,6 @@ def close(a, b, tolerance=1e-12):
 # The weights
 
 
-def test_a_model_holds_weights_and_nothing_else():
-    assert list(GPT(DROPPED).buffers()) == []
-
-
 def test_initial_values_follow_gpt_2():
     config = GPTConfig(layers=8, width=64, heads=4)
     weights = dict(GPT(config).named_parameters())
@@ -126,12 +122,6 @@ def test_a_mask_depends_on_what_is_dropped_and_on_nothing_else():
 def test_a_mask_is_the_same_on_every_machine_and_day():
     kept = Dropout(0.5, "layers.1.mlp.dropout")(torch.ones(16), Noise(0, 0, 0)) != 0
     assert "".join("01"[k] for k in kept) == "1001001000111000"
-
-
-def test_each_dropout_is_named_as_in_the_whole():
-    modules = dict(GPT(DROPPED).named_modules())
-    paths = {name: module.path for name, module in modules.items() if isinstance(module, Dropout)}
-    assert len(paths) == 1 + 3 * SMALL.layers and all(name == path for name, path in paths.items())
 
 
 def test_dropout_is_the_identity_when_nothing_is_to_be_dropped():
@@ -220,10 +210,6 @@ def test_mlp_stages_equal_the_formula(stages):
     assert torch.equal(hidden, ((x @ a.T).tanh() @ b.T).tanh().matmul(c.T).tanh() @ d.T)
 
 
-def test_mlp_layers_are_shared_with_the_rest_to_the_earlier():
-    assert [(part.first, part.last) for part in layered_mlp(7, 4, 3)] == [(0, 3), (3, 5), (5, 7)]
-
-
 # Where to cut
 
 
@@ -288,9 +274,8 @@ def test_sizes_that_cannot_be(change, mend):
     ],
 )
 def test_requests_that_cannot_be(ask, mend):
-    with pytest.raises(Impossible, match=mend) as refusal:
+    with pytest.raises(Impossible, match=mend):
         ask()
-    assert "\n" not in str(refusal.value)
 
 
 def test_the_stages_of_a_tied_model_hold_copies_of_its_table():

@@ -58,7 +58,6 @@ def test_naive_uses_one_rank_at_a_time(p, m):
     assert trace.makespan == 3 * m * p
     assert [trace.idle(r) for r in range(p)] == [3 * m * (p - 1)] * p
     assert trace.bubble() == pytest.approx(1 - 1 / p, abs=1e-15)
-    assert trace.bubble("window") == pytest.approx(1 - 1 / p, abs=1e-15)
     assert [trace.peak_live(r) for r in range(p)] == [m] * p  # the whole batch
 
 
@@ -194,8 +193,6 @@ def test_messages_follow_from_needs():
         Compute(B(0, 0)[:1], 0),
         Compute(U(0, 0)[:1], 0),
     )
-    with pytest.raises(Impossible, match="Cannot simulate 5"):
-        lower(5)
 
 
 def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
@@ -265,9 +262,6 @@ def test_a_wait_holds_until_the_launch_and_several_lanes_may_wait():
         0,
         1000,
     ]  # a wait never goes back in time
-    twice = {(0, "compute"): (Launch("go"), Launch("go"))}
-    with pytest.raises(Impossible, match="sends or launches go twice"):
-        simulate(Plan(twice, 1), {"F": 1})
 
 
 def test_steps_and_prices_must_be_there():
