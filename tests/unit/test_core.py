@@ -389,9 +389,8 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
     with pytest.raises(Impossible, match="Cannot write"):
         trace.save(tmp_path / "no" / "t")
     (tmp_path / "dir").mkdir()
-    for place in (tmp_path / "dir", "/dev/null/x", tmp_path / ("n" * 252)):
-        with pytest.raises(Impossible, match="Cannot write"):
-            trace.save(place)
+    with pytest.raises(Impossible, match="Cannot write"):
+        trace.save(tmp_path / "dir")
     assert [p.name for p in tmp_path.iterdir()] == ["dir"]
 
 
@@ -433,10 +432,6 @@ def test_memory_at_one_action_s_end_is_one_level():
         and trace.peak_bytes(0) == 10
         and trace.peak_bytes(0, "gradients") == 8
     )
-
-
-def test_actions_are_written_and_read():
-    assert str(Action("F", 2, 0)) == "2F0" and Action.parse("12B345") == Action("B", 12, 345)
 
 
 # -- where a step ends -----------------------------------------------------------------------------

@@ -174,26 +174,6 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
     )
 
 
-def test_what_takes_long_is_said_and_since_when(following):
-    look, grows, asked = following
-    assert look(0) is None and grows("now") == ""
-    for _ in range(6):
-        grows("computes", 0.5)
-        look(1.0)
-    assert grows("now") == "the model is being built: rank 1 has computed for 6 s"
-    grows("1", "@enter", 0, "2F3")
-    look(1.0)
-    assert grows("now") == ""  # it has just begun that
-    for _ in range(3):
-        grows("computes", 0.5)
-        look(1.0)
-    assert grows("now") == "rank 1 has computed for 3 s in 2F3"
-    grows("1", "@wait", 0, 0, 7, "x")
-    for _ in range(3):
-        look(1.0)
-    assert grows("now") == ""
-
-
 def test_a_watch_that_was_stopped_itself_begins_anew(following):
     """Ctrl-Z stops the ranks too, and fg lets all go on."""
     look, _, asked = following

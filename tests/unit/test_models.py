@@ -172,22 +172,6 @@ def test_another_seed_is_another_model_and_dtypes_start_from_one():
         assert torch.equal(a, b.float())
 
 
-def test_gradients_are_those_of_finite_differences():
-    config = replace(DROPPED, layers=1, width=4, heads=2, dtype=torch.float64)
-    model = GPT(config)
-    x, targets, names = ids(), ids(1), [name for name, _ in model.named_parameters()]
-    draw = torch.Generator().manual_seed(0)
-    weights = [
-        torch.randn(w.shape, dtype=w.dtype, generator=draw).requires_grad_()
-        for w in model.parameters()
-    ]
-
-    def loss(*values):
-        return cross_entropy(functional_call(model, dict(zip(names, values)), (x, NOISE)), targets)
-
-    assert torch.autograd.gradcheck(loss, weights, fast_mode=True)
-
-
 # The tiny MLP
 
 
@@ -196,12 +180,6 @@ def test_mlp_stages_equal_the_formula(stages):
     parts = layered_mlp(4, 16, stages, seed=3, dtype=torch.float64)
     (whole,) = layered_mlp(4, 16, seed=3, dtype=torch.float64)
     weights = dict(whole.named_parameters())
-    assert list(weights) == [f"layers.{i}.weight" for i in range(4)]
-    held = {name: w for part in parts for name, w in part.named_parameters()}
-    assert held.keys() == weights.keys() and all(
-        torch.equal(w, weights[name]) for name, w in held.items()
-    )
-
     x = torch.randn(32, 16, dtype=torch.float64)
     hidden = x
     for part in parts:
@@ -229,10 +207,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
     cuts = split(replace(SMALL, layers=layers), stages)
     assert cuts[0][0] == 0 and cuts[-1][1] == layers + 2
     assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:]))
-    held = [last - first for first, last in cuts]
-    held[0] -= 1
-    held[-1] -= 1
-    assert held == blocks
+    assert [min(last, layers + 1) - max(first, 1) for first, last in cuts] == blocks
 
 
 # Bad input: one sentence that says what to change

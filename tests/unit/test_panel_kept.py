@@ -5,22 +5,16 @@ import html
 import json
 import shutil
 import threading
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bigtrain_lab.core import MEMORY_KINDS, Impossible, Trace
-from bigtrain_lab.core.hardware import PROFILES
-from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.core import MEMORY_KINDS, Impossible
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
-from bigtrain_lab.panel import Panel, history, show
-from bigtrain_lab.panel.picture import DRAWN, Picture, steps_drawn, window
-from bigtrain_lab.panel.settings import Newest
+from bigtrain_lab.panel import Panel, show
+from bigtrain_lab.panel.picture import steps_drawn, window
 from bigtrain_lab.runtime import RankFailed
-from bigtrain_lab.runtime.process.pulse import this_process
-from bigtrain_lab.runtime.record.log import Log
 from bigtrain_lab.view import report
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
@@ -100,14 +94,6 @@ def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):
         assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == kept
 
 
-def test_a_pinned_run_of_fewer_ranks_says_nothing_of_the_others():
-    shown = show("pipeline", ranks=2, layers=4)
-    shown.pin()
-    shown.set(ranks=3)
-    told = [row.pinned is not None for row in shown.rows if "rank" in row.quantity]
-    assert told == [True, True, False, True] and "pinned: ranks 2, now 3" in said(shown)
-
-
 # -- History ---------------------------------------------------------------------------------------
 
 
@@ -184,35 +170,9 @@ def test_damaged_and_foreign_runs_say_why(kept):
     assert panel.problem == ""
 
 
-def test_a_list_makes_no_experiment_and_reads_no_log(kept, monkeypatch):
-    _, (_, going, gone) = kept
-    for past, launcher in (gone, None), (going, this_process()):
-        (past.directory / "end.json").unlink()
-        change(past.directory, launcher=launcher)
-
-    def refuse(*_, **__):
-        raise AssertionError("a list needs none of this")
-
-    monkeypatch.setattr(Experiment, "__init__", refuse)
-    monkeypatch.setattr(Log, "read", refuse)
-    found, _ = history.listed(Waves)
-    assert [past.state for past in found] == ["done", "running", "done"]
-    assert [past.told for past in found] == TOLD
-
-
 def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, monkeypatch):
     panel, (last, _, first) = kept
-
-    def broken(self, trace):
-        if trace.clock != "predicted":
-            raise KeyError("no such rank")
-        return []
-
-    monkeypatch.setattr(Waves, "explain", broken)
     panel.bar.past.value = first
-    assert panel.problem.startswith("KeyError: 'no such rank' (in broken")
-    assert panel.experiment.micro_batches == 3 and panel.rows[1].modelled.value == 6
-    assert panel.run.directory.samefile(first.directory)
     monkeypatch.setattr(Waves, "restored", lambda *told: 1 / 0)
     panel.bar.past.value = last
     assert panel.problem.startswith("ZeroDivisionError: division by zero (in")
@@ -258,18 +218,6 @@ def test_no_run_is_reopened_while_one_goes_on_and_its_end_is_listed(panel, tmp_p
     assert len(listed(panel)) == 2
 
 
-def test_every_kept_setting_finds_its_control(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    asked = PipelineExperiment(
-        learning_rate=0.0123, ranks=1, steps=1, layers=1, micro_batches=1, tied=True, rows=3, seed=7
-    )
-    run = asked.run()
-    run.wait()
-    shown = show("pipeline")
-    shown.reopen(run.directory)
-    assert shown.experiment == asked and not shown.stale
-
-
 # -- commands --------------------------------------------------------------------------------------
 
 
@@ -288,26 +236,6 @@ def test_each_command_is_copied_by_its_button_and_none_stays_for_what_cannot_be(
 
 
 # -- long predictions ------------------------------------------------------------------------------
-
-
-def test_the_newest_call_wins():
-    newest, gate, told = Newest(), threading.Event(), []
-    assert newest.ask(lambda: "quick", told.append, 60) and told == ["quick"]
-    assert not newest.ask(lambda: gate.wait(60) and "first", told.append, 0)
-    assert not newest.ask(lambda: "second", told.append, 0)  # never begins
-    assert not newest.ask(lambda: "third", told.append, 0)
-    gate.set()
-    until(lambda: told[1:])
-    assert told == ["quick", "third"]
-
-
-def test_a_call_that_never_ends_is_passed(monkeypatch):
-    monkeypatch.setattr("bigtrain_lab.panel.settings.STUCK_S", 0)
-    newest, gate, told = Newest(), threading.Event(), []
-    assert not newest.ask(lambda: gate.wait(60), told.append, 0)
-    assert newest.ask(lambda: "next", told.append) and told == ["next"]
-    gate.set()
-    assert newest.ask(lambda: "last", told.append) and told == ["next", "last"]
 
 
 def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move(
@@ -339,11 +267,6 @@ def long():
     return PipelineExperiment(steps=10).predict()
 
 
-@pytest.fixture(scope="module")
-def longer():
-    return PipelineExperiment(steps=100).predict()
-
-
 def test_a_window_is_the_steps_asked_for_with_what_was_held_before(long):
     part = window(long, 3, 2)
     assert {int(s.name.split("F")[1]) for s in part.where(kind="F").spans()} == set(range(24, 40))
@@ -354,15 +277,6 @@ def test_a_window_is_the_steps_asked_for_with_what_was_held_before(long):
         for kind in MEMORY_KINDS:
             held = [level for tick, level in long.levels(rank, kind) if tick <= start]
             assert part.levels(rank, kind)[0][1] == (held[-1] if held else 0)
-
-
-def test_windows_side_by_side_hold_all_and_only_a_long_trace_is_cut(long, longer):
-    parts_ = [window(long, first, 2) for first in range(0, 10, 2)]
-    assert sum(len(part.spans()) for part in parts_) == len(long.spans())
-    assert sum(len(part.transfers()) for part in parts_) == len(long.transfers())
-    assert window(long, 0, 10) is long and steps_drawn(long) == 10
-    assert len(window(longer, 0, steps_drawn(longer))) <= DRAWN < len(longer)
-    assert steps_drawn(Trace((), "predicted")) == 1
 
 
 def test_the_steps_of_a_long_trace_can_be_chosen():
@@ -376,13 +290,6 @@ def test_the_steps_of_a_long_trace_can_be_chosen():
     assert f"steps 50 to {49 + count} of 100" in said(shown)
     shown.set(steps=3)
     assert first not in parts(shown) and shown.player.data == pack(shown.traces["predicted"])
-
-
-def test_a_run_that_goes_on_shows_its_last_steps(longer):
-    picture, count = Picture(lambda: None, lambda: None), steps_drawn(longer)
-    picture.show(longer, live=True)
-    assert picture.player.data == pack(window(longer, 100 - count, count), whole=longer)
-    assert picture.first not in parts(picture)
 
 
 def test_a_panel_whose_first_settings_cannot_be_says_why_and_can_be_mended():
@@ -402,18 +309,3 @@ def test_a_run_that_did_nothing_before_it_failed_says_so_where_its_picture_would
     )
     fails(panel)
     assert panel.player.note.startswith("No action was done") and not panel.player.data
-
-
-def test_a_machine_that_a_reopened_run_kept_is_said_to_price_what_follows(monkeypatch):
-    other = replace(
-        PROFILES["a100-nvlink"], name="this-machine", sources={"when": "2026-01-01T00:00+00:00"}
-    )
-    facts = json.loads(json.dumps({"machine": asdict(other)}))
-    kept = {"experiment": "pipeline", "hardware": "this-machine", "facts": facts}
-    # this one was not measured yet
-    monkeypatch.setattr("bigtrain_lab.panel.compared.this_machine", lambda measure: None)
-    shown = show(Experiment.restored(kept))
-    told = "the machine of the reopened run, as measured 2026-01-01T00:00+00:00"
-    assert told in said(shown)
-    shown.set(hardware="a100-nvlink")
-    assert told not in said(shown)

@@ -1,23 +1,19 @@
 """Sentences that state relations: functions of their arguments, unbalanced, with names and phrases
 kept for dev; and F1."""
 
-import random
-
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.data import Relations, f1
-from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE, RELATIONS
+from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE
 from bigtrain_lab.data.relations import (
     E1,
     E1_END,
     E2,
     E2_END,
-    FRAMES,
     LONGEST,
     SHARES,
-    _Writer,
     names,
     numbers,
     sentence,
@@ -57,21 +53,6 @@ def test_no_name_is_in_both_splits_and_their_words_are():
         }
 
 
-def test_some_phrases_are_put_into_a_frame_by_dev_alone():
-    """ "joined" is one that train never says of a pair in a list."""
-    phrase = RELATIONS[0].forward[(-FRAMES.index("list")) % 4].replace("~ ", "")
-    of_lists = [[str(s) for s in sentences if s.frame == "list"] for sentences in (MANY, DEV)]
-    assert not any(f" {phrase} " in text for text in of_lists[0])
-    assert any(f" {phrase} " in text for text in of_lists[1])
-
-
-def test_every_class_can_be_said_in_either_split():
-    for dev in (False, True):
-        for label in range(len(CLASSES)):
-            for n in range(20):
-                assert _Writer(random.Random(n), dev).write(label).label == label
-
-
 def test_the_shares_of_the_classes_are_as_declared():
     counts = torch.bincount(torch.tensor([one.label for one in MANY]), minlength=len(CLASSES))
     expected = torch.tensor(SHARES) / sum(SHARES) * len(MANY)
@@ -96,12 +77,7 @@ def test_what_a_lone_clause_says_follows_from_its_denials():
 def test_examples_are_numbers_padded_to_one_length():
     data = Relations(train_size=50, dev_size=20)
     ids, keep, marks, labels = data.train
-    assert (
-        ids.shape == keep.shape == (50, LONGEST)
-        and marks.shape == (50, 2)
-        and labels.shape == (50,)
-    )
-    assert ids.dtype == marks.dtype == labels.dtype == torch.int64 and keep.dtype == torch.bool
+    assert ids.shape == keep.shape == (50, LONGEST) and marks.shape == (50, 2)
     for row in range(50):
         words = MANY[row].words
         assert [vocabulary()[i] for i in ids[row][keep[row]]] == list(words)
@@ -113,7 +89,6 @@ def test_a_batch_is_a_function_of_its_arguments():
     data, again = Relations(train_size=50), Relations(train_size=50)
     one, two = data.batch(3, 8), again.batch(3, 8)
     assert all(map(torch.equal, one, two)) and len(one.labels_B) == 8
-    assert not torch.equal(one.ids_BS, data.batch(4, 8).ids_BS)
     assert not torch.equal(one.ids_BS, data.batch(3, 8, micro_batch=1).ids_BS)
 
 
@@ -149,10 +124,9 @@ def test_f1_is_that_of_a_count_by_hand():
     assert found.macro == pytest.approx((4 / 6 + 2 / 3) / 3)
 
 
-def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(Impossible, match="3 answers and 2 labels"):
-        f1(torch.zeros(3), torch.zeros(2), [1])
-    with pytest.raises(Impossible, match="at least one class"):
-        f1(torch.zeros(2), torch.zeros(2), [])
-    with pytest.raises(Impossible, match="train_size=0"):
-        Relations(train_size=0)
+@pytest.mark.parametrize(
+    "answers, classes, told", [(3, [1], "3 answers and 2 labels"), (2, [], "at least one class")]
+)
+def test_what_cannot_be_counted_is_refused(answers, classes, told):
+    with pytest.raises(Impossible, match=told):
+        f1(torch.zeros(answers), torch.zeros(2), classes)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
-from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.runtime.process.child import Job, work
 from bigtrain_lab.runtime.record.log import EventLog, LogUnwritable, Tail
 from bigtrain_lab.runtime.record.results import replicas_differ
@@ -273,10 +273,6 @@ def test_a_cut_off_log_is_read_as_far_as_it_goes(finished):
         log.write_bytes(whole[:size])
         counts.append(len(Run.open(directory).trace()))
     assert counts == sorted(counts) and set(counts) == {0, 1, 2, 3}
-    lines = whole.splitlines(keepends=True)
-    spans = [i for i, line in enumerate(lines) if b'"span"' in line]
-    log.write_bytes(b"".join([*lines[: spans[1]], b"\0" * 100 + b"\n", *lines[spans[1] + 1 :]]))
-    assert len(Run.open(directory).trace()) == 1  # nothing after a lost line is trusted
 
 
 def cut(path: Path, mark: str) -> None:
@@ -344,23 +340,6 @@ def test_a_run_says_what_its_directory_has_lost(lose, said, finished):
     run = Run.open(directory)
     assert run.state == "done" and run.damage == (said and f"{said}: what is whole is shown.")
     assert bool(run.trace().settings.get("unfinished")) == ("log" in (said or ""))
-
-
-def test_of_a_run_that_failed_only_lost_lines_are_told(tmp_path):
-    def program(rank):
-        with rank.span(step(rank, 0)):
-            raise ValueError("bad")
-
-    run = launch(program, 1, directory=tmp_path / "run")
-    with pytest.raises(RankFailed):
-        run.wait()
-    assert run.damage is None and Run.open(run.directory).damage is None
-    log = run.directory / "events-0.jsonl"
-    log.write_text(log.read_text().replace('["@enter"', "["))
-    assert (
-        Run.open(run.directory).damage
-        == "The log of rank 0 is damaged before its first step: what is whole is shown."
-    )
 
 
 def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
