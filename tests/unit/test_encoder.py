@@ -1,5 +1,4 @@
-"""The encoder: padding changes nothing, every word counts, and a dry run of it finds what torch
-itself counts."""
+"""The encoder: padding changes nothing, every word counts, and the class is read at the marks."""
 
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from bigtrain_lab.models import (
     GPT,
     Encoder,
     EncoderConfig,
-    Noise,
     class_loss,
     parameter_shapes,
     parameters,
@@ -19,7 +17,6 @@ from bigtrain_lab.models import (
 )
 
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
-NOISE = Noise(3, 1, 0)
 
 
 def given(config, batch, words=None):
