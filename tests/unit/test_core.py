@@ -358,32 +358,6 @@ def test_a_trace_survives_its_file(tmp_path):
     ).events == (EVENTS[1],)
 
 
-@pytest.mark.parametrize(
-    "content,words",
-    [
-        (
-            json.dumps(["bigtrain-trace", 1, {"clock": "modelled"}]) + '\n["span", 0, "comp',
-            "cut off or damaged",
-        ),
-        (json.dumps(["bigtrain-trace", 1, {"clock": "foo"}]), "cut off or damaged"),
-        (
-            json.dumps(["bigtrain-trace", 1, {"clock": "modelled", "settings": "x"}]),
-            "cut off or damaged",
-        ),
-        ("", "is not a trace"),
-        ("{}", "is not a trace"),
-        ('["other", 1, {}]', "is not a trace"),
-        (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1"),
-    ],
-)
-def test_another_file_is_refused(tmp_path, content, words):
-    (tmp_path / "t").write_text(content)
-    with pytest.raises(Impossible, match=words):
-        Trace.load(tmp_path / "t")
-    with pytest.raises(Impossible, match="Cannot read the trace"):
-        Trace.load(tmp_path / "none")
-
-
 def test_saving_is_whole_or_not_at_all(tmp_path):
     trace = Trace.of(EVENTS, "modelled", ranks=2)
     with pytest.raises(Impossible, match="Cannot write"):

@@ -180,42 +180,6 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     assert not any(name.startswith("module.") for name in last["weights"][0])
 
 
-class Stops(Exception):
-    pass
-
-
-@pytest.mark.parametrize("level", ["fp16", "bf16"])
-def test_half_precision_goes_on_to_the_bit(level, tmp_path):
-    """Masters and the loss scale are saved too, which grew or shrank before."""
-    asked = replace(
-        PLAIN,
-        config=replace(TINY, dtype=torch.float32, dropout=0.2),
-        precision=level,
-        epochs=2,
-        directory=tmp_path,
-        save_every=5,
-    )
-    rank = Rank(0, Mesh(world=1), torch.device("cpu"))
-    whole = here(replace(asked, directory=None))
-
-    class Ends(Evaluation):
-        def ended(self, number, training, losses):
-            if number == 7:
-                raise Stops
-            return super().ended(number, training, losses)
-
-    with pytest.raises(Stops):
-        train(asked.recipe, rank, Ends(asked, rank))
-    again = here(replace(asked, resume=True))
-    assert (
-        all(
-            np.array_equal(again[name], values[-len(again[name]) :])
-            for name, values in whole.items()
-        )
-        and len(again["loss"]) == len(whole["loss"]) - 5
-    )
-
-
 class Disagree(Translation):
     """Nothing is learned; rank 1 sees a better score each time."""
 
