@@ -1,9 +1,9 @@
 """Benchmarks at their smallest size: they run, and write nothing.
 
 The others take longer or need more than Python. They are only imported, and it is checked that
-their `rows` can be called: browser, combined, compose, data_parallel, exactness, galleries,
-grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers, translate,
-weak_scaling, zero.
+their `rows` can be called: accumulate, browser, combined, compose, data_parallel, exactness,
+galleries, grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers,
+translate, weak_scaling, zero.
 """
 
 import inspect
@@ -18,7 +18,6 @@ from benchmarks.__main__ import NAMES
 
 ROOT = Path(__file__).parents[2]
 RUN = [
-    "accumulate",
     "checkpoint",
     "epoch",
     "faults",
