@@ -256,11 +256,14 @@ class Lab:
             ".widget-slider", has=self.page.locator(f".widget-label:text-is('{setting}')")
         ).locator(".noUi-handle")
 
+    def cells(self, quantity: str):
+        """A row of the table: its name, predicted, modelled, measured, difference."""
+        name = self.page.locator(f"td:text-is('{quantity}')")
+        return self.page.locator(".btl-results tr", has=name).locator("td")
+
     def row(self, quantity: str) -> list[str]:
-        """The texts of a row of the table: predicted, modelled, measured, difference."""
-        cells = self.page.locator(
-            ".btl-results tr", has=self.page.locator(f"td:text-is('{quantity}')")
-        ).locator("td")
+        """Their texts, but for the name."""
+        cells = self.cells(quantity)
         cells.first.wait_for()  # the player may be drawn before the table
         return cells.all_text_contents()[1:]
 

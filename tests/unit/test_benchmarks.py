@@ -1,9 +1,9 @@
 """Benchmarks at their smallest size: they run, and write nothing.
 
 The others take longer or need more than Python. They are only imported, and it is checked that
-their `rows` can be called: browser, combined, compose, data_parallel, exactness, galleries,
-grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers, translate,
-weak_scaling, zero.
+their `rows` can be called: accumulate, browser, combined, compose, data_parallel, exactness,
+galleries, grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers,
+translate, weak_scaling, zero.
 """
 
 import inspect
@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sliders
 from benchmarks.__main__ import NAMES
-from bigtrain_lab.core import Impossible
 
 ROOT = Path(__file__).parents[2]
 RUN = [
-    "accumulate",
     "checkpoint",
     "epoch",
     "faults",
@@ -56,19 +53,3 @@ def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
         **{key: value for key, value in sizes.items() if not key.isupper()}
     )
     assert name in RUN or name in __doc__
-
-
-@pytest.mark.slow
-def test_sliders_names_what_a_lab_refuses_at_its_settings_and_at_its_prediction(monkeypatch):
-    def seconds(asked, player):
-        if asked.precision == "bf16":
-            raise Impossible("No speed is stated.")
-        return 0.0
-
-    for name, value in {"LABS": ("combined",), "seconds": seconds, "first_time": list}.items():
-        monkeypatch.setattr(sliders, name, value)
-    told = sliders.rows()[-1]["what"]
-    assert (
-        "precision bf16: No speed is stated." in told
-        and told.count("replicas 3: 8 micro-batches cannot") == 1
-    )

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import pickle
 import re
 import warnings
 from abc import ABCMeta, abstractmethod
@@ -55,8 +54,6 @@ def test_a_cell_that_runs_again_replaces_what_it_defined(Shape):
     typed(Shape, "Mine", name="one")
     again = typed(Shape, "Mine", name="two")
     assert Shape.all() == {"two": again}
-    other = typed(Shape, "Other", name="two")
-    assert Shape.all() == {"two": other}
 
 
 def test_a_library_name_is_refused_to_others(Shape):
@@ -160,11 +157,6 @@ def test_a_member_without_a_name_is_told_and_a_base_is_not(Shape):
     said = 'Forgotten has no name of its own, so it is in no menu: write name = "..." in the class.'
     with pytest.warns(UserWarning, match=re.escape(said)):
         assert list(Shape.all()) == ["mine"]
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(Impossible, match=re.escape(f"choose one of mine. {said}")),
-    ):
-        Shape.named("forgotten")
 
 
 def test_mesh_is_row_major_and_its_last_axis_neighbours():
@@ -271,7 +263,6 @@ def test_a_collective_costs_its_ring():
             four,
         ), kind
         assert cost.collective(kind, 11, [4]) == Cost({}).collective(kind, 10**9, range(8)) == 0
-    assert pickle.loads(pickle.dumps(cost)).collective("all_reduce", 11, [0, 1]) == 31
     slow = replace(
         cost, links={**links, (0, 2): Link(10**6)}
     )  # no link of the ring 0 1 2 3, however its ranks are named
@@ -305,14 +296,6 @@ def test_the_bandwidth_of_a_collective_falls_with_the_nodes_as_published():
     assert rates == sorted(rates, reverse=True) and set(rates[63:]) == {32.9e9}
     between = Hardware("x", collective_bytes_per_s=((1, 400e9), (4, 100e9))).bus_bytes_per_s(2)
     assert between == pytest.approx(200e9)  # the geometric mean
-    rtx = Cost(
-        {}, **PROFILES["rtx3090-pcie"].prices(16)
-    )  # nothing is published: the slowest link counts
-    assert (
-        rtx.collective("all_gather", 16 * 10**9, range(16))
-        == 15 * 30 * 10**6 + 12 * TICKS_PER_SECOND
-    )
-    assert Cost({}, **PROFILES["unit"].prices(4)).collective("all_reduce", 10**9, range(4)) == 0
 
 
 def test_every_number_of_a_profile_has_a_tag_and_a_source():
@@ -326,7 +309,6 @@ def test_every_number_of_a_profile_has_a_tag_and_a_source():
         "launches_ahead",
         "sources",
     } | wires
-    assert PROFILES["unit"].textbook and not PROFILES["a100-nvlink"].textbook
     for profile in [each for each in PROFILES.values() if not each.textbook]:
         told = {row.name: row for row in profile.constants()}
         assert set(told) == numbers, profile.name
@@ -337,7 +319,6 @@ def test_every_number_of_a_profile_has_a_tag_and_a_source():
             profile.links(9)[0, 1] == profile.inside.link()
             and profile.links(9)[0, 8] == profile.between.link()
         )
-    assert Hardware("x").links(2) == {(0, 1): Link(), (1, 0): Link()}
 
 
 def test_an_action_takes_its_kernels_time_or_that_of_their_launches():
@@ -377,40 +358,13 @@ def test_a_trace_survives_its_file(tmp_path):
     ).events == (EVENTS[1],)
 
 
-@pytest.mark.parametrize(
-    "content,words",
-    [
-        (
-            json.dumps(["bigtrain-trace", 1, {"clock": "modelled"}]) + '\n["span", 0, "comp',
-            "cut off or damaged",
-        ),
-        (json.dumps(["bigtrain-trace", 1, {"clock": "foo"}]), "cut off or damaged"),
-        (
-            json.dumps(["bigtrain-trace", 1, {"clock": "modelled", "settings": "x"}]),
-            "cut off or damaged",
-        ),
-        ("", "is not a trace"),
-        ("{}", "is not a trace"),
-        ('["other", 1, {}]', "is not a trace"),
-        (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1"),
-    ],
-)
-def test_another_file_is_refused(tmp_path, content, words):
-    (tmp_path / "t").write_text(content)
-    with pytest.raises(Impossible, match=words):
-        Trace.load(tmp_path / "t")
-    with pytest.raises(Impossible, match="Cannot read the trace"):
-        Trace.load(tmp_path / "none")
-
-
 def test_saving_is_whole_or_not_at_all(tmp_path):
     trace = Trace.of(EVENTS, "modelled", ranks=2)
     with pytest.raises(Impossible, match="Cannot write"):
         trace.save(tmp_path / "no" / "t")
     (tmp_path / "dir").mkdir()
-    for place in (tmp_path / "dir", "/dev/null/x", tmp_path / ("n" * 252)):
-        with pytest.raises(Impossible, match="Cannot write"):
-            trace.save(place)
+    with pytest.raises(Impossible, match="Cannot write"):
+        trace.save(tmp_path / "dir")
     assert [p.name for p in tmp_path.iterdir()] == ["dir"]
 
 
@@ -452,10 +406,6 @@ def test_memory_at_one_action_s_end_is_one_level():
         and trace.peak_bytes(0) == 10
         and trace.peak_bytes(0, "gradients") == 8
     )
-
-
-def test_actions_are_written_and_read():
-    assert str(Action("F", 2, 0)) == "2F0" and Action.parse("12B345") == Action("B", 12, 345)
 
 
 # -- where a step ends -----------------------------------------------------------------------------

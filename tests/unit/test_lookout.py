@@ -174,42 +174,6 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
     )
 
 
-def test_what_takes_long_is_said_and_since_when(following):
-    look, grows, asked = following
-    assert look(0) is None and grows("now") == ""
-    for _ in range(6):
-        grows("computes", 0.5)
-        look(1.0)
-    assert grows("now") == "the model is being built: rank 1 has computed for 6 s"
-    grows("0", "span", 0, 1, 0, "compute", "F", "0F0", 0, 1, 0)
-    look(1.0)
-    grows("computes", 0.5)
-    look(1.0)
-    assert grows("now") == "rank 1 has computed for 8 s before its first action"
-    grows("1", "@enter", 0, "2F3")
-    look(1.0)
-    assert grows("now") == ""  # it has just begun that
-    for _ in range(3):
-        grows("computes", 0.5)
-        look(1.0)
-    assert grows("now") == "rank 1 has computed for 3 s in 2F3"
-    grows("1", "@wait", 0, 0, 7, "x")
-    for _ in range(3):
-        look(1.0)
-    assert grows("now") == ""
-
-
-def test_a_process_that_is_stopped_is_told_before_the_stall_limit(following, monkeypatch):
-    monkeypatch.setattr(progress, "STOPPED_S", 2.0)
-    look, grows, asked = following
-    grows("status", psutil.STATUS_STOPPED)
-    assert look(1.0) is None and look(1.9) is None
-    assert look(0.2).startswith(
-        "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing"
-        " yet)."
-    )
-
-
 def test_a_watch_that_was_stopped_itself_begins_anew(following):
     """Ctrl-Z stops the ranks too, and fg lets all go on."""
     look, _, asked = following

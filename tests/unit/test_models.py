@@ -37,10 +37,6 @@ def close(a, b, tolerance=1e-12):
 # The weights
 
 
-def test_a_model_holds_weights_and_nothing_else():
-    assert list(GPT(DROPPED).buffers()) == []
-
-
 def test_initial_values_follow_gpt_2():
     config = GPTConfig(layers=8, width=64, heads=4)
     weights = dict(GPT(config).named_parameters())
@@ -128,12 +124,6 @@ def test_a_mask_is_the_same_on_every_machine_and_day():
     assert "".join("01"[k] for k in kept) == "1001001000111000"
 
 
-def test_each_dropout_is_named_as_in_the_whole():
-    modules = dict(GPT(DROPPED).named_modules())
-    paths = {name: module.path for name, module in modules.items() if isinstance(module, Dropout)}
-    assert len(paths) == 1 + 3 * SMALL.layers and all(name == path for name, path in paths.items())
-
-
 def test_dropout_is_the_identity_when_nothing_is_to_be_dropped():
     x = torch.ones(3, 3)
     drop = Dropout(0.5, "here")
@@ -182,22 +172,6 @@ def test_another_seed_is_another_model_and_dtypes_start_from_one():
         assert torch.equal(a, b.float())
 
 
-def test_gradients_are_those_of_finite_differences():
-    config = replace(DROPPED, layers=1, width=4, heads=2, dtype=torch.float64)
-    model = GPT(config)
-    x, targets, names = ids(), ids(1), [name for name, _ in model.named_parameters()]
-    draw = torch.Generator().manual_seed(0)
-    weights = [
-        torch.randn(w.shape, dtype=w.dtype, generator=draw).requires_grad_()
-        for w in model.parameters()
-    ]
-
-    def loss(*values):
-        return cross_entropy(functional_call(model, dict(zip(names, values)), (x, NOISE)), targets)
-
-    assert torch.autograd.gradcheck(loss, weights, fast_mode=True)
-
-
 # The tiny MLP
 
 
@@ -206,22 +180,12 @@ def test_mlp_stages_equal_the_formula(stages):
     parts = layered_mlp(4, 16, stages, seed=3, dtype=torch.float64)
     (whole,) = layered_mlp(4, 16, seed=3, dtype=torch.float64)
     weights = dict(whole.named_parameters())
-    assert list(weights) == [f"layers.{i}.weight" for i in range(4)]
-    held = {name: w for part in parts for name, w in part.named_parameters()}
-    assert held.keys() == weights.keys() and all(
-        torch.equal(w, weights[name]) for name, w in held.items()
-    )
-
     x = torch.randn(32, 16, dtype=torch.float64)
     hidden = x
     for part in parts:
         hidden = part(hidden, None)
     a, b, c, d = weights.values()
     assert torch.equal(hidden, ((x @ a.T).tanh() @ b.T).tanh().matmul(c.T).tanh() @ d.T)
-
-
-def test_mlp_layers_are_shared_with_the_rest_to_the_earlier():
-    assert [(part.first, part.last) for part in layered_mlp(7, 4, 3)] == [(0, 3), (3, 5), (5, 7)]
 
 
 # Where to cut
@@ -243,10 +207,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
     cuts = split(replace(SMALL, layers=layers), stages)
     assert cuts[0][0] == 0 and cuts[-1][1] == layers + 2
     assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:]))
-    held = [last - first for first, last in cuts]
-    held[0] -= 1
-    held[-1] -= 1
-    assert held == blocks
+    assert [min(last, layers + 1) - max(first, 1) for first, last in cuts] == blocks
 
 
 # Bad input: one sentence that says what to change
@@ -288,9 +249,8 @@ def test_sizes_that_cannot_be(change, mend):
     ],
 )
 def test_requests_that_cannot_be(ask, mend):
-    with pytest.raises(Impossible, match=mend) as refusal:
+    with pytest.raises(Impossible, match=mend):
         ask()
-    assert "\n" not in str(refusal.value)
 
 
 def test_the_stages_of_a_tied_model_hold_copies_of_its_table():

@@ -33,8 +33,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v):
 def test_interleaving_refuses_a_remainder_and_names_what_fits(m, choices):
     with pytest.raises(Impossible, match=choices):
         Schedule.named("interleaved")(4, m)
-    with pytest.raises(Impossible, match="chunks is 0"):
-        Schedule.named("interleaved")(4, 4, 0)
 
 
 @pytest.mark.parametrize("F,I,W", THIRDS)

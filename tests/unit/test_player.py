@@ -6,16 +6,8 @@ from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import Peak, peak
 from bigtrain_lab.panel.picture import window
 from bigtrain_lab.view import player
-from bigtrain_lab.view.figures import memory, palette
-from bigtrain_lab.view.player import LISTED, LOOK, pack
-
-
-def test_versions_repeat_their_colours_in_other_shades():
-    colours = [colour for colour, _ in LOOK["versions"]]
-    assert colours == [palette.version(n) for n in range(21)] and len(set(colours)) == 3 * len(
-        palette.VERSIONS
-    )
-    assert all(ink in ("#111111", "#FFFFFF") for _, ink in LOOK["versions"])
+from bigtrain_lab.view.figures import memory
+from bigtrain_lab.view.player import LISTED, pack
 
 
 def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
@@ -134,12 +126,6 @@ def test_what_was_read_inside_an_action_is_not_carried_into_the_next():
     assert peak(memories(*levels), 1) == Peak(1, 20, "1F0", {"weights": 100, "activations": 50})
 
 
-def test_a_peak_in_an_action_that_failed_is_told():
-    assert (
-        peak(memories(*LEVELS, more=alive(7, start=50)), 1).place == "in an action that did not end"
-    )
-
-
 def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
     """A meter's readings, of activations alone, are a line of their own; a ledger's are levels of
     each kind."""
@@ -255,17 +241,6 @@ def test_a_box_is_labelled_by_the_number_that_tells():
         == (["3F0", "11A2", "3B0", "0U4"], [["micro_batch", "micro-batch"], ["stage", "stage"]])
         == told(terms={"what": "else"})
     )
-
-
-def test_without_a_ledger_the_peak_is_told_by_kind():
-    nothing, told = json.loads(pack(memories(*LEVELS)))["peaks"]
-    assert nothing is None and told == [
-        20,
-        "after F0",
-        [[MEMORY_KINDS.index("weights"), 100], [MEMORY_KINDS.index("activations"), 50]],
-        0,
-        [],
-    ]
 
 
 def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():

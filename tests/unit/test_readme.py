@@ -1,38 +1,35 @@
 """The README's scripts do what they say."""
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_script_for_one_device_runs():
+def run(word: str, capsys) -> tuple[dict, str]:
+    """The names that the README's script with this word leaves, and what it prints."""
     (script,) = [
-        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Ledger" in block
+        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if word in block
     ]
-    said, names = io.StringIO(), {}
-    with contextlib.redirect_stdout(said):
-        exec(script, names)
-    assert len(names["losses"]) == 2 and "at the peak, in" in said.getvalue()
+    names = {}
+    exec(script, names)
+    return names, capsys.readouterr().out
+
+
+def test_the_script_for_one_device_runs(capsys):
+    names, said = run("Ledger", capsys)
+    assert len(names["losses"]) == 2 and "at the peak, in" in said
     ledger = names["ledger"]
     assert ledger.now("master") == 2 * ledger.now("weights") > 0 and ledger.peak("recomputed") > 0
 
 
-def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch):
+def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (script,) = [
-        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Recipe" in block
-    ]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(script, {})
-    first, last = map(float, said.getvalue().split())
+    first, last = map(float, run("Recipe", capsys)[1].split())
     assert last < 0.8 * first
 
 
-def test_the_script_of_zero_trains(monkeypatch):
+def test_the_script_of_zero_trains(monkeypatch, capsys):
     """As one process: every rank's part is the whole."""
     for name, value in {
         "RANK": "0",
@@ -41,12 +38,4 @@ def test_the_script_of_zero_trains(monkeypatch):
         "MASTER_PORT": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    (script,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", README, re.S)
-        if "ZeroOptimizer" in block
-    ]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(script, {})
-    assert int(said.getvalue()) == 8 * (64 * 64 + 64)
+    assert int(run("ZeroOptimizer", capsys)[1]) == 8 * (64 * 64 + 64)

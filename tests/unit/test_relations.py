@@ -1,23 +1,19 @@
 """Sentences that state relations: functions of their arguments, unbalanced, with names and phrases
 kept for dev; and F1."""
 
-import random
-
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.data import Relations, f1
-from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE, RELATIONS
+from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE
 from bigtrain_lab.data.relations import (
     E1,
     E1_END,
     E2,
     E2_END,
-    FRAMES,
     LONGEST,
     SHARES,
-    _Writer,
     names,
     numbers,
     sentence,
@@ -57,21 +53,6 @@ def test_no_name_is_in_both_splits_and_their_words_are():
         }
 
 
-def test_some_phrases_are_put_into_a_frame_by_dev_alone():
-    """ "joined" is one that train never says of a pair in a list."""
-    phrase = RELATIONS[0].forward[(-FRAMES.index("list")) % 4].replace("~ ", "")
-    of_lists = [[str(s) for s in sentences if s.frame == "list"] for sentences in (MANY, DEV)]
-    assert not any(f" {phrase} " in text for text in of_lists[0])
-    assert any(f" {phrase} " in text for text in of_lists[1])
-
-
-def test_every_class_can_be_said_in_either_split():
-    for dev in (False, True):
-        for label in range(len(CLASSES)):
-            for n in range(20):
-                assert _Writer(random.Random(n), dev).write(label).label == label
-
-
 def test_the_shares_of_the_classes_are_as_declared():
     counts = torch.bincount(torch.tensor([one.label for one in MANY]), minlength=len(CLASSES))
     expected = torch.tensor(SHARES) / sum(SHARES) * len(MANY)
@@ -93,23 +74,10 @@ def test_what_a_lone_clause_says_follows_from_its_denials():
     assert seen == {0, 1, 2}
 
 
-def test_a_denial_of_another_clause_changes_nothing():
-    assert any(NEVER in s.words and CLASSES[s.label] != NONE and s.frame == "list" for s in MANY)
-    assert any(
-        str(s).startswith(tuple(DENY)) and NEVER not in s.words and CLASSES[s.label] != NONE
-        for s in MANY
-    )
-
-
 def test_examples_are_numbers_padded_to_one_length():
     data = Relations(train_size=50, dev_size=20)
     ids, keep, marks, labels = data.train
-    assert (
-        ids.shape == keep.shape == (50, LONGEST)
-        and marks.shape == (50, 2)
-        and labels.shape == (50,)
-    )
-    assert ids.dtype == marks.dtype == labels.dtype == torch.int64 and keep.dtype == torch.bool
+    assert ids.shape == keep.shape == (50, LONGEST) and marks.shape == (50, 2)
     for row in range(50):
         words = MANY[row].words
         assert [vocabulary()[i] for i in ids[row][keep[row]]] == list(words)
@@ -121,34 +89,7 @@ def test_a_batch_is_a_function_of_its_arguments():
     data, again = Relations(train_size=50), Relations(train_size=50)
     one, two = data.batch(3, 8), again.batch(3, 8)
     assert all(map(torch.equal, one, two)) and len(one.labels_B) == 8
-    assert not torch.equal(one.ids_BS, data.batch(4, 8).ids_BS)
     assert not torch.equal(one.ids_BS, data.batch(3, 8, micro_batch=1).ids_BS)
-
-
-def test_there_are_more_words_than_bfloat16_can_count():
-    """The lesson casts ids to bfloat16, which is exact up to 256: beyond it two words become
-    one."""
-    ids = torch.arange(len(vocabulary()))
-    assert (ids.bfloat16().long() != ids).any() and (ids.half().long() == ids).all()
-
-
-@pytest.mark.slow
-def test_a_bag_of_words_is_not_enough():
-    """Multinomial logistic regression on which words occur, trained to the end, stays far below
-    what order tells."""
-    data = Relations(train_size=4096, dev_size=1024)
-    bags = [
-        torch.zeros(len(e.ids_BS), len(vocabulary())).scatter_(1, e.ids_BS, 1.0)
-        for e in (data.train, data.dev)
-    ]
-    weights = torch.zeros(len(vocabulary()), len(CLASSES), requires_grad=True)
-    optimizer = torch.optim.Adam([weights], 0.05)
-    for _ in range(150):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(bags[0] @ weights, data.train.labels_B).backward()
-        optimizer.step()
-    found = f1((bags[1] @ weights).argmax(-1), data.dev.labels_B, range(1, len(CLASSES)))
-    assert 0.2 < found.micro < 0.7 and found.macro < 0.6
 
 
 # F1
@@ -164,18 +105,9 @@ def test_f1_is_that_of_a_count_by_hand():
     assert found.macro == pytest.approx((4 / 6 + 2 / 3) / 3)
 
 
-def test_micro_f1_over_all_classes_is_the_share_of_right_answers():
-    draw = torch.Generator().manual_seed(0)
-    labels, answers = torch.randint(5, (2, 200), generator=draw)
-    assert f1(answers, labels, range(5)).micro == pytest.approx(
-        (answers == labels).double().mean().item()
-    )
-
-
-def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(Impossible, match="3 answers and 2 labels"):
-        f1(torch.zeros(3), torch.zeros(2), [1])
-    with pytest.raises(Impossible, match="at least one class"):
-        f1(torch.zeros(2), torch.zeros(2), [])
-    with pytest.raises(Impossible, match="train_size=0"):
-        Relations(train_size=0)
+@pytest.mark.parametrize(
+    "answers, classes, told", [(3, [1], "3 answers and 2 labels"), (2, [], "at least one class")]
+)
+def test_what_cannot_be_counted_is_refused(answers, classes, told):
+    with pytest.raises(Impossible, match=told):
+        f1(torch.zeros(answers), torch.zeros(2), classes)

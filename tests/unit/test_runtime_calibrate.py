@@ -7,7 +7,6 @@ import pytest
 
 from bigtrain_lab import doctor
 from bigtrain_lab.checks import clocks_differ
-from bigtrain_lab.cli.reopen import reopen
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
@@ -53,21 +52,6 @@ def test_a_machine_is_measured_once():
     assert {row.tag for row in this_machine().constants()} == {"measured"}
 
 
-def test_a_machine_that_a_run_kept_before_launches_were_priced_prices_as_it_did():
-    kept = {
-        "name": "this-machine",
-        "flops_per_s": {"float32": 5e10},
-        "memory_bytes": 2**34,
-        "memory_bytes_per_s": 1e10,
-        "node_size": 1024,
-        "inside": {"name": "gloo over loopback", "alpha_s": 2e-5, "bytes_per_s": 3e9},
-        "between": None,
-        "watts": None,
-        "sources": {"memory": "x"},
-    }
-    assert calibrate.remembered(kept).seconds(5e10, 1e10, "float32", operators=10**9) == 2
-
-
 def test_a_damaged_profile_is_measured_again(tmp_path, measurements):
     for text in ("{", "[]", json.dumps({"version": 0}), ""):
         this_machine()
@@ -96,44 +80,9 @@ def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
 def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measurements):
     this_machine()
     level, says = doctor.speed(4)
-    assert (
-        level == "ok"
-        and len(measurements) == 2
-        and "50 GFLOP/s in float32" in says
-        and "2 us an operator" in says
-        and "20 us and 3 GB/s between two ranks" in says
-    )
+    assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says
     under_torchrun(monkeypatch)
     assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
-
-
-def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(
-    monkeypatch, tmp_path, measurements
-):
-    """Whatever this machine measures today, and where none was ever measured."""
-    asked = PipelineExperiment(
-        ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine"
-    )
-    first = asked.predict()
-    asked.run(directory=tmp_path / "run").wait()
-    monkeypatch.setattr(
-        calibrate,
-        "measured",
-        lambda: (
-            measurements.append(1)
-            or {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)}
-        ),
-    )
-    calibrate.calibrate()
-    assert clocks_differ(asked.replace(seed=1).predict(), first) != []
-    again = reopen(tmp_path / "run")
-    assert (
-        clocks_differ(again.traces["predicted"], first)
-        == clocks_differ(again.traces["modelled"], first)
-        == []
-        and again.notes == ()
-    )
-    assert again.experiment.facts == asked.facts and len(measurements) == 2
 
 
 def other_machine(monkeypatch):
@@ -159,13 +108,8 @@ def test_what_follows_from_a_restored_run_is_priced_by_its_machine_too(monkeypat
         == clocks_differ(restored.replace(micro_batches=4).predict(), four)
         == []
     )
-    assert restored.replace(hardware="unit").profile.textbook
-    assert (
-        clocks_differ(
-            restored.replace(hardware="unit").replace(hardware="this-machine").predict(), two
-        )
-        == []
-    )
+    there_and_back = restored.replace(hardware="unit").replace(hardware="this-machine")
+    assert clocks_differ(there_and_back.predict(), two) == []
     assert clocks_differ(PipelineExperiment(**asked.model_dump()).predict(), two) != []
 
 

@@ -1,7 +1,6 @@
 """A rank that raises, exits, is killed or hangs: told in seconds, the right rank by its line, and
 nobody left."""
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import Run
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock, hang
-from bigtrain_lab.runtime.process.end import End
 from bigtrain_lab.runtime.process.pulse import STOPPED
 from bigtrain_lab.runtime.record.log import EventLog
 from tests.unit.ranks import after, fails, step, until, warm_up
@@ -238,32 +236,6 @@ def written(tmp_path, logs) -> list[Doing]:
     for doing in doings:
         doing.follow()
     return doings
-
-
-SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"rank": "0"},
-        {"rank": 2},
-        {"what": 3},
-        {"on": ["1"]},
-        {"on": [7]},
-        {"line": None},
-        {"cycle": 2},
-        {"state": []},
-        {"more": 1},
-    ],
-)
-def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
-    other = {**SOUND, "rank": 1, "on": []}
-    for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
-        (tmp_path / "end.json").write_text(
-            json.dumps({"state": "failed", "diagnosis": "", "waits": states})
-        )
-        assert len(noted.waits if (noted := End.noted(tmp_path)) else ()) == told
 
 
 @pytest.mark.parametrize("record", [True, False])

@@ -1,7 +1,6 @@
 """A translator's training: one to three ranks are one training, its evaluation is one, and a killed
 run goes on to the bit."""
 
-import copy
 import os
 import signal
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.data.batches import padded
-from bigtrain_lab.data.parallel import Parallel, generated
+from bigtrain_lab.data.parallel import generated
 from bigtrain_lab.experiments.translation import Evaluation, Translation
 from bigtrain_lab.models import TranslatorConfig
 from bigtrain_lab.runtime import RankFailed
@@ -181,42 +180,6 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     assert not any(name.startswith("module.") for name in last["weights"][0])
 
 
-class Stops(Exception):
-    pass
-
-
-@pytest.mark.parametrize("level", ["fp16", "bf16"])
-def test_half_precision_goes_on_to_the_bit(level, tmp_path):
-    """Masters and the loss scale are saved too, which grew or shrank before."""
-    asked = replace(
-        PLAIN,
-        config=replace(TINY, dtype=torch.float32, dropout=0.2),
-        precision=level,
-        epochs=2,
-        directory=tmp_path,
-        save_every=5,
-    )
-    rank = Rank(0, Mesh(world=1), torch.device("cpu"))
-    whole = here(replace(asked, directory=None))
-
-    class Ends(Evaluation):
-        def ended(self, number, training, losses):
-            if number == 7:
-                raise Stops
-            return super().ended(number, training, losses)
-
-    with pytest.raises(Stops):
-        train(asked.recipe, rank, Ends(asked, rank))
-    again = here(replace(asked, resume=True))
-    assert (
-        all(
-            np.array_equal(again[name], values[-len(again[name]) :])
-            for name, values in whole.items()
-        )
-        and len(again["loss"]) == len(whole["loss"]) - 5
-    )
-
-
 class Disagree(Translation):
     """Nothing is learned; rank 1 sees a better score each time."""
 
@@ -247,30 +210,23 @@ def test_one_decision_ends_the_run_on_all_ranks(tmp_path):
 
 
 def test_what_cannot_be_is_one_sentence(tmp_path):
-    with pytest.raises(Impossible, match="^watched is 'f1': choose bleu or loss.$"):
-        replace(PLAIN, watched="f1")
-    with pytest.raises(Impossible, match="holds no pair out"):
-        replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
-    with pytest.raises(Impossible, match="No held-out pair .* has at most 20 tokens"):
-        here(
-            replace(
-                PLAIN,
-                pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary),
-            )
-        )
-    for name, value in {
-        "patience": 0,
-        "rows": 0,
-        "beam": 0,
-        "evaluators": -1,
-        "evaluate_every": -1,
-        "save_every": 0,
-        "smoothing": 1.5,
+    for told, change in {
+        "^watched is 'f1': choose bleu or loss.$": {"watched": "f1"},
+        "holds no pair out": {"pairs": replace(PLAIN.pairs, held_out=[])},
+        "No held-out pair .* has at most 20 tokens": {
+            "pairs": replace(PLAIN.pairs, held_out=[("one " * 50, "一")])
+        },
+        "^patience": {"patience": 0},
+        "^rows": {"rows": 0},
+        "^beam": {"beam": 0},
+        "^evaluators": {"evaluators": -1},
+        "^evaluate_every": {"evaluate_every": -1},
+        "^save_every": {"save_every": 0},
+        "^smoothing": {"smoothing": 1.5},
+        "^resume goes on from a directory's last.pt": {"resume": True},
     }.items():
-        with pytest.raises(Impossible, match=f"^{name}"):
-            replace(PLAIN, **{name: value})
-    with pytest.raises(Impossible, match="^resume goes on from a directory's last.pt"):
-        replace(PLAIN, resume=True)
+        with pytest.raises(Impossible, match=told):
+            here(replace(PLAIN, **change))
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     here(small)
     with pytest.raises(
@@ -305,51 +261,18 @@ def test_only_the_same_batches_go_on(tmp_path):
     assert (
         here(replace(small, resume=True, accumulation=2))["evaluations"].tolist() == first.tolist()
     )
-    for number, change in enumerate(
-        [
-            {"rows": torch.zeros(3)},
-            {"sums": "none"},
-            {"update": "1"},
-            {"random": torch.zeros(1, 10**4, dtype=torch.uint8)},
-            {"data": [3]},
-            {"weights": dict.fromkeys(range(300_000), 0)},
-            {"weights": {0: 0}},
-            {"optimizers": 3},
-            {"precision": 4},
-            [1],
-        ]
+    for change in (
+        {"rows": torch.zeros(3)},
+        {"sums": "none"},
+        {"update": "1"},
+        {"random": torch.zeros(1, 10**4, dtype=torch.uint8)},
+        {"data": [3]},
+        {"weights": {0: 0}},
+        {"optimizers": 3},
+        {"precision": 4},
+        [1],
     ):
         state = saved.load(tmp_path / "best.pt")
         saved.save(tmp_path / "last.pt", state | change if isinstance(change, dict) else change)
-        with pytest.raises(Impossible, match="damaged|stages|of another|random states") as refused:
+        with pytest.raises(Impossible, match="^[^\n]*(damaged|stages|of another|random states)"):
             here(replace(small, resume=True))
-            pytest.fail(str(number))
-        assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
-
-
-def test_a_rate_of_numpy_goes_on(tmp_path):
-    """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's
-    number."""
-    asked = replace(
-        PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01)
-    )
-    first = here(asked)["evaluations"]
-    assert (
-        here(replace(asked, epochs=2, resume=True))["evaluations"][: len(first)].tolist()
-        == first.tolist()
-    )
-
-
-def test_fewer_ranks_go_on_with_the_sums_of_all(tmp_path):
-    """Of a checkpoint that two ranks made in the middle of an epoch, one rank takes both parts of
-    the train loss."""
-    asked = replace(PLAIN, directory=tmp_path, epochs=1, evaluate_every=None, save_every=3)
-    first = here(asked)["evaluations"]
-    kept = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saved, "save", lambda path, state: kept.append(copy.deepcopy(state)))
-        here(asked)
-    state = next(state for state in kept if state["update"] == 3)
-    part = state["sums"] / 4
-    saved.save(tmp_path / "last.pt", state | {"sums": torch.cat([part, state["sums"] - part])})
-    assert np.allclose(here(replace(asked, resume=True))["evaluations"], first, rtol=1e-12)
