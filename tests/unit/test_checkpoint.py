@@ -178,17 +178,6 @@ def test_bits_by_the_function_and_beside_torch_s(form, call):
     agree(FORMS[form], call)
 
 
-def test_autocast_that_is_on_only_in_the_backward_does_not_reach_the_rerun():
-    def slope(call):
-        module, x = net(), leaf()
-        y = call(module[:2], x).sum()
-        with torch.autocast(
-            "cpu", torch.bfloat16
-        ):  # which also has the backward's own matmuls in bfloat16
-            y.backward()
-        return x.grad
-
-    assert torch.equal(slope(checkpoint), slope(plain))
 
 
 class Doubled(TorchFunctionMode):
@@ -212,23 +201,8 @@ def test_function_modes_are_those_of_the_forward(forward, backward):
     assert torch.equal(slope(checkpoint), slope(plain))
 
 
-def test_a_function_mode_of_the_moment_does_not_reach_the_rerun():
-    """A backward sets modes aside, looking at what a node saved does not."""
-    x = leaf()
-    node = checkpoint(lambda x: torch.sin(x).exp(), x).grad_fn
-    with Doubled():
-        found = node._saved_result
-    assert torch.equal(found, x.sin().exp())
 
 
-@pytest.mark.slow  # torch loads what it knows of meta tensors
-def test_a_default_device_is_that_of_the_forward():
-    with torch.device("meta"):
-        y = checkpoint(
-            lambda x: (torch.ones(4, 6, requires_grad=True) * x).exp(),
-            torch.ones(4, 6, requires_grad=True),
-        )
-    y.sum().backward()  # on the CPU the shapes would agree and the device not
 
 
 def test_the_rerun_stops_at_the_last_tensor_it_needs_and_the_function_does_not():
@@ -261,19 +235,6 @@ def test_an_except_in_fn_does_not_catch_the_stop():
     assert torch.equal(x.grad, x.detach().exp())
 
 
-def test_a_part_whose_graph_is_gone_is_not_run_for():
-    runs = []
-
-    def fn(x):
-        first = x.exp()
-        runs.append("second")
-        return first, first.sin().cos()
-
-    x = leaf()
-    first, second = checkpoint(fn, x)
-    del second
-    first.sum().backward()
-    assert runs == ["second"] and torch.equal(x.grad, x.detach().exp())
 
 
 def test_the_function_gives_no_gradient_to_weights_behind_inputs_without_one():
@@ -282,21 +243,8 @@ def test_the_function_gives_no_gradient_to_weights_behind_inputs_without_one():
     assert checkpoint(linear, leaf(grad=False)).requires_grad
 
 
-def test_a_weight_used_inside_and_outside_and_in_two_checkpoints():
-    def slopes(call):
-        weight = leaf(6, 4).detach().requires_grad_()
-        h = call(lambda x: (x @ weight).tanh(), leaf())
-        y = call(lambda h: (h @ weight.T).sin().exp(), h @ h.T @ h)
-        return torch.autograd.grad((y @ weight).square().sum(), weight)
-
-    assert same(slopes(checkpoint), slopes(plain))
 
 
-def test_a_graph_that_is_gone_is_refused():
-    y = checkpoint(torch.exp, leaf()).sum()
-    y.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        y.backward()
 
 
 def test_without_gradients_it_only_calls():
@@ -417,31 +365,8 @@ def test_the_ledger_tells_arguments_from_what_the_rerun_makes():
     assert peaks(checkpoint) == (4 * state, 2 * state)
 
 
-def test_a_tensor_of_the_rerun_goes_as_soon_as_it_was_used():
-    """While the first layer's backward runs, what later layers saved is gone."""
-    sizes, x = [], leaf()
-
-    class Look(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, dy):
-            sizes.append(ledger.now("recomputed"))
-            return dy
-
-    with Ledger(nn.Module()) as ledger:
-        y = checkpoint(lambda x: Look.apply(Look.apply(Look.apply(x).exp()).exp()).exp(), x)
-        y.sum().backward()
-    assert sizes == [2 * 96, 96, 0]
 
 
-def test_hooks_outside_see_arguments_only_in_the_forward():
-    seen = []
-    with saved_tensors_hooks(lambda t: (seen.append(t.shape), t)[1], lambda t: t):
-        checkpoint(lambda x: x.exp().sin().cos(), leaf())
-    assert seen == [(4, 6)]
 
 
 def test_arguments_may_wait_elsewhere():
@@ -486,42 +411,8 @@ def test_threads_may_share_a_graph():
     assert same([found[i] for i in range(4)], expected)
 
 
-def test_the_random_state_of_every_device_of_the_arguments(monkeypatch):
-    """Without such devices: two that only have a random state."""
-    states = {torch.device("cuda", i): torch.tensor([i]) for i in range(3)}
-
-    class Module:
-        def get_rng_state(device):
-            return states[device].clone()
-
-        def set_rng_state(state, device):
-            states[device] = state.clone()
-
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
-    noted = Conditions.now(
-        [
-            SimpleNamespace(device=torch.device(d))
-            for d in ("cuda:0", "cpu", "cuda:2", "meta", "cuda:0")
-        ]
-    )
-
-    def seen():
-        return [int(state) for state in states.values()]
-
-    for state in states.values():
-        state.add_(10)
-    with noted.restored():
-        assert seen() == [0, 11, 2]
-        states[torch.device("cuda", 2)] = torch.tensor([77])  # drawn from
-    assert seen() == [10, 11, 12]
 
 
-def test_random_states_are_kept_by_no_one_else():
-    """Nothing outlives the calls: a state goes with the last conditions that hold it."""
-    noted = Conditions.now([leaf()])
-    gone = weakref.ref(noted.random[torch.device("cpu")])
-    del noted
-    assert gone() is None
 
 
 @pytest.mark.gpu

@@ -162,18 +162,8 @@ def test_an_event_holds_all_of_it_and_survives_a_file(tmp_path):
     assert Trace.load(trace.save(tmp_path / "trace.json")).events == (event,)
 
 
-def program(rank):
-    with rank.span("work"):
-        rank.histogram("inside", torch.tensor([0.0, 1.5, 1.0]))
-    rank.histogram("after", torch.full((3,), 2.0**-30, dtype=torch.bfloat16))
 
 
-@pytest.mark.slow
-def test_a_rank_reports_a_histogram(tmp_path):
-    trace = launch(program, ranks=1, directory=tmp_path / "run").wait()
-    for found in (trace, Run.open(tmp_path / "run").trace("measured")):
-        told = {e.name: Exponents.of(e) for e in found.events if hasattr(e, "edges")}
-        assert told == {"inside": Exponents(0, (2,), 1), "after": Exponents(-30, (3,))}
 
 
 def test_bad_input_is_a_sentence():

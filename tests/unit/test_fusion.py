@@ -227,20 +227,6 @@ def test_memory_of_a_result_serves_again_only_when_nobody_has_it():
     assert compiled(-x).data_ptr() == place
 
 
-def test_no_rows_are_a_number_of_rows_too():
-    torch.compiler.reset()
-
-    def function(x):
-        return (x * 2 + 1).tanh().sum(0) * x
-
-    for rows in (0, 3, 5, 0):
-        x = draw(rows, 4)
-        assert all(
-            ulps(*pair) <= 2
-            for pair in zip(
-                called(torch.compile(function, backend=Fusion()), [x]), called(function, [x])
-            )
-        )
 
 
 def test_lengths_are_captured_once_more_and_told():

@@ -130,44 +130,8 @@ def inside(trace):
     return [e for e in trace if isinstance(e, Memory) and e.inside]
 
 
-def test_readings_inside_an_action_stand_on_the_modelled_clock_by_their_order(runs):
-    """The same readings on both clocks; on the modelled one at equal distances between the action's
-    start and end."""
-    modelled, measured = (runs["ledger"].trace(clock) for clock in ("modelled", "measured"))
-    assert [(e.name, e.kind, e.bytes) for e in inside(modelled)] == [
-        (e.name, e.kind, e.bytes) for e in inside(measured)
-    ]
-    for span in modelled.spans(0):
-        ticks = sorted({e.start for e in inside(modelled) if e.name == span.name})
-        n, length = len(ticks), span.end - span.start
-        assert n > 3 and ticks == [span.start + (i + 1) * length // (n + 1) for i in range(n)]
-    assert list(runs["ledger"].trace()) == list(runs["enough"].trace()), (
-        "the modelled clock tells the same in every run"
-    )
 
 
-def test_of_an_action_that_takes_no_time_every_reading_is_told():
-    """Two kinds change in turns, and the highest moment is neither the first nor the last."""
-    rows = [[100, 20, 7, 0], [101, 20, 7, 5], [102, 20, 0, 5], [103, 20, 0, 9]]
-    update = [
-        logged.modelled
-        for logged in log.levels(0, "compute", "0U0", ["activations", "temporaries"], rows)
-    ]
-    spans = [Span(0, "compute", "F", "0F0", 0, 20), Span(0, "compute", "U", "0U0", 20, 20)]
-    after = Memory(0, "compute", "activations", "0F0", 20, 3)
-    alive = [
-        Alive(0, "compute", "activations", "x", 20, 7),
-        Alive(0, "compute", "temporaries", "y", 20, 5),
-    ]
-    trace = Trace.of([spans[0], after, *update, spans[1], *alive], "modelled")
-    assert [read.held for read in readings(trace, 0)] == [
-        {"activations": 3},
-        {"activations": 7},
-        {"activations": 7, "temporaries": 5},
-        {"temporaries": 5},
-        {"temporaries": 9},
-    ]
-    assert peak(trace, 0).place == "in 0U0"
 
 
 def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):

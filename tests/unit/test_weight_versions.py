@@ -76,15 +76,6 @@ def test_gradients_of_all_versions_add_up_on_the_parameters_and_their_hooks_run(
     assert len(fired) == 2 and fired[0] is stage.up.weight
 
 
-def test_versions_that_are_kept_have_names():
-    stage, versions, _ = stage_and_versions()
-    versions.uses[0] = 1
-    versions.update(torch.optim.SGD(stage.parameters(), lr=1.0))
-    assert versions.stashed().keys() == {
-        f"{name}, version 0" for name, _ in stage.named_parameters()
-    }
-    versions.release(0)
-    assert versions.stashed() == {}
 
 
 def test_a_backward_after_an_update_meets_the_version_of_its_forward():
