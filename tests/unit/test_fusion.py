@@ -227,8 +227,6 @@ def test_memory_of_a_result_serves_again_only_when_nobody_has_it():
     assert compiled(-x).data_ptr() == place
 
 
-
-
 def test_lengths_are_captured_once_more_and_told():
     torch.compiler.reset()
     backend = Fusion(block=64)
@@ -262,9 +260,3 @@ def test_what_cannot_be_one_graph_is_told():
     with pytest.raises(Impossible, match="compiled apart"):
         refuse_breaks(decides, draw(4))
     refuse_breaks(gelu, draw(4))
-    assert torch.equal(
-        torch.compile(decides, backend=(backend := Fusion()))(x := draw(4)), decides(x)
-    )
-    assert backend.reasons()
-    with pytest.raises(Impossible, match="whole number"):
-        Fusion(block=0)

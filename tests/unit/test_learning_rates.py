@@ -2,12 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.techniques.accumulate import batch_norm_momentum
 from bigtrain_lab.techniques.learning_rates import (
     constant,
     linear_scaling,
@@ -52,10 +50,6 @@ def test_scalings():
         float((square_root_scaling(0.1, size, 4) * noise[:size].mean(0)).var()) for size in (4, 64)
     ]
     assert variances[1] == pytest.approx(variances[0], rel=0.02)  # what the rule is said to keep
-
-
-
-
 
 
 @pytest.mark.parametrize(

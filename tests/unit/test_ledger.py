@@ -194,31 +194,6 @@ def nested(layout):
     return torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=layout)
 
 
-def wrapped_a_buffer():
-    buffer = bytearray(400)
-    return buffer, torch.frombuffer(buffer, dtype=torch.float32)  # its bytes are Python's
-
-
-def set_to_a_new_storage():
-    storage = torch.UntypedStorage(64)
-    return (
-        torch.empty(0).set_(storage),
-        torch.empty(0).set_(source=storage),
-        torch.empty(0, dtype=torch.uint8).set_(storage, 0, (8,)),
-    )
-
-
-def set_to_one_from_before():
-    storage = OUTSIDE.untyped_storage()
-    return (
-        torch.empty(0).set_(storage),
-        torch.empty(0).set_(OUTSIDE._typed_storage()),
-        torch.empty(0).set_(storage, 0, (10,)),
-        torch.empty(0).set_(OUTSIDE),
-        storage[0],
-    )
-
-
 def views():
     a = torch.zeros(10, 10)
     return (
@@ -317,13 +292,10 @@ WAYS = [
     (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400),
     (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
     (lambda: copy.deepcopy([torch.zeros(100)]), 400),
-    (set_to_a_new_storage, 64),
-    (set_to_one_from_before, 0),
     (lambda: copy.deepcopy(OUTSIDE), 400),
     (lambda: copy.deepcopy(LAYER), 440),
     (lambda: pickle.loads(pickle.dumps(OUTSIDE)), 400),
     (lambda: torch.empty(0).set_(OUTSIDE.untyped_storage().clone()), 400),
-    (wrapped_a_buffer, 0),
     (lambda: torch._foreach_add([OUTSIDE, OUTSIDE[:10]], 1), 440),
     (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8),
     (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
@@ -420,10 +392,9 @@ def test_an_optimizer_s_state_counts_whatever_holds_it():
 
 
 def test_a_lazy_module_s_weights_count_from_when_they_have_a_shape():
-    model, meter = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), Meter()
-    meter.holdings = lambda: {"weights": model.parameters()}
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     with Ledger(model) as ledger:
-        assert ledger.bytes == 0 and meter.changes() == []
+        assert ledger.bytes == 0
         for _ in range(2):
             model(torch.ones(2, 5)).sum().backward()
             assert ledger.now("weights") == ledger.now("gradients") == F32 * (3 * 5 + 3 + 3 + 3)
@@ -520,26 +491,6 @@ def test_nothing_is_left_behind():
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_the_limit_is_kept_at_the_very_operator():
-    model = mlp(16, 32, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    x, y = torch.randn(512, 16), torch.randn(512, 4)
-    ledger = watched(copy.deepcopy(model), nn.functional.mse_loss, x, y)
-    peak = ledger.peak_bytes
-    with Ledger(model, optimizer, capacity_bytes=peak):
-        train(model, optimizer, nn.functional.mse_loss, x, y)
-    with pytest.raises(
-        OutOfMemory,
-        match=(
-            r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte"
-            r" too few"
-        ),
-    ) as said:
-        with Ledger(model, optimizer, capacity_bytes=peak - 1, rank=3):
-            train(model, optimizer, nn.functional.mse_loss, x, y)
-    assert str(said.value).startswith("Rank 3 ") and "activations 65.54 kB" in str(said.value)
 
 
 def test_what_was_refused_does_not_count_and_the_program_may_go_on():
@@ -646,15 +597,13 @@ def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
         y = model(x)
         held.append(torch.ones(1000))
         before = ledger.bytes
-        with ledger.aside():
-            looked = torch.autograd.grad(
-                model(x).square().sum(), model.weight
-            )  # saved, made by a backward, kept: none is seen
+        with ledger.aside():  # saved, made by a backward, kept: none is seen
+            looked = torch.autograd.grad(model(x).square().sum(), model.weight)
             held.clear()
         assert ledger.bytes == before - 4000
         y.sum().backward()
         assert ledger.now("gradients") == 400 and ledger.peak_bytes < before + 1000
-    assert ledger.peak("inputs") == x.nbytes and looked[0].shape == (10, 10)
+    assert looked[0].shape == (10, 10)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -7,13 +7,12 @@ from operator import attrgetter
 import pytest
 import torch
 
-from bigtrain_lab.core import Alive, Memory, Span, Trace
+from bigtrain_lab.core import Alive, Memory
 from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.memory.balance import READINGS
-from bigtrain_lab.runtime.record import log
 
 L, D, H, S, V, B, STEPS = 2, 16, 2, 16, 32, 4, 2
 WEIGHTS = 4 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
@@ -128,10 +127,6 @@ def test_readings_inside_an_action_reach_the_peak_and_are_few(runs):
 
 def inside(trace):
     return [e for e in trace if isinstance(e, Memory) and e.inside]
-
-
-
-
 
 
 def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):

@@ -52,10 +52,6 @@ def test_a_transform_gives_what_it_gives_alone(name, looks_on):
         assert torch.equal(TRANSFORMS[name](), alone)
 
 
-
-
-
-
 def test_a_compiled_function_runs_as_if_it_were_not_and_the_ledger_is_not_compiled():
     graphs = []
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.checkpoint import (
@@ -222,8 +221,6 @@ def by_streams_plainly(layers, x):
     return y + x + nn.Sequential(*layers[2:])(y)
 
 
-
-
 @pytest.mark.parametrize("way", AGAIN)
 def test_where_nothing_learns_nothing_is_recorded(way):
     layers, x = layers_of().requires_grad_(False), X
@@ -237,20 +234,13 @@ def test_where_nothing_learns_nothing_is_recorded(way):
 @pytest.mark.parametrize("finish", [lambda y: y.sum().backward(), lambda y: None])
 @pytest.mark.parametrize("way", AGAIN)
 def test_all_goes_with_the_graph_and_without_the_garbage_collector(way, finish):
-    alive = []
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if func is torch.tanh or func is torch.sigmoid:
-                alive.append(weakref.ref(result))
-            return result
-
+    alive, layers = [], layers_of()
+    for layer in layers:
+        layer.register_forward_hook(lambda module, x, y: alive.append(weakref.ref(y)))
     gc.disable()
     try:
-        with Watch():
-            y = AGAIN[way](layers_of(), X.clone().requires_grad_() * 1)
-        assert len(alive) >= 2
+        y = AGAIN[way](layers, X.clone().requires_grad_() * 1)
+        assert len(alive) >= 4
         finish(y)
         del y
         assert not any(made() is not None for made in alive)
@@ -291,15 +281,13 @@ def test_an_input_that_changed_between_forward_and_backward():
 
 
 def test_what_a_function_makes_or_changes_for_itself_is_not():
-    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each time;
-    what it differentiates inside."""
-    room, net = torch.zeros(3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each
+    time."""
+    room = torch.zeros(3)
 
     def layer(x):
         room.copy_(x.detach())
-        z = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
-        return (x * room * slope).exp().mul(2).relu_().exp()
+        return (x * room).exp().mul(2).relu_().exp()
 
     found = []
     for call in (checkpoint, lambda fn, x: fn(x).clone()):
@@ -312,13 +300,9 @@ def test_what_a_function_makes_or_changes_for_itself_is_not():
     assert torch.equal(*found)
 
 
-
-
 def test_another_weight_in_the_rerun_is_refused_where_it_cannot_be_put_back():
     holder, x = [nn.Parameter(torch.full((3,), 2.0))], torch.ones(3, requires_grad=True)
     y = checkpoint(lambda x: (x * holder[0]).exp(), x)
     holder[0] = nn.Parameter(torch.full((3,), 3.0))
     with pytest.raises(Impossible, match=r"used another weight of shape \(3,\) when it ran again"):
         y.sum().backward()
-
-

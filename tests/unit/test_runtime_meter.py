@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime.memory.meter import READINGS, Meter
+from bigtrain_lab.runtime.memory.meter import Meter
 
 
 def activations(meter) -> int:
@@ -47,8 +47,6 @@ def test_activations_are_what_autograd_packed_less_weights_and_inputs():
     assert activations(meter) == 0
 
 
-
-
 def test_an_address_that_is_used_again_counts_anew():
     meter = Meter()
     for size in (1000, 10, 500):
@@ -70,7 +68,3 @@ def test_inplace_on_a_saved_tensor_is_still_refused():
     y.detach().add_(1)
     with pytest.raises(RuntimeError, match="changed in place"):
         z.backward()
-
-
-
-

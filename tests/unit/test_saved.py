@@ -3,7 +3,6 @@ model."""
 
 import os
 import random
-import resource
 import signal
 import time
 from errno import EIO, ENOSPC
@@ -59,10 +58,6 @@ def test_a_kill_leaves_the_last_good_one(tmp_path):
     assert partials  # some were killed in the middle
     saved.save(path, numbered(7))
     assert whole(path) == 7 and os.listdir(tmp_path) == ["last.pt"]
-
-
-
-
 
 
 @pytest.mark.parametrize(

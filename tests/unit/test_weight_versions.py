@@ -76,8 +76,6 @@ def test_gradients_of_all_versions_add_up_on_the_parameters_and_their_hooks_run(
     assert len(fired) == 2 and fired[0] is stage.up.weight
 
 
-
-
 def test_a_backward_after_an_update_meets_the_version_of_its_forward():
     stage, versions, x = stage_and_versions()
     versions.uses[0] = 1
