@@ -178,15 +178,17 @@ class Doubled(TorchFunctionMode):
         return result * 2 if func is torch.sin else result
 
 
+@pytest.mark.parametrize("mode", [Doubled, partial(torch.autocast, "cpu", torch.bfloat16)])
 @pytest.mark.parametrize("forward, backward", [(True, False), (False, True), (True, True)])
-def test_function_modes_are_those_of_the_forward(forward, backward):
+def test_function_modes_and_autocast_are_those_of_the_forward(forward, backward, mode):
     """A precision policy is such a mode: the rerun is under it exactly where the forward was."""
+    linear = net()[0]
 
     def slope(call):
         x = leaf()
-        with Doubled() if forward else nullcontext():
-            y = call(lambda x: torch.sin(x).exp(), x).sum()
-        with Doubled() if backward else nullcontext():
+        with mode() if forward else nullcontext():
+            y = call(lambda x: torch.sin(linear(x)).exp(), x).sum()
+        with mode() if backward else nullcontext():
             y.backward()
         return x.grad
 

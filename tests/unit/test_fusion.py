@@ -240,8 +240,6 @@ def test_lengths_are_captured_once_more_and_told():
             )
         )
     assert backend.reasons()[1:] == ["the shape of x was 6 x 5 and is any x 5"]
-    compiled(draw(4, 5, dtype=torch.float64), draw(5))
-    assert backend.reasons()[2] == "the format of x was float32 and is float64"
 
 
 def test_what_cannot_be_one_graph_is_told():

@@ -549,17 +549,14 @@ def test_ledgers_inside_one_another_see_alike():
     assert [(each.now("activations"), each.peak("recomputed")) for each in ledgers] == [(0, 0)] * 3
 
 
-@pytest.mark.parametrize("order", ["meter inside", "ledger inside"])
-def test_a_meter_and_a_ledger_inside_one_another_see_alike(order):
+@pytest.mark.parametrize("meter_inside", [True, False])
+def test_a_meter_and_a_ledger_inside_one_another_see_alike(meter_inside):
     x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
     meter, ledger = Meter(), Ledger()
     meter.holdings = lambda: {"weights": [w], "inputs": [x]}
-    if order == "meter inside":
-        with ledger, meter.begin():
-            y = (x @ w).exp()
-    else:
-        with meter.begin(), ledger:
-            y = (x @ w).exp()
+    around, inside = (ledger, meter.begin()) if meter_inside else (meter.begin(), ledger)
+    with around, inside:
+        y = (x @ w).exp()
     assert dict(meter.changes())["activations"] == ledger.now("activations") == F32 * 8 * 32
     y.sum().backward()
     assert dict(meter.changes())["activations"] == ledger.now("activations") == 0

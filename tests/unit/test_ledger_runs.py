@@ -2,6 +2,7 @@
 then, also when a rank fails."""
 
 import json
+import re
 from operator import attrgetter
 
 import pytest
@@ -140,18 +141,11 @@ def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):
 
 def test_too_little_memory_by_a_byte_ends_the_rank_at_that_operator(runs):
     short = runs["short"]
-    assert (
-        "Rank 0 runs out of memory at 0B1: " in short.diagnosis
-        and "1 byte too few" in short.diagnosis
-    )
-    assert "activations" in short.diagnosis
-    assert [peak(short.trace(clock), 0).place for clock in ("modelled", "measured")] == [
-        "in an action that did not end"
-    ] * 2
-    assert sum(a.bytes for a in short.trace().at_peak(0)) == PEAK, (
-        "who was alive is told of a failure too"
-    )
-    assert sum(a.bytes for a in runs["enough"].trace().at_peak(0)) == PEAK
+    assert re.search("Rank 0 runs out .* at 0B1: scatter_add .* 1 byte too few", short.diagnosis)
+    for clock in ("modelled", "measured"):
+        assert peak(short.trace(clock), 0).place == "in an action that did not end"
+    for run in (short, runs["enough"]):  # who was alive is told of a failure too
+        assert sum(a.bytes for a in run.trace().at_peak(0)) == PEAK
 
 
 def test_the_log_stays_small_and_keeps_the_last_peak_only(runs):

@@ -131,17 +131,6 @@ def test_state_goes_to_torch_and_back_and_resumes_exactly():
     assert resumed.get_scale() == 2048  # the fourth good step, counted across the save
 
 
-def test_a_new_scale_keeps_the_streak_as_torch_does():
-    step = ([[1.0, 2.0], None, None], False, False, False)
-    ours, torchs = two_scalers(2.0, 0.5, 2, 8.0)
-    for training in (ours, torchs):
-        training.step(step)
-        training.scaler.update(new_scale=100.0)
-        training.step(step)
-    same(ours.state(), torchs.state())
-    assert ours.scaler.get_scale() == 200
-
-
 def test_sparse_gradients_whose_rows_repeat():
     table = torch.nn.Embedding(5, 2, sparse=True)
     optimizer, scaler = (

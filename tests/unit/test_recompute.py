@@ -27,7 +27,6 @@ from bigtrain_lab.order.recompute.plan import (
     B,
     Chain,
     F,
-    Recompute,
     advances,
     extra_cost,
     live,
@@ -177,26 +176,6 @@ EQUAL = Chain.equal(64, state=2, saved=32)
 def test_settings_that_cannot_be_are_refused(make, sentence):
     with pytest.raises(Impossible, match=sentence):
         make()
-
-
-def test_a_plan_of_one_s_own_joins_the_family(family):
-    class Ends(Recompute):
-        """Record the outer layers, make the middle again."""
-
-        name = "ends"
-
-        def order(self, chain, budget_bytes=None):
-            n = chain.layers
-            return [
-                F(0),
-                *map(A, range(1, n - 1)),
-                F(n - 1),
-                B(n - 1),
-                *map(F, range(1, n - 1)),
-                *map(B, reversed(range(n - 1))),
-            ]
-
-    assert Recompute.all()["ends"] is Ends and advances(plan_of("ends", Chain.equal(6))) == 4
 
 
 @pytest.mark.slow

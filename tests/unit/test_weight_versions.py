@@ -36,14 +36,9 @@ def test_a_call_is_functional_call_with_tied_weights_and_buffers():
     twin = Stage().double()
     other = {name: (2 * p).detach().requires_grad_() for name, p in stage.named_parameters()}
     found, expected = versions.call(other, x), functional_call(twin, other, (x,))
+    assert torch.equal(stage.norm.running_mean, twin.norm.running_mean)
     assert torch.equal(found, expected) and not torch.equal(found, stage(x))
     assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
-    stage.norm.load_state_dict(twin.norm.state_dict())  # as after one call each
-    versions.call(other, x), functional_call(twin, other, (x,))
-    assert (
-        torch.equal(stage.norm.running_mean, twin.norm.running_mean)
-        and stage.norm.num_batches_tracked == 2
-    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
