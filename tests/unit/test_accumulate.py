@@ -360,8 +360,3 @@ def test_what_cannot_be_meant_is_refused_and_moves_nothing(call, told):
     with pytest.raises(Impossible, match=told):
         call(run)
     assert run.gradients == [] and run.differs_from(before) == []
-
-
-def test_a_count_may_be_a_tensor_and_a_loss_a_tensor_of_one_number():
-    assert counted([0, 1], [torch.tensor(3.0), 2.0].__getitem__) == [3, 2]
-    assert updated(Training(), lambda loss: loss.view(1)) > 0

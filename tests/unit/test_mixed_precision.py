@@ -149,7 +149,7 @@ def test_the_gradient_of_a_cast_comes_back_in_the_type_it_left():
 
 
 def test_a_composed_function_obeys_the_policy_inside():
-    """A softmax inside is in float32, and a product of its result low again."""
+    """What it is composed of runs by the lists: a softmax in float32, a product low."""
     triplet = F.triplet_margin_with_distance_loss  # its defaults stand behind a *
     with Policy(HALF):
         assert F.gumbel_softmax(numbers(2, 3, dtype=HALF)).dtype == FLOAT
@@ -287,10 +287,15 @@ def test_the_whole_flow_has_the_types_it_is_drawn_with():
     model.hidden.weight.register_hook(lambda g: seen.update(dw=g))
     with mp:
         loss = F.cross_entropy(model(IDS), LABELS)
-    before = model.hidden.weight.clone()
     mp.backward(loss)
     master = dict(mp.named_parameters())["hidden.weight"]
-    assert (before.dtype, seen["y"].dtype, loss.dtype, seen["dy"].dtype, seen["dw"].dtype) == (
+    assert (
+        model.hidden.weight.dtype,
+        seen["y"].dtype,
+        loss.dtype,
+        seen["dy"].dtype,
+        seen["dw"].dtype,
+    ) == (
         HALF,
         HALF,
         FLOAT,
@@ -302,9 +307,6 @@ def test_the_whole_flow_has_the_types_it_is_drawn_with():
     mp.unscale_(optimizer)
     assert torch.equal(master.grad, seen["dw"].float() / 1024)
     assert mp.step(optimizer) and optimizer.state[master]["exp_avg"].dtype == FLOAT
-    assert torch.equal(model.hidden.weight, master.half()) and not torch.equal(
-        model.hidden.weight, before
-    )
 
 
 def test_fp32_is_plain_training_to_the_bit():

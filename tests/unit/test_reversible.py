@@ -121,12 +121,6 @@ def test_in_the_middle_of_a_graph():
     assert not tensors_differ(outcome(sequence), outcome(lambda *x: plain(sequence, *x)))
 
 
-def test_inverse():
-    block, x = ReversibleBlock(part(), part()), streams(False)
-    with torch.no_grad():
-        assert not tensors_differ(dict(enumerate(block.inverse(*block(*x)))), dict(enumerate(x)))
-
-
 def test_under_autocast():
     sequence, x = net(3, dtype=torch.float32), streams(dtype=torch.float32)
 
@@ -174,15 +168,10 @@ def test_rounding_grows_with_depth_and_falls_with_precision():
     assert double[-1] < 1e-13 < 1e-9 < single[-1] < 1e-4 < half[-1]
 
 
-class Changes(nn.Module):
-    def forward(self, x):
-        return x.mul_(2)
-
-
 @pytest.mark.parametrize(
     "f, sentence",
     [
-        (Changes(), "Changes changed its input in place, so it cannot be undone"),
+        (nn.ReLU(inplace=True), "ReLU changed its input in place, so it cannot be undone"),
         (
             nn.Linear(WIDTH, 1),
             r"Linear made shape \(5, 1\) of shape \(5, 12\): F and G must keep the shape",
