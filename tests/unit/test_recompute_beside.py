@@ -234,13 +234,15 @@ def test_where_nothing_learns_nothing_is_recorded(way):
 @pytest.mark.parametrize("finish", [lambda y: y.sum().backward(), lambda y: None])
 @pytest.mark.parametrize("way", AGAIN)
 def test_all_goes_with_the_graph_and_without_the_garbage_collector(way, finish):
-    alive, layers = [], layers_of()
+    x, layers = X.clone().requires_grad_() * 1, layers_of()
+    alive = [weakref.ref(x)]
     for layer in layers:
         layer.register_forward_hook(lambda module, x, y: alive.append(weakref.ref(y)))
     gc.disable()
     try:
-        y = AGAIN[way](layers, X.clone().requires_grad_() * 1)
-        assert len(alive) >= 4
+        y = AGAIN[way](layers, x)
+        del x
+        assert len(alive) >= 5
         finish(y)
         del y
         assert not any(made() is not None for made in alive)
