@@ -151,7 +151,9 @@ def test_the_gradient_of_a_cast_comes_back_in_the_type_it_left():
 def test_a_composed_function_obeys_the_policy_inside():
     """What it is composed of runs by the lists: a softmax in float32, a product low."""
     triplet = F.triplet_margin_with_distance_loss  # its defaults stand behind a *
+    attention = nn.MultiheadAttention(16, 1)
     with Policy(HALF):
+        assert attention(*[numbers(3, 1, 16)] * 3)[0].dtype == HALF
         assert F.gumbel_softmax(numbers(2, 3, dtype=HALF)).dtype == FLOAT
         assert Policy(HALF).inside(triplet)(*[numbers(2, 3, dtype=HALF)] * 3).dtype == FLOAT
         assert nn.LSTM(4, 4)(numbers(2, 1, 4))[0].dtype == HALF
@@ -234,22 +236,17 @@ def at(level):
     )
 
 
-def trained(level, steps=4, model=None, lr=0.05, optimizer_class=torch.optim.Adam, **options):
+def trained(level, steps=4, optimizer_class=torch.optim.Adam):
     mp = at(level)
-    model = mp.prepare(model or Net())
-    optimizer = optimizer_class(mp.parameters(), lr=lr, **options)
+    model = mp.prepare(Net())
+    optimizer = optimizer_class(mp.parameters(), lr=0.05)
     for _ in range(steps):
-        train(mp, model, optimizer)
+        with mp:
+            loss = F.cross_entropy(model(IDS), LABELS)
+        mp.backward(loss)
+        mp.step(optimizer)
+        optimizer.zero_grad()
     return mp, model, optimizer
-
-
-def train(mp, model, optimizer):
-    with mp:
-        loss = F.cross_entropy(model(IDS), LABELS)
-    mp.backward(loss)
-    optimizer_moved = mp.step(optimizer)
-    optimizer.zero_grad()
-    return loss.item(), optimizer_moved
 
 
 def test_which_weights_are_half_and_which_have_masters():
