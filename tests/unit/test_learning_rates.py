@@ -2,12 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.techniques.accumulate import batch_norm_momentum
 from bigtrain_lab.techniques.learning_rates import (
     constant,
     linear_scaling,
@@ -52,24 +50,6 @@ def test_scalings():
         float((square_root_scaling(0.1, size, 4) * noise[:size].mean(0)).var()) for size in (4, 64)
     ]
     assert variances[1] == pytest.approx(variances[0], rel=0.02)  # what the rule is said to keep
-
-
-def test_batch_norm_of_a_large_batch_remembers_as_many_samples():
-    """After 64 samples, as much of the first statistics is left at batch 32 as at batch 4."""
-    kept = {}
-    for batch in (4, 32):
-        norm = torch.nn.BatchNorm1d(
-            1, momentum=batch_norm_momentum(0.1, 4 / batch), dtype=torch.float64
-        )
-        norm.running_mean.fill_(1.0)
-        for _ in range(64 // batch):
-            norm(torch.zeros(batch, 1, dtype=torch.float64))
-        kept[batch] = norm.running_mean.item()
-    assert kept[32] == pytest.approx(kept[4], rel=1e-12) and kept[4] == pytest.approx(0.9**16)
-
-
-def test_a_batch_may_be_a_number_of_numpy():
-    assert linear_scaling(0.1, np.int64(64), np.float32(32)) == 0.2
 
 
 @pytest.mark.parametrize(

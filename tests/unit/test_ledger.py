@@ -17,7 +17,6 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
-from bigtrain_lab.runtime.memory.balance import READINGS, Balance, read, together
 from bigtrain_lab.runtime.memory.capacity import OutOfMemory
 from bigtrain_lab.runtime.memory.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
@@ -180,12 +179,6 @@ def emptied():
     return a
 
 
-def filled_from_nothing():
-    a = torch.empty(0)
-    a.untyped_storage().resize_(64)
-    return a
-
-
 def set_to_another():
     a, b = torch.zeros(100), torch.zeros(7)
     return a.set_(b), b
@@ -197,45 +190,8 @@ def data_swapped():
     return a
 
 
-@torch.library.custom_op("bigtrain_lab_tests::fill", mutates_args=("out", "outs"))
-def fill(source: torch.Tensor, out: torch.Tensor, outs: list[torch.Tensor]) -> None:
-    for each in (out, *outs):
-        each.resize_(source.shape).copy_(source)
-
-
-def grown_by_an_operator_of_ones_own():
-    out, outs = torch.empty(0), [torch.empty(2), OUTSIDE[:0].clone()]
-    fill(OUTSIDE, out, outs)
-    return out, outs
-
-
 def nested(layout):
     return torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=layout)
-
-
-def wrapped_a_buffer():
-    buffer = bytearray(400)
-    return buffer, torch.frombuffer(buffer, dtype=torch.float32)  # its bytes are Python's
-
-
-def set_to_a_new_storage():
-    storage = torch.UntypedStorage(64)
-    return (
-        torch.empty(0).set_(storage),
-        torch.empty(0).set_(source=storage),
-        torch.empty(0, dtype=torch.uint8).set_(storage, 0, (8,)),
-    )
-
-
-def set_to_one_from_before():
-    storage = OUTSIDE.untyped_storage()
-    return (
-        torch.empty(0).set_(storage),
-        torch.empty(0).set_(OUTSIDE._typed_storage()),
-        torch.empty(0).set_(storage, 0, (10,)),
-        torch.empty(0).set_(OUTSIDE),
-        storage[0],
-    )
 
 
 def views():
@@ -253,15 +209,6 @@ def views():
         a.data,
         a.numpy(),
     )
-
-
-def in_place():
-    a = torch.zeros(100)
-    a.add_(1).mul_(2).relu_()
-    a[3:7] = 1
-    a.copy_(OUTSIDE)
-    torch._foreach_add_([a], 1)
-    return a
 
 
 def recorded():
@@ -333,11 +280,9 @@ WAYS = [
         40 + 80,
     ),
     (views, 400),
-    (in_place, 400),
     (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
     (grown, 1000),
     (emptied, 0),
-    (filled_from_nothing, 64),
     (set_to_another, 28),
     (data_swapped, 44),
     (lambda: OUTSIDE.clone(), 400),
@@ -347,13 +292,10 @@ WAYS = [
     (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400),
     (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
     (lambda: copy.deepcopy([torch.zeros(100)]), 400),
-    (set_to_a_new_storage, 64),
-    (set_to_one_from_before, 0),
     (lambda: copy.deepcopy(OUTSIDE), 400),
     (lambda: copy.deepcopy(LAYER), 440),
     (lambda: pickle.loads(pickle.dumps(OUTSIDE)), 400),
     (lambda: torch.empty(0).set_(OUTSIDE.untyped_storage().clone()), 400),
-    (wrapped_a_buffer, 0),
     (lambda: torch._foreach_add([OUTSIDE, OUTSIDE[:10]], 1), 440),
     (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8),
     (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
@@ -367,7 +309,6 @@ WAYS = [
     (lambda: by_optimizer(amsgrad=True), 2004),
     (sparse, 16 + 8),
     (lambda: nn.Linear(10, 10), 440),
-    (grown_by_an_operator_of_ones_own, 1200),
     (
         lambda: nested(torch.strided),
         4 * 32 + 8 * (2 * 4 + 2),
@@ -412,31 +353,6 @@ def test_a_tensor_made_of_another_is_saved_as_what_it_is():
     assert x.grad.inner.tolist() == [4, 4, 4]
 
 
-def test_all_ways_together_are_their_sum():
-    with Ledger() as ledger:
-        kept = [way() for way, _ in WAYS]
-        assert ledger.bytes == sum(size for _, size in WAYS)
-        assert sum(a.bytes for a in ledger.at_peak()) == ledger.peak_bytes >= ledger.bytes
-    del kept
-    assert ledger.bytes == 0, "ends are heard after the block too"
-
-
-def test_what_is_set_or_resized_aside_or_in_another_thread_is_not_met():
-    kept = []
-
-    def make():
-        kept.extend((set_to_a_new_storage(), filled_from_nothing(), copy.deepcopy(OUTSIDE)))
-
-    with Ledger() as ledger:
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        with ledger.aside():
-            make()
-        assert ledger.bytes == 0
-    assert len(kept) == 6
-
-
 # -- kinds -----------------------------------------------------------------------------------------
 
 
@@ -467,124 +383,23 @@ def test_what_was_there_before_and_is_saved_is_an_input():
     assert y is not None
 
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_of_nested_tensors_that_are_saved_all_parts_are_activations(layout):
-    with Ledger() as ledger:
-        x = nested(layout).requires_grad_()
-        made = ledger.bytes
-        assert made > F32 * 32 and ledger.now("activations") == 0
-        y = x * x
-        assert ledger.now("activations") == made < ledger.bytes
-        del y
-        assert ledger.bytes == ledger.now("temporaries") == made
-
-
 def test_an_optimizer_s_state_counts_whatever_holds_it():
-    model = nn.Linear(10, 10)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(torch.ones(3, 10)).square().sum()
-        loss.backward()
-        return loss
-
-    with Ledger(model, optimizer) as ledger:
-        optimizer.step(closure)
-        (state,) = optimizer.state.values()
-        lists = [
-            tensor
-            for value in state.values()
-            if isinstance(value, list)
-            for tensor in value
-            if tensor is not None
-        ]
-        assert lists
-        state["mine"] = {"deep": (torch.zeros(1000),)}
-        held = (
-            lists
-            + [torch.zeros(1000)]
-            + [value for value in state.values() if isinstance(value, torch.Tensor)]
-        )
-        assert ledger.now("optimizer") == sum(t.untyped_storage().nbytes() for t in held)
+    weight = nn.Parameter(torch.ones(10))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with Ledger(optimizer) as ledger:
+        optimizer.state[weight] = {"steps": [torch.zeros(10)], "mine": {"deep": (torch.zeros(90),)}}
+        assert ledger.now("optimizer") == F32 * 100
 
 
 def test_a_lazy_module_s_weights_count_from_when_they_have_a_shape():
-    model, meter = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), Meter()
-    meter.holdings = lambda: {"weights": model.parameters()}
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     with Ledger(model) as ledger:
-        assert ledger.bytes == 0 and meter.changes() == []
+        assert ledger.bytes == 0
         for _ in range(2):
             model(torch.ones(2, 5)).sum().backward()
             assert ledger.now("weights") == ledger.now("gradients") == F32 * (3 * 5 + 3 + 3 + 3)
             assert ledger.now("buffers") == F32 * (3 + 3) + 8
             model.zero_grad()
-
-
-def test_recomputed_are_those_made_and_saved_inside_a_backward():
-    model = mlp(16, 32, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Ledger(model, optimizer) as ledger:
-        x = torch.ones(64, 16)
-        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
-        assert ledger.now("recomputed") == 0
-        y.sum().backward()
-        assert ledger.now("recomputed") == 0
-    # Linear, tanh, and nothing of the last layer: its output is the end of the recompute.
-    assert 64 * 32 * 4 <= ledger.peak("recomputed") <= 2 * 64 * 32 * 4 + 64 * 4 * 4
-    assert ledger.peak("activations") == 64 * 16 * 4  # the checkpoint's input only
-
-
-def test_what_a_graph_lets_go_of_is_never_a_temporary_if_nothing_keeps_it():
-    x = torch.ones(100, requires_grad=True)
-    with Ledger() as ledger:
-        total = x.exp().sum()
-        other = torch.zeros(200)
-        del total
-        assert (
-            ledger.now("temporaries") == 800 and ledger.peak("temporaries") == 800 + 4
-        )  # with the total, before
-    assert other is not None
-
-
-def test_what_is_no_longer_declared_is_a_temporary():
-    model = nn.Linear(10, 10, bias=False)
-    with Ledger(model) as ledger:
-        old = model.weight
-        model.weight = nn.Parameter(torch.zeros(10, 10))
-        assert (ledger.now("weights"), ledger.now("temporaries")) == (400, 400)
-        model(torch.zeros(1, 10)).sum().backward()
-        kept, model.weight.grad = old.grad, None
-        assert ledger.now("gradients") == 0 and kept is None
-    with Ledger(model) as ledger:
-        model(torch.zeros(1, 10)).sum().backward()
-        kept, model.weight.grad = model.weight.grad, None
-        assert (ledger.now("gradients"), ledger.now("temporaries")) == (0, 400)
-    assert kept is not None
-
-
-def test_a_masters_copy_its_state_and_all_gradients_are_recognised():
-    model = mlp(16, 32, 4).bfloat16()
-    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
-    optimizer = torch.optim.Adam(masters)
-    count = sum(p.numel() for p in model.parameters())
-    with Ledger(model, optimizer) as ledger:
-        model(torch.ones(8, 16, dtype=torch.bfloat16)).sum().backward()
-        for master, p in zip(masters, model.parameters()):
-            master.grad = p.grad.float()
-        assert ledger.now("gradients") == 2 * count + 4 * count
-        optimizer.step()
-        held = {kind: ledger.now(kind) for kind in ("weights", "master", "gradients", "optimizer")}
-    assert held == {
-        "weights": 2 * count,
-        "master": 4 * count,
-        "gradients": 6 * count,
-        "optimizer": 8 * count + 4 * 4,
-    }
-    names = {a.name for a in ledger.at_peak()}
-    assert {"0.weight", "0.weight gradient"} <= names and any(
-        name.endswith(" exp_avg_sq") for name in names
-    )
 
 
 def test_gradients_without_an_optimizer_are_recognised_as_they_come():
@@ -598,17 +413,6 @@ def test_gradients_without_an_optimizer_are_recognised_as_they_come():
                     p.grad = None  # gone before anybody asks
     assert ledger.peak("gradients") == sum(p.numel() * 4 for p in model.parameters())
     assert ledger.bytes == ledger.now("weights")
-
-
-def test_sparse_gradients_and_buffers():
-    model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.BatchNorm1d(3))
-    with Ledger(model) as ledger:
-        model(torch.tensor([[1, 2, 3]])).sum().backward()
-        dense = 3 * 4 * 2
-        assert (
-            ledger.now("gradients") == (3 * 8 + 3 * 4 * 4) + dense
-        )  # indices and rows; the norm's weight and bias
-        assert ledger.now("buffers") == 3 * 4 * 2 + 8
 
 
 def test_tied_weights_and_two_modules_count_once_each():
@@ -628,23 +432,14 @@ def test_each_storage_says_what_made_it_and_where_in_the_backward_too():
     model = GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=11))
     ledger = watched(model, cross_entropy, torch.randint(11, (4, 16)), torch.randint(11, (4, 16)))
     places = {(a.kind, a.name, a.module, a.made) for a in ledger.at_peak()}
-    assert ("activations", "gelu", "layers.1.mlp", "forward") in places
-    assert ("activations", "_softmax", "layers.2.attention", "forward") in places
-    assert ("temporaries", "mm", "layers.2.mlp.down", "backward") in places
-    assert ("gradients", "layers.3.norm.weight gradient", "layers.3.norm", "backward") in places
-    assert ("weights", "layers.1.mlp.up.weight", "", "") in places
-    largest = ledger.at_peak()
-    update = watched(
-        mlp(16, 32, 4), nn.functional.mse_loss, torch.randn(8, 16), torch.randn(8, 4)
-    ).at_peak()
-    assert ("sqrt", "", "update") in {(a.name, a.module, a.made) for a in update}
-    assert [a.bytes for a in largest] == sorted((a.bytes for a in largest), reverse=True)
-    table = ledger.table(rows=5)
-    assert (
-        table.splitlines()[0]
-        == f"{ledger.peak_bytes / 1000:.4g} kB at the peak, in {len(largest)} storages"
-    )
-    assert "activations" in table and f"in {len(largest) - 5} smaller ones" in table
+    assert places >= {
+        ("activations", "gelu", "layers.1.mlp", "forward"),
+        ("activations", "_softmax", "layers.2.attention", "forward"),
+        ("temporaries", "mm", "layers.2.mlp.down", "backward"),
+        ("gradients", "layers.3.norm.weight gradient", "layers.3.norm", "backward"),
+        ("weights", "layers.1.mlp.up.weight", "", ""),
+    }
+    assert f"{ledger.peak_bytes / 1000:.4g} kB at the peak" in ledger.table()
 
 
 def test_a_part_that_is_called_by_itself_has_its_path_in_the_model():
@@ -655,44 +450,21 @@ def test_a_part_that_is_called_by_itself_has_its_path_in_the_model():
     assert kept is not None
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_module_that_raises_leaves_no_path_behind(watched, error):
-    class Raises(nn.Module):
-        def forward(self, x):
-            raise error
-
-    model = nn.Sequential(nn.Linear(2, 2), Raises())
-    with Ledger(*[model] * watched) as ledger:
-        with pytest.raises(error):
-            model(torch.ones(1, 2))
-        kept = torch.ones(1000)
-        assert [a.module for a in ledger.at_peak() if a.bytes == kept.nbytes] == [""]
-
-
 # -- ends, threads, limits -------------------------------------------------------------------------
 
 
 def test_cycles_and_other_threads_give_back_what_they_held():
-    class Node:
-        pass
-
     with Ledger() as ledger:
         for _ in range(300):
-            a, b = Node(), Node()
-            a.other, b.other, a.tensor = (
-                b,
-                a,
-                torch.zeros(10),
-            )  # only the collector, at any moment, ends these
+            cycle = [torch.zeros(10)]
+            cycle.append(cycle)  # only the collector, at any moment, ends these
         held = [torch.zeros(10) for _ in range(100)]
         thread = threading.Thread(target=held.clear)
         thread.start()
         thread.join()
-        del a, b
+        del cycle
         gc.collect()
-        assert ledger.bytes == 0
-        assert ledger.peak_bytes >= 4000
+        assert ledger.bytes == 0 and ledger.peak_bytes >= 4000
 
 
 def test_a_result_that_its_own_graph_saves_does_not_live_for_ever():
@@ -719,26 +491,6 @@ def test_nothing_is_left_behind():
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_the_limit_is_kept_at_the_very_operator():
-    model = mlp(16, 32, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    x, y = torch.randn(512, 16), torch.randn(512, 4)
-    ledger = watched(copy.deepcopy(model), nn.functional.mse_loss, x, y)
-    peak = ledger.peak_bytes
-    with Ledger(model, optimizer, capacity_bytes=peak):
-        train(model, optimizer, nn.functional.mse_loss, x, y)
-    with pytest.raises(
-        OutOfMemory,
-        match=(
-            r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte"
-            r" too few"
-        ),
-    ) as said:
-        with Ledger(model, optimizer, capacity_bytes=peak - 1, rank=3):
-            train(model, optimizer, nn.functional.mse_loss, x, y)
-    assert str(said.value).startswith("Rank 3 ") and "activations 65.54 kB" in str(said.value)
 
 
 def test_what_was_refused_does_not_count_and_the_program_may_go_on():
@@ -784,79 +536,27 @@ def test_what_cannot_be_is_a_sentence(wrong, sentence):
 def test_ledgers_inside_one_another_see_alike():
     """Autograd asks the innermost hooks alone; torch.func wants none of them, and finds them again
     as they were."""
-
-    def steps(model):
+    model, ledgers = mlp(16, 32, 4), [Ledger(), Ledger(), Ledger()]
+    with ExitStack() as stack:
+        for ledger in ledgers:
+            stack.enter_context(ledger)
         torch.func.grad(lambda w: (w**3).sum())(torch.ones(10))
         for _ in range(2):
             model(torch.ones(256, 16)).square().sum().backward()
-
-    def seen(depth):
-        model, ledgers = mlp(16, 32, 4), []
-        with ExitStack() as stack:
-            for _ in range(depth):
-                ledgers.append(stack.enter_context(Ledger(model)))
-            steps(model)
-            with ledgers[-1].aside():
-                held = model(torch.ones(512, 16))  # neither sees this
-            del held
-        return [
-            (
-                each.peak_bytes,
-                each.peak("activations"),
-                each.now("activations"),
-                each.peak("recomputed"),
-                sums(each.at_peak()),
-            )
-            for each in ledgers
-        ]
-
-    (alone,) = seen(1)
-    assert alone[1:4] == (F32 * 256 * (16 + 32 + 4), 0, 0)  # torch.func recomputes nothing
-    assert seen(3) == [alone] * 3
+    seen = [(each.peak_bytes, each.peak("activations"), sums(each.at_peak())) for each in ledgers]
+    assert seen == [seen[0]] * 3
+    assert seen[0][1] == F32 * 256 * (16 + 32 + 4)  # torch.func keeps nothing
+    assert [(each.now("activations"), each.peak("recomputed")) for each in ledgers] == [(0, 0)] * 3
 
 
-def test_an_outer_ledger_goes_on_where_an_inner_one_ends_before_its_graph():
-    x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
-    with Ledger() as outer:
-        with Ledger() as inner:
-            y = (x @ w).exp()
-        assert outer.now("activations") == inner.now("activations") == F32 * 8 * 32
-        z = y.exp()
-        assert outer.now("activations") == 2 * F32 * 8 * 32
-        z.sum().backward()
-        assert outer.now("activations") == inner.now("activations") == 0
-
-
-@pytest.mark.parametrize(
-    "inside, kind, asked", [(True, "temporaries", 2), (False, "activations", 0)]
-)
-def test_of_other_hooks_on_saved_tensors_the_innermost_alone_are_asked(inside, kind, asked):
-    """As the ledger's header says: inside they hide what they keep, around it they rest."""
-    w, packed, ledger = torch.ones(8, 8, requires_grad=True), [], Ledger()
-    others = torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: packed.append(tensor.shape) or tensor.clone(), lambda tensor: tensor
-    )
-    with ExitStack() as stack:
-        for one in (ledger, others) if inside else (others, ledger):
-            stack.enter_context(one)
-        y = w.exp().exp()
-        assert len(packed) == asked and ledger.now(kind) > 0 == ledger.now(
-            {"temporaries": "activations"}.get(kind, "temporaries")
-        )
-    assert y.grad_fn
-
-
-@pytest.mark.parametrize("order", ["meter inside", "ledger inside"])
-def test_a_meter_and_a_ledger_inside_one_another_see_alike(order):
+@pytest.mark.parametrize("meter_inside", [True, False])
+def test_a_meter_and_a_ledger_inside_one_another_see_alike(meter_inside):
     x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
     meter, ledger = Meter(), Ledger()
     meter.holdings = lambda: {"weights": [w], "inputs": [x]}
-    if order == "meter inside":
-        with ledger, meter.begin():
-            y = (x @ w).exp()
-    else:
-        with meter.begin(), ledger:
-            y = (x @ w).exp()
+    around, inside = (ledger, meter.begin()) if meter_inside else (meter.begin(), ledger)
+    with around, inside:
+        y = (x @ w).exp()
     assert dict(meter.changes())["activations"] == ledger.now("activations") == F32 * 8 * 32
     y.sum().backward()
     assert dict(meter.changes())["activations"] == ledger.now("activations") == 0
@@ -870,81 +570,30 @@ def test_a_ledger_inside_itself_is_refused():
 # -- the balance -----------------------------------------------------------------------------------
 
 
-class Thing:
-    def __init__(self):
-        self.counted = None
-
-
-def test_the_balance_is_that_of_a_full_record():
-    """Random lives: the peak, who was alive then, each kind's highest, and readings that hold the
-    highest moment."""
-    for seed in range(20):
-        draw = random.Random(seed)
-        balance, alive, peak, then, highest, totals = Balance(), [], 0, {}, {}, []
-        balance.listen()
-        for wall in range(300):
-            if alive and draw.random() < 0.4 + 0.2 * (wall > 150):
-                thing = draw.choice(alive)
-                if draw.random() < 0.5:
-                    alive.remove(thing)
-                    balance.change(thing, None, wall)
-                else:
-                    balance.change(thing, (draw.choice("abc"), draw.randrange(1, 9)), wall)
-            else:
-                alive.append(Thing())
-                balance.change(alive[-1], (draw.choice("abc"), draw.randrange(1, 9)), wall)
-            levels = {
-                kind: sum(t.counted[1] for t in alive if t.counted[0] == kind) for kind in "abc"
-            }
-            assert {kind: balance.levels[kind] for kind in "abc"} == levels
-            highest = {kind: max(levels[kind], highest.get(kind, 0)) for kind in "abc"}
-            totals.append(sum(levels.values()))
-            if totals[-1] > peak:
-                peak, then = totals[-1], {t: t.counted for t in alive}
-        assert balance.peak_bytes == peak
-        assert {t: (kind, size) for t, kind, size in balance.at_peak(alive)} == then
-        assert all(balance.highest[kind] >= highest[kind] for kind in "abc")
-        kinds, walls, levels = balance.readings()
-        assert set(kinds) == set("abc") and [sum(each) for each in levels] == [
-            totals[wall] for wall in walls
-        ]
-        told = read(levels)
-        assert len(told) <= READINGS and max(sum(levels[at]) for at in told) == peak
-
-
-@pytest.mark.parametrize("kind", ["stashed", "weights"])
-def test_the_peak_keeps_the_names_of_its_moment(kind):
-    """What is alive then may be called something else when its list is written, which is at no
-    fixed moment."""
-    weight, holdings = torch.zeros(10), {"stashed": {}}
+def test_the_peak_and_who_was_alive_are_those_of_a_full_record():
+    """Random lives of temporaries, of which some are declared later: what was alive at the peak is
+    mostly gone at the end, or of another kind."""
+    draw, free, kept, peak, then = random.Random(0), [], [], 0, []
     ledger = Ledger()
-    ledger.holdings = lambda: holdings
+    ledger.holdings = lambda: {"stashed": kept}
     with ledger:
-        holdings["stashed"]["w"] = weight
-        high = torch.zeros(100)
-        at_once = ledger.at_peak()
-        del high
-        holdings[kind] = {"w, version 3": weight}
-        holdings["stashed"].pop("w", None)
-        assert [a.name for a in at_once] == ["zeros", "w"] and ledger.at_peak() == at_once
-        higher = torch.zeros(200)
-        assert {a.name for a in ledger.at_peak()} == {
-            "zeros",
-            "w, version 3",
-        }
-    del higher
-
-
-def test_few_rows_keep_the_sum():
-    with Ledger() as ledger:
-        kept = [torch.zeros(n) for n in range(1, 50)]
-        rows = together(ledger.at_peak(), most=10)
-        assert (
-            len(rows) == 11
-            and sum(a.bytes for a in rows) == ledger.peak_bytes
-            and rows[-1].name == "39 smaller ones"
-        )
-    del kept
+        for moment in range(600):
+            some = draw.choice([free, kept])
+            if some and draw.random() < 0.4 + 0.2 * (moment > 300):
+                del some[draw.randrange(len(some))]
+            elif free and draw.random() < 0.3:
+                kept.append(free.pop())
+            else:
+                free.append(torch.zeros(draw.randrange(1, 9)))
+            held = [
+                *((t.nbytes, "temporaries") for t in free),
+                *((t.nbytes, "stashed") for t in kept),
+            ]
+            total = sum(size for size, _ in held)
+            if total > peak:
+                peak, then = total, held
+            assert (ledger.bytes, ledger.peak_bytes) == (total, peak)
+        assert sorted((a.bytes, a.kind) for a in ledger.at_peak()) == sorted(then)
 
 
 def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
@@ -954,15 +603,13 @@ def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
         y = model(x)
         held.append(torch.ones(1000))
         before = ledger.bytes
-        with ledger.aside():
-            looked = torch.autograd.grad(
-                model(x).square().sum(), model.weight
-            )  # saved, made by a backward, kept: none is seen
+        with ledger.aside():  # saved, made by a backward, kept: none is seen
+            looked = torch.autograd.grad(model(x).square().sum(), model.weight)
             held.clear()
         assert ledger.bytes == before - 4000
         y.sum().backward()
         assert ledger.now("gradients") == 400 and ledger.peak_bytes < before + 1000
-    assert ledger.peak("inputs") == x.nbytes and looked[0].shape == (10, 10)
+    assert looked[0].shape == (10, 10)
 
 
 @pytest.mark.parametrize("level", LEVELS)

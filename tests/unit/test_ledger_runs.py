@@ -2,18 +2,18 @@
 then, also when a rank fails."""
 
 import json
+import re
 from operator import attrgetter
 
 import pytest
 import torch
 
-from bigtrain_lab.core import Alive, Memory, Span, Trace
+from bigtrain_lab.core import Alive, Memory
 from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.memory.balance import READINGS
-from bigtrain_lab.runtime.record import log
 
 L, D, H, S, V, B, STEPS = 2, 16, 2, 16, 32, 4, 2
 WEIGHTS = 4 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
@@ -108,66 +108,17 @@ def test_at_the_peak_all_are_alive_in_both_traces(runs):
         "",
         "0B1",
     ) in found
-    assert ("weights", "layers.1.mlp.up.weight", "", "") in found
 
 
-def test_readings_inside_an_action_reach_the_peak_and_are_few(runs):
-    measured = runs["ledger"].trace("measured")
-    assert {"gradients", "activations", "temporaries", "optimizer"} <= {
-        e.kind for e in inside(measured)
-    }
-    for name in {e.name for e in inside(measured)}:
-        assert len({e.start for e in inside(measured) if e.name == name}) <= READINGS
-    now, highest = {}, 0
-    for e in sorted((e for e in measured if isinstance(e, Memory)), key=lambda e: e.start):
-        now[e.kind] = e.bytes
-        if e.inside and e.start == measured.at_peak(0)[0].start:
-            highest = max(highest, sum(now.values()))
-    assert highest == PEAK
+def test_readings_inside_an_action_are_of_all_kinds_and_few(runs):
+    found = inside(runs["ledger"].trace("measured"))
+    assert {"gradients", "activations", "temporaries", "optimizer"} <= {e.kind for e in found}
+    for name in {e.name for e in found}:
+        assert len({e.start for e in found if e.name == name}) <= READINGS
 
 
 def inside(trace):
     return [e for e in trace if isinstance(e, Memory) and e.inside]
-
-
-def test_readings_inside_an_action_stand_on_the_modelled_clock_by_their_order(runs):
-    """The same readings on both clocks; on the modelled one at equal distances between the action's
-    start and end."""
-    modelled, measured = (runs["ledger"].trace(clock) for clock in ("modelled", "measured"))
-    assert [(e.name, e.kind, e.bytes) for e in inside(modelled)] == [
-        (e.name, e.kind, e.bytes) for e in inside(measured)
-    ]
-    for span in modelled.spans(0):
-        ticks = sorted({e.start for e in inside(modelled) if e.name == span.name})
-        n, length = len(ticks), span.end - span.start
-        assert n > 3 and ticks == [span.start + (i + 1) * length // (n + 1) for i in range(n)]
-    assert list(runs["ledger"].trace()) == list(runs["enough"].trace()), (
-        "the modelled clock tells the same in every run"
-    )
-
-
-def test_of_an_action_that_takes_no_time_every_reading_is_told():
-    """Two kinds change in turns, and the highest moment is neither the first nor the last."""
-    rows = [[100, 20, 7, 0], [101, 20, 7, 5], [102, 20, 0, 5], [103, 20, 0, 9]]
-    update = [
-        logged.modelled
-        for logged in log.levels(0, "compute", "0U0", ["activations", "temporaries"], rows)
-    ]
-    spans = [Span(0, "compute", "F", "0F0", 0, 20), Span(0, "compute", "U", "0U0", 20, 20)]
-    after = Memory(0, "compute", "activations", "0F0", 20, 3)
-    alive = [
-        Alive(0, "compute", "activations", "x", 20, 7),
-        Alive(0, "compute", "temporaries", "y", 20, 5),
-    ]
-    trace = Trace.of([spans[0], after, *update, spans[1], *alive], "modelled")
-    assert [read.held for read in readings(trace, 0)] == [
-        {"activations": 3},
-        {"activations": 7},
-        {"activations": 7, "temporaries": 5},
-        {"temporaries": 5},
-        {"temporaries": 9},
-    ]
-    assert peak(trace, 0).place == "in 0U0"
 
 
 def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):
@@ -181,18 +132,11 @@ def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):
 
 def test_too_little_memory_by_a_byte_ends_the_rank_at_that_operator(runs):
     short = runs["short"]
-    assert (
-        "Rank 0 runs out of memory at 0B1: " in short.diagnosis
-        and "1 byte too few" in short.diagnosis
-    )
-    assert "activations" in short.diagnosis
-    assert [peak(short.trace(clock), 0).place for clock in ("modelled", "measured")] == [
-        "in an action that did not end"
-    ] * 2
-    assert sum(a.bytes for a in short.trace().at_peak(0)) == PEAK, (
-        "who was alive is told of a failure too"
-    )
-    assert sum(a.bytes for a in runs["enough"].trace().at_peak(0)) == PEAK
+    assert re.search("Rank 0 runs out .* at 0B1: scatter_add .* 1 byte too few", short.diagnosis)
+    for clock in ("modelled", "measured"):
+        assert peak(short.trace(clock), 0).place == "in an action that did not end"
+    for run in (short, runs["enough"]):  # who was alive is told of a failure too
+        assert sum(a.bytes for a in run.trace().at_peak(0)) == PEAK
 
 
 def test_the_log_stays_small_and_keeps_the_last_peak_only(runs):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.checkpoint import (
@@ -222,14 +221,6 @@ def by_streams_plainly(layers, x):
     return y + x + nn.Sequential(*layers[2:])(y)
 
 
-@pytest.mark.parametrize("way", ["module", "keep-none"])
-def test_a_table_that_moves_its_own_weight_is_let_through(way):
-    layers = nn.ModuleList([nn.Embedding(10, 6, max_norm=0.5), nn.Tanh(), nn.Tanh()])
-    y = AGAIN[way](layers, torch.tensor([1, 2])).sum()
-    y.backward(retain_graph=True)
-    y.backward()
-
-
 @pytest.mark.parametrize("way", AGAIN)
 def test_where_nothing_learns_nothing_is_recorded(way):
     layers, x = layers_of().requires_grad_(False), X
@@ -243,20 +234,15 @@ def test_where_nothing_learns_nothing_is_recorded(way):
 @pytest.mark.parametrize("finish", [lambda y: y.sum().backward(), lambda y: None])
 @pytest.mark.parametrize("way", AGAIN)
 def test_all_goes_with_the_graph_and_without_the_garbage_collector(way, finish):
-    alive = []
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if func is torch.tanh or func is torch.sigmoid:
-                alive.append(weakref.ref(result))
-            return result
-
+    x, layers = X.clone().requires_grad_() * 1, layers_of()
+    alive = [weakref.ref(x)]
+    for layer in layers:
+        layer.register_forward_hook(lambda module, x, y: alive.append(weakref.ref(y)))
     gc.disable()
     try:
-        with Watch():
-            y = AGAIN[way](layers_of(), X.clone().requires_grad_() * 1)
-        assert len(alive) >= 2
+        y = AGAIN[way](layers, x)
+        del x
+        assert len(alive) >= 5
         finish(y)
         del y
         assert not any(made() is not None for made in alive)
@@ -297,15 +283,13 @@ def test_an_input_that_changed_between_forward_and_backward():
 
 
 def test_what_a_function_makes_or_changes_for_itself_is_not():
-    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each time;
-    what it differentiates inside."""
-    room, net = torch.zeros(3), nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    """Its output, changed after it; a tensor of its own in place; a buffer that it fills each
+    time."""
+    room = torch.zeros(3)
 
     def layer(x):
         room.copy_(x.detach())
-        z = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
-        return (x * room * slope).exp().mul(2).relu_().exp()
+        return (x * room).exp().mul(2).relu_().exp()
 
     found = []
     for call in (checkpoint, lambda fn, x: fn(x).clone()):
@@ -318,34 +302,9 @@ def test_what_a_function_makes_or_changes_for_itself_is_not():
     assert torch.equal(*found)
 
 
-def test_a_function_that_calls_itself_is_looked_at_once():
-    def power(x, n):
-        return x if n == 1 else (x * power(x, n - 1)).sin()
-
-    x = torch.ones(3, requires_grad=True)
-    ways = checkpoint, lambda fn, *args: fn(*args)
-    found, right = (torch.autograd.grad(call(power, x, 3).sum(), x)[0] for call in ways)
-    assert torch.equal(found, right)
-
-
 def test_another_weight_in_the_rerun_is_refused_where_it_cannot_be_put_back():
     holder, x = [nn.Parameter(torch.full((3,), 2.0))], torch.ones(3, requires_grad=True)
     y = checkpoint(lambda x: (x * holder[0]).exp(), x)
     holder[0] = nn.Parameter(torch.full((3,), 3.0))
     with pytest.raises(Impossible, match=r"used another weight of shape \(3,\) when it ran again"):
         y.sum().backward()
-
-
-def test_a_weight_that_is_an_argument_may_be_kept_elsewhere():
-    found = []
-    for call in (checkpoint, lambda fn, *args: fn(*args)):
-        w = nn.Parameter(torch.full((3,), 2.0))
-        with torch.no_grad():
-            w.mul_(2)
-        with torch.autograd.graph.saved_tensors_hooks(
-            torch.clone, lambda t: t
-        ):  # as a copy on another device
-            y = call(lambda w: (w * w).exp(), w)
-        y.sum().backward()
-        found.append(w.grad)
-    assert torch.equal(*found)

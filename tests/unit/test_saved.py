@@ -3,7 +3,6 @@ model."""
 
 import os
 import random
-import resource
 import signal
 import time
 from errno import EIO, ENOSPC
@@ -59,30 +58,6 @@ def test_a_kill_leaves_the_last_good_one(tmp_path):
     assert partials  # some were killed in the middle
     saved.save(path, numbered(7))
     assert whole(path) == 7 and os.listdir(tmp_path) == ["last.pt"]
-
-
-@pytest.fixture
-def little_room():
-    """No file may be larger than 100 kB."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_leaves_the_last_good_one(tmp_path, request):
-    path = tmp_path / "last.pt"
-    saved.save(path, numbered(1))
-    request.getfixturevalue("little_room")
-    with pytest.raises(
-        Impossible,
-        match=(
-            r"last.pt was not saved \(File too large\), and the one before is whole: free some"
-            r" space.$"
-        ),
-    ):
-        saved.save(path, numbered(2))
-    assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
 
 
 @pytest.mark.parametrize(

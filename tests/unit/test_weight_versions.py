@@ -36,14 +36,9 @@ def test_a_call_is_functional_call_with_tied_weights_and_buffers():
     twin = Stage().double()
     other = {name: (2 * p).detach().requires_grad_() for name, p in stage.named_parameters()}
     found, expected = versions.call(other, x), functional_call(twin, other, (x,))
+    assert torch.equal(stage.norm.running_mean, twin.norm.running_mean)
     assert torch.equal(found, expected) and not torch.equal(found, stage(x))
     assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
-    stage.norm.load_state_dict(twin.norm.state_dict())  # as after one call each
-    versions.call(other, x), functional_call(twin, other, (x,))
-    assert (
-        torch.equal(stage.norm.running_mean, twin.norm.running_mean)
-        and stage.norm.num_batches_tracked == 2
-    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -74,17 +69,6 @@ def test_gradients_of_all_versions_add_up_on_the_parameters_and_their_hooks_run(
     for name, p in stage.named_parameters():
         torch.testing.assert_close(p.grad, 3 * once[name], rtol=1e-12, atol=1e-12)
     assert len(fired) == 2 and fired[0] is stage.up.weight
-
-
-def test_versions_that_are_kept_have_names():
-    stage, versions, _ = stage_and_versions()
-    versions.uses[0] = 1
-    versions.update(torch.optim.SGD(stage.parameters(), lr=1.0))
-    assert versions.stashed().keys() == {
-        f"{name}, version 0" for name, _ in stage.named_parameters()
-    }
-    versions.release(0)
-    assert versions.stashed() == {}
 
 
 def test_a_backward_after_an_update_meets_the_version_of_its_forward():
