@@ -1,5 +1,5 @@
 """What memory buys: every recompute plan as a point, the peak of its saved activations against its
-work, and as a line the optimum of those that the recursion knows (recompute_optimum.py: a state
+work, and as a line the optimum of those that the recursion knows (optimum.py: a state
 stays until its own backward; where layers are alike no plan is better).
 
 The line ends left in the least memory that any plan that runs whole layers again needs, and right

@@ -5,7 +5,7 @@ layers may be unequal.
     plan      keep none                ->  keep all                    and between them every step
                                                                        that memory can buy
 
-It keeps states and records where they are cheap to keep and dear to make. recompute_optimum.py
+It keeps states and records where they are cheap to keep and dear to make. optimum.py
 tells how it is found, and for which chains that is certain.
 """
 
