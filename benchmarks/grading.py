@@ -23,7 +23,7 @@ def rows():
         told += found
         first, wrong = (
             next(iter(topic.right.values())),
-            topic.text(next(iter(topic.wrong.values()))),
+            next(iter(topic.wrong.values())).text,
         )
         table += [
             row(f"{name}: right answers", len(topic.right), "answers"),

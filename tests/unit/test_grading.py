@@ -53,7 +53,7 @@ def test_a_right_answer_passes_over_the_fence(name):
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
     wrong = next(iter(TOPICS[name].wrong.values()))
-    sentence, seen = TOPICS[name].findings(typed(TOPICS[name].text(wrong)), seed=5)
+    sentence, seen = TOPICS[name].findings(typed(wrong.text), seed=5)
     assert sentence == wrong.sentence and seen.endswith("(seed 5).")
 
 
@@ -123,12 +123,14 @@ class Double(Topic):
         "plus": "def answer(x):\n    return x + x",
     }
     wrong = {
-        "thrice": Wrong("That is three times the number: double it.", (("2 * x", "3 * x"),)),
+        "thrice": Wrong(
+            "That is three times the number: double it.", "def answer(x):\n    return 3 * x"
+        ),
         "thrice from 100 on": Wrong(
             "Large numbers come out three times as large: double each.",
-            (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),),
+            "def answer(x):\n    return 2 * x if x < 100 else 3 * x",
         ),
-        "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),)),
+        "needs a name": Wrong("There is no y: use x.", "def answer(x):\n    return 2 * y"),
     }
     hints = ("How often?", "Twice.", "x + x.")
     allows = ("bigtrain_lab.order.schedule",)
