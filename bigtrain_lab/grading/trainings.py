@@ -3,6 +3,10 @@
 import torch
 
 
+def tensor(numbers) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
 def drawn(numbers: dict) -> list[torch.Tensor]:
     """Float64 tensors of {"seed": ..., "shapes": [[...], ...]}, the same wherever drawn."""
     seed = torch.Generator().manual_seed(numbers["seed"])

@@ -11,7 +11,7 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; torch.nn.utils.clip
 import torch
 
 from ....core import Mesh
-from ...trainings import off
+from ...trainings import off, tensor
 from .bench import AXES, cut, cuts, gradients, is_tied
 
 NAME, NEAR, FEW = "all-together", 1e-12, 3
@@ -66,7 +66,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         for name, (_, dim) in cuts(shape[1], at["pp"], h).items():
             whole = right[0 if is_tied(name, shape) else at["pp"], name]
             piece = cut(whole, dim, shape[2], at["tp"]).flatten()
-            count += off(torch.tensor(each["gradients"][name], dtype=torch.float64), piece, NEAR)
+            count += off(tensor(each["gradients"][name]), piece, NEAR)
         wrong.append(count)
     row["frozen parameters with a gradient"] = sum("frozen" in each["gradients"] for each in came)
     row["ranks whose weights changed"] = sum(each["moved"] for each in came)

@@ -9,10 +9,8 @@ Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
 
 from collections import defaultdict
 
-import torch
-
 from ...ranks import MARK
-from ...trainings import flat, off
+from ...trainings import flat, off, tensor
 from .bench import Net
 
 NAME, FEW = "data-parallel", 8
@@ -59,7 +57,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         samples = sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
         net.zero_grad()
         (sum(losses) / samples).backward()
-        found = [torch.tensor(each["gradients"][at], dtype=torch.float64) for each in came]
+        found = [tensor(each["gradients"][at]) for each in came]
         row[f"wrong numbers of batch {at + 1}'s gradient"] = [
             off(each, net.gradient()) for each in found
         ]

@@ -4,6 +4,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...fence import Refused
+from ...trainings import tensor
 
 
 class Rows(TorchDispatchMode):
@@ -49,7 +50,8 @@ def play(answer, group, whole, share, targets, forward) -> dict:
     return {
         "returned": back.tolist(),
         "gradients": {
-            name: None if each.grad is None else each.grad.tolist() for name, each in given.items()
+            name: (0 * each if each.grad is None else each.grad).tolist()
+            for name, each in given.items()
         },
         "widest": made.widest,
         "drops": drops,
@@ -58,10 +60,6 @@ def play(answer, group, whole, share, targets, forward) -> dict:
 
 def leaves(whole: dict) -> dict[str, torch.Tensor]:
     return {name: tensor(numbers).requires_grad_() for name, numbers in whole.items()}
-
-
-def tensor(numbers) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def backward(back: torch.Tensor) -> None:

@@ -10,8 +10,8 @@ Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053), section 3.
 import torch
 from torch.nn.functional import cross_entropy, gelu
 
-from ...trainings import drawn, off
-from .bench import backward, leaves, tensor
+from ...trainings import drawn, off, tensor
+from .bench import backward, leaves
 
 NAME, NEAR, FEW = "tensor-slicing", 1e-12, 6
 COPIES = "xb"  # whose gradients are whole on each rank
@@ -59,86 +59,63 @@ def scene(what, t, whole, forward, targets=None, more=0, share=0):
 
 
 def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
-    returned, row = [tensor(each["returned"]) for each in came], {}
-    grads = {
-        name: [
-            0 * tensor(numbers)
-            if each["gradients"][name] is None
-            else tensor(each["gradients"][name])
-            for each in came
-        ]
-        for name, numbers in common["whole"].items()
-    }
-    whole = {name: each if name in COPIES else [sum(each)] for name, each in grads.items()}
-    if not common["share"]:
-        row["first numbers returned"] = [each.flatten()[:FEW] for each in returned]
+    """What came out, the masks and the traffic, then all numbers beside torch's."""
+    returned = [tensor(each["returned"]) for each in came]
+    row = {"first numbers returned": [each.flatten()[:FEW] for each in returned]}
     if common["forward"]:
         return row
-    if not common["share"]:
-        row |= {
-            f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
-            for name, each in whole.items()
-        }
-        row |= {
-            f"share of {name} that a rank uses": [
-                (grad != 0).double().mean() for grad in grads[name]
-            ]
-            for name in "AaB"
-            if name in grads
-        }
-    drops = [each["drops"] for each in came]
-    if common["targets"] is None:
-        row |= masks(drops)
+    grads = {name: [tensor(each["gradients"][name]) for each in came] for name in common["whole"]}
+    whole = {name: each if name in COPIES else [sum(each)] for name, each in grads.items()}
+    row |= {
+        f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
+        for name, each in whole.items()
+    } | {
+        f"share of {name} that a rank uses": [(grad != 0).double().mean() for grad in each]
+        for name, each in grads.items()
+        if name in "AaB"
+    }
+    if common["share"]:
+        row = {}  # as their own masks make it
+    drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
+    if is_mlp:
+        row["calls of drop"] = [*map(len, drops)]
+        for at, where in ((0, "inside"), (-1, "outside")):
+            row[f"masks {where}"] = len({each[at]["seed"] for each in drops if each})
     if len(came) > 1:
-        row |= traffic(common, came, log)
-    if common["targets"] is None and any(len(each) != 2 for each in drops):
+        row |= traffic(common, came, log, (1, 1) if is_mlp else (3, 0))
+    if is_mlp and any(len(each) != 2 for each in drops):
         return row
     given = leaves(common["whole"])
-    right = truth(given, common["targets"], drops)
-    backward(right)
-    return (
-        row
-        | {"numbers that are not torch's own": [off(each, right, NEAR) for each in returned]}
-        | {
-            f"numbers of {name}'s gradient that are not": [
-                off(grad, given[name].grad, NEAR) for grad in each
-            ]
-            for name, each in whole.items()
-        }
-    )
-
-
-def masks(drops: list[list[dict]]) -> dict:
-    first, last = ({each[at]["seed"] for each in drops if each} for at in (0, -1))
-    return {
-        "calls of drop": [*map(len, drops)],
-        "masks inside": len(first),
-        "masks outside": len(last),
+    backward(right := truth(given, common["targets"], drops))
+    row["numbers that are not torch's own"] = [off(each, right, NEAR) for each in returned]
+    return row | {
+        f"numbers of {name}'s gradient that are not": [
+            off(grad, given[name].grad, NEAR) for grad in each
+        ]
+        for name, each in whole.items()
     }
 
 
-def traffic(common: dict, came: list[dict], log) -> dict:
+def traffic(common: dict, came: list[dict], log, enough: tuple[int, int]) -> dict:
+    """`enough`: collectives forward and backward."""
     first = next(iter(common["whole"].values()))
-    tokens, wide = len(first) * len(first[0]), len(first[0][0])
-    if common["targets"] is None:
-        wide *= 4
+    tokens, wide = (
+        len(first) * len(first[0]),
+        len(first[0][0]) * (4 if "x" in common["whole"] else 1),
+    )
+    wider = sum(each["widest"] >= wide for each in came)
     row = {
-        "ranks with rows of the whole width": (len(came) > 2)
-        * sum(each["widest"] >= wide for each in came),
+        "ranks with rows of the whole width": wider * (len(came) > 2),
         "bytes in other messages": log.ranks.sent,
     }
     cuts = [[what for what, _ in each].index("backward") for each in log]
-    for way, enough in (
-        ("forward", 1 if common["targets"] is None else 3),
-        ("backward", 1 if common["targets"] is None else 0),
+    for way, parts, most in (
+        ("forward", [each[:cut] for each, cut in zip(log, cuts)], enough[0]),
+        ("backward", [each[cut + 1 :] for each, cut in zip(log, cuts)], enough[1]),
     ):
-        parts = [
-            each[:cut] if way == "forward" else each[cut + 1 :] for each, cut in zip(log, cuts)
-        ]
-        row[f"numbers moved {way}, a token"] = [
-            sum(size for _, size in part) / 8 / tokens for part in parts
-        ]
-        row[f"collectives {way} beyond {enough}"] = [max(0, len(p) - enough) for p in parts]
+        sizes = [[size / 8 / tokens for _, size in part] for part in parts]
+        row[f"numbers moved {way}, a token"] = [*map(sum, sizes)]
+        row[f"collectives {way} beyond {most}"] = [max(0, len(each) - most) for each in sizes]
     return row
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...trainings import flat, held, mean, off, parameters, push, travelled
+from ...trainings import flat, held, mean, off, parameters, push, tensor, travelled
 from .bench import halves
 
 NAME, FEW = "zero-1", 6
@@ -88,7 +88,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> d
         right.append(flat(params))
     learnt = [p for p in params if p.requires_grad]
     psi, ranks = sum(p.numel() for p in learnt), len(own)
-    ours = [[torch.tensor(each, dtype=torch.float64) for each in rank["weights"]] for rank in came]
+    ours = [[tensor(each) for each in rank["weights"]] for rank in came]
     row = {
         f"wrong numbers after step {at + 1}": [off(each[at], truth) for each in ours]
         for at, truth in enumerate(right)

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ...trainings import drawn, off
+from ...trainings import drawn, off, tensor
 from .bench import RATE, computed, part, weights
 
 NAME, FEW = "zero-3", 4
@@ -39,10 +39,7 @@ def scenes(draw):
 def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
     """Outputs and gradients beside torch's, layers alive beyond two, and how often psi was sent."""
     ranks, row = len(own), {}
-    found = [
-        [[torch.tensor(each, dtype=torch.float64) for each in step] for step in rank["steps"]]
-        for rank in came
-    ]
+    found = [[[tensor(each) for each in step] for step in rank["steps"]] for rank in came]
     for at, right in enumerate(truth(common, own)):
         for what, of_ranks in enumerate(right):
             name = f"layer {what - 1}'s gradient, a rank" if what else "output"
