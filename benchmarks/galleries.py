@@ -1,5 +1,5 @@
-"""Whether exercises refuse what they refused when each was a file with up to 100 wrong answers: the
-galleries of that commit, taken out of the history, before today's checks."""
+"""Whether exercises refuse what they refused when each was a file with up to 100 wrong answers, and
+let pass what passed: the galleries of that commit, taken out of the history, before today's checks."""
 
 import json
 import os
@@ -16,17 +16,18 @@ from .measure import row
 from .mutants import passing
 
 ROOT = Path(__file__).parents[1]
-FILES = "0aab4ed"  # the last commit in which every exercise was a file
+FILES = "e23bade"  # a commit in which every exercise was a file
 SEEDS = (1, 2)
 PRINT = """
 import json
 from bigtrain_lab.grading import Topic
-print(json.dumps({name: topic.wrong_texts() for name, topic in Topic.all().items()}))
+print(json.dumps({name: [topic.wrong_texts(), topic.right] for name, topic in Topic.all().items()}))
 """
 
 
-def before() -> dict[str, dict[str, str]]:
-    """Topic -> the texts of its wrong answers at that commit, which refused them all."""
+def before() -> dict[str, list[dict[str, str]]]:
+    """Topic -> the texts of its wrong answers at that commit, which refused them all, and of its
+    right ones, which it let pass."""
     packed = subprocess.run(
         ["git", "archive", FILES, "bigtrain_lab"], cwd=ROOT, capture_output=True, check=True
     ).stdout
@@ -44,14 +45,23 @@ def before() -> dict[str, dict[str, str]]:
 
 def rows():
     table = []
-    for name, wrong in before().items():
-        left = wrong
+    for name, (wrong, right) in before().items():
+        topic, missed = Topic.named(name), wrong
+        passed = right
         for seed in SEEDS:
-            left = {each: left[each] for each in passing(Topic.named(name), left, seed)}
+            missed = {each: missed[each] for each in passing(topic, missed, seed)}
+            passed = {each: passed[each] for each in passing(topic, passed, seed)}
         table += [
-            row(f"{name}: refused when it was a file", len(wrong), "answers"),
-            row(f"{name}: refused now", len(wrong) - len(left), "answers", at_least=len(wrong)),
+            row(f"{name}: wrong answers refused when it was a file", len(wrong), "answers"),
+            row(
+                f"{name}: of these, refused now",
+                len(wrong) - len(missed),
+                "answers",
+                at_least=len(wrong),
+            ),
+            row(f"{name}: right answers then", len(right), "answers"),
+            row(f"{name}: of these, right now", len(passed), "answers", at_least=len(right)),
         ]
-        for each in left:
-            print(f"{name}: {each!r} passes today")
+        for each in (*missed, *(right.keys() - passed.keys())):
+            print(f"{name}: {each!r} is judged otherwise today")
     return table

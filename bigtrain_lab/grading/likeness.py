@@ -147,8 +147,6 @@ class Verdict(tuple):
     def __repr__(self) -> str:
         return "\n".join(self) or "right."
 
-    __str__ = __repr__
-
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
     """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is

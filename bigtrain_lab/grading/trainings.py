@@ -50,12 +50,12 @@ def off(found: torch.Tensor, right: torch.Tensor, near: float = 1e-9) -> int:
     return int((~((found - right).abs() <= near * right.abs().max())).sum())
 
 
-def travelled(log: list, ranks: int) -> tuple[float, float]:
+def travelled(seen: list, ranks: int) -> tuple[float, float]:
     """Float64 numbers sent between the marks "begin" and "step", and "step" and "end"; where
     several optimizers step, half of all each."""
     before = after = passed = 0.0
     cuts = []
-    for what, size in log:
+    for what, _, size in seen:
         if what == "begin":
             passed, cuts = 0.0, []
         elif what == "step":

@@ -47,7 +47,7 @@ def truth(shape, h, seed, max_norm) -> tuple[float, dict]:
     return norm, {place: p.grad for place, p in weights.items()}
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Norms and gradients beside torch's, what else changed, and how often a gradient was sent."""
     shape, h = common["shape"], common["h"]
     mesh, (_, right) = Mesh(**dict(zip(AXES, shape))), truth(**common)
@@ -72,10 +72,10 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
     row["ranks whose weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
         row[f"times that a gradient travels over {axis}"] = [
-            round((sent + sum(size for *_, size in seen)) / bytes_of(came[rank]))
-            for (name, ranks), each in log.ranks.axes.items()
-            if name == axis and len(ranks) > 1
-            for rank, sent, seen in zip(ranks, each.sent, each.seen)
+            round(sum(size for *_, size in seen) / bytes_of(came[rank]))
+            for (name, members), each in ranks.axes.items()
+            if name == axis and len(members) > 1
+            for rank, seen in zip(members, each.seen)
         ]
     return row
 

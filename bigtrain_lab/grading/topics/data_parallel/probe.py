@@ -43,7 +43,7 @@ def scenes(draw):
         yield name, {"bucket_bytes": bucket_bytes}, own
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Whether ranks start alike, their gradients beside the truth, and what travelled when."""
     net = Net(own[0]["seed"])
     whole = flat(net.state_dict().values()).tolist()
@@ -64,7 +64,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
     if len(own) > 1 and all(each["heads"] == "ab" for each in own):
         sizes = [p.nbytes for p in net.learnt()]
-        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in log.ranks.seen]
+        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
         row |= {name: [each[name] for each in rows] for name in rows[0]}
     return row
 

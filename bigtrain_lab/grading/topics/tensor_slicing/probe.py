@@ -58,7 +58,7 @@ def scene(what, t, whole, forward, targets=None, more=0, share=0):
     return name, common, [{}] * t
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """What came out, the masks and the traffic, then all numbers beside torch's."""
     returned = [tensor(each["returned"]) for each in came]
     row = {"first numbers returned": [each.flatten()[:FEW] for each in returned]}
@@ -82,7 +82,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         for at, where in ((0, "inside"), (-1, "outside")):
             row[f"masks {where}"] = len({each[at]["seed"] for each in drops if each})
     if len(came) > 1:
-        row |= traffic(common, came, log, (1, 1) if is_mlp else (3, 0))
+        row |= traffic(common, came, ranks.seen, (1, 1) if is_mlp else (3, 0))
     if is_mlp and any(len(each) != 2 for each in drops):
         return row
     given = leaves(common["whole"])
@@ -96,7 +96,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
     }
 
 
-def traffic(common: dict, came: list[dict], log, enough: tuple[int, int]) -> dict:
+def traffic(common: dict, came: list[dict], seen, enough: tuple[int, int]) -> dict:
     """`enough`: collectives forward and backward."""
     first = next(iter(common["whole"].values()))
     tokens, wide = (
@@ -104,16 +104,13 @@ def traffic(common: dict, came: list[dict], log, enough: tuple[int, int]) -> dic
         len(first[0][0]) * (4 if "x" in common["whole"] else 1),
     )
     wider = sum(each["widest"] >= wide for each in came)
-    row = {
-        "ranks with rows of the whole width": wider * (len(came) > 2),
-        "bytes in other messages": log.ranks.sent,
-    }
-    cuts = [[what for what, _ in each].index("backward") for each in log]
+    row = {"ranks with rows of the whole width": wider * (len(came) > 2)}
+    cuts = [[what for what, *_ in each].index("backward") for each in seen]
     for way, parts, most in (
-        ("forward", [each[:cut] for each, cut in zip(log, cuts)], enough[0]),
-        ("backward", [each[cut + 1 :] for each, cut in zip(log, cuts)], enough[1]),
+        ("forward", [each[:cut] for each, cut in zip(seen, cuts)], enough[0]),
+        ("backward", [each[cut + 1 :] for each, cut in zip(seen, cuts)], enough[1]),
     ):
-        sizes = [[size / 8 / tokens for _, size in part] for part in parts]
+        sizes = [[size / 8 / tokens for *_, size in part] for part in parts]
         row[f"numbers moved {way}, a token"] = [*map(sum, sizes)]
         row[f"collectives {way} beyond {most}"] = [max(0, len(each) - most) for each in sizes]
     return row
