@@ -1,5 +1,6 @@
-"""Whether exercises refuse what they refused when each was a file with up to 100 wrong answers, and
-let pass what passed: the galleries of that commit, taken out of the history, before today's checks."""
+"""Whether exercises refuse what they refused when each was a file with up to 100 wrong answers,
+and let pass what passed: the galleries of that commit, out of the history, before today's checks.
+"""
 
 import json
 import os
