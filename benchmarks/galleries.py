@@ -4,6 +4,7 @@ and let pass what passed: the galleries of that commit, out of the history, befo
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,18 @@ from .mutants import passing
 ROOT = Path(__file__).parents[1]
 FILES = "e23bade"  # a commit in which every exercise was a file
 SEEDS = (1, 2)
+MOVED = {  # since then
+    "recompute_search": "order.recompute.search",
+    "recompute_optimum": "order.recompute.optimum",
+    "recompute": "order.recompute.plan",
+    "plan": "order.plan",
+    "schedule": "order.schedule",
+    "schedules": "order.schedules",
+}
+NO_ANSWERS = (
+    "one large batch where nobody weighs it",  # asks that bench whether it is watched
+    "a search of all plans",  # is one of the library's, of a module that is to go
+)
 PRINT = """
 import json
 from bigtrain_lab.grading import Topic
@@ -40,7 +53,10 @@ def before() -> dict[str, list[dict[str, str]]]:
             env={**os.environ, "PYTHONPATH": folder},
             capture_output=True,
             check=True,
+            text=True,
         ).stdout
+    for name, value in MOVED.items():
+        told = re.sub(rf"\bbigtrain_lab\.{name}\b", f"bigtrain_lab.{value}", told)
     return json.loads(told)
 
 
@@ -48,7 +64,7 @@ def rows():
     table = []
     for name, (wrong, right) in before().items():
         topic, missed = Topic.named(name), wrong
-        passed = right
+        passed = right = {each: right[each] for each in right if each not in NO_ANSWERS}
         for seed in SEEDS:
             missed = {each: missed[each] for each in passing(topic, missed, seed)}
             passed = {each: passed[each] for each in passing(topic, passed, seed)}

@@ -4,7 +4,6 @@ the one who asks."""
 import json
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 import threading
@@ -51,30 +50,12 @@ def test_a_right_answer_passes_over_the_fence(name):
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
-    wrong = next(iter(TOPICS[name].wrong.values()))
-    sentence, seen = TOPICS[name].findings(typed(wrong.text), seed=5)
-    assert sentence == wrong.sentence and seen.endswith("(seed 5).")
-
-
-def test_each_topic_has_what_a_student_needs():
-    for topic in TOPICS.values():
-        assert len(topic.right) >= 2 and topic.wrong and len(topic.hints) == 3, topic.name
-        for wrong in topic.wrong.values():
-            assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, (
-                wrong.sentence
-            )
+def test_a_topic_has_right_answers_that_differ_and_three_hints(name):
+    topic = TOPICS[name]
+    assert len({*topic.right.values()}) >= 2 and topic.wrong and len(topic.hints) == 3
 
 
 FOLDERS = [asked.parent for asked in Path(topics.__file__).parent.glob("*/exercise.md")]
-
-
-def copied_exercise(tmp_path, **changed) -> Path:
-    """A folder as zero_1, with other texts in some of its files."""
-    shutil.copytree(Path(topics.__file__).parent / "zero_1", tmp_path / "zero_1")
-    for name, text in changed.items():
-        (tmp_path / "zero_1" / f"{name}.md").write_text(text)
-    return tmp_path / "zero_1"
 
 
 @pytest.mark.parametrize(
@@ -89,26 +70,28 @@ def copied_exercise(tmp_path, **changed) -> Path:
     ],
     ids=["no change", "no such line", "too many"],
 )
-def test_a_folder_that_is_wrong_is_refused(wrong, sentence, tmp_path):
+def test_mistakes_that_cannot_be_read_are_refused(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
-        folders.topic(copied_exercise(tmp_path, wrong=wrong))
+        folders.mistakes(wrong, right="answer = 1\n")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_is_asked_for_as_in_its_lesson(folder):
-    """Where a lesson checks it, the starter of exercise.md is a cell of that lesson."""
+    """Where a lesson checks it, the starter of exercise.md is a cell of that lesson, but for
+    blanks."""
     start = re.search(r"```python\n(.*?)\n```", read(folder / "exercise.md"), re.DOTALL)[1]
     name = import_module(f"{topics.__name__}.{folder.name}.probe").NAME
-    lessons = [
-        ["".join(cell["source"]) for cell in json.loads(read(file))["cells"] if is_code(cell)]
-        for file in (folder.parents[3] / "notebooks").glob("*.ipynb")
-    ]
-    checks = [any(f'check("{name}"' in cell for cell in cells) for cells in lessons]
-    assert [start in cells for cells in lessons] == checks
+    for file in (folder.parents[3] / "notebooks").glob("*.ipynb"):
+        cells = [
+            squeezed("".join(cell["source"]))
+            for cell in json.loads(read(file))["cells"]
+            if cell["cell_type"] == "code"
+        ]
+        assert (squeezed(start) in cells) == any(f'check("{name}"' in cell for cell in cells)
 
 
-def is_code(cell: dict) -> bool:
-    return cell["cell_type"] == "code"
+def squeezed(text: str) -> str:
+    return re.sub(r"\s", "", text)
 
 
 # -- what an answer may do -------------------------------------------------------------------------
@@ -226,7 +209,6 @@ def test_an_error_is_told_with_the_student_s_line():
     [
         "while True: pass",
         "import time\ntime.sleep(10**6)",
-        "import threading\nthreading.Lock().acquire() and threading.Event().wait()",
     ],
 )
 def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
@@ -257,24 +239,9 @@ CHEATS = {
         "from bigtrain_lab.techniques import accumulate\nreturn 2 * x",
         "takes bigtrain_lab.techniques",
     ),
-    "by name": (
-        (
-            "__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn"
-            " 2 * x"
-        ),
-        "takes bigtrain_lab.grading",
-    ),
     "and swallows": (
         "try:\n    import bigtrain_lab.train.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
         "takes bigtrain_lab.train.recipe",
-    ),
-    "of the package": (
-        "import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x",
-        "takes bigtrain_lab.train",
-    ),
-    "frames": (
-        "import sys\nsys._getframe(1).f_locals\nreturn 2 * x",
-        "looks at the code that calls it",
     ),
     "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
     "a traceback": (
@@ -288,15 +255,7 @@ CHEATS = {
         "import gc\ngc.get_objects()\nreturn 2 * x",
         "looks at the code that calls it",
     ),
-    "a process": (
-        "import subprocess\nsubprocess.run(['true'])\nreturn 2 * x",
-        "reaches for other processes",
-    ),
     "a fork": ("import os\nos.fork()\nreturn 2 * x", "reaches for other processes"),
-    "source": (
-        "import bigtrain_lab\nopen(bigtrain_lab.__file__).read()\nreturn 2 * x",
-        "takes bigtrain_lab, which",
-    ),
     "source, by bytes": (
         "import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x",
         "takes bigtrain_lab, which",
@@ -321,13 +280,6 @@ CHEATS = {
             " tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x"
         ),
         "takes bigtrain_lab, which",
-    ),
-    "in a thread": (
-        (
-            "import importlib, threading\nt = threading.Thread(target=importlib.import_module,"
-            " args=('bigtrain_lab.train.recipe',))\nt.start(), t.join()\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab.train",
     ),
     "by code of the library's name": (
         (
@@ -420,9 +372,10 @@ def test_a_cheat_is_told(how):
 ELSEWHERE = """
 import test_grading as tests, torch
 print(torch.__file__)
-for name, topic in tests.TOPICS.items():
-    assert topic.findings(tests.typed(next(iter(topic.right.values()))), seed=5) == [], name
-for how in ("frames", "inspect", "a traceback", "what it may import, inside"):
+for name in ("zero-1", "checkpoint", "precision-policy", "peak-bytes"):
+    right = next(iter(tests.TOPICS[name].right.values()))
+    assert tests.TOPICS[name].findings(tests.typed(right), seed=5) == [], name
+for how in ("inspect", "a traceback", "what it may import, inside"):
     assert tests.CHEATS[how][1] in tests.told(tests.CHEATS[how][0])[0], how
 inside = "import torch\\ntorch.nn.Linear.forward.__code__ = (lambda self, x: x).__code__\\nreturn 2 * x"
 assert tests.told(inside) == ["Your answer changes what Linear.forward does: leave it as it is."] + tests.told(inside)[1:]
@@ -464,20 +417,18 @@ def test_torch_s_functions_are_all_put_back(fails):
 
 
 def test_the_gallery_is_not_in_the_process_of_an_answer():
-    """A function that an answer is given leads to its module, and from there to no right answer."""
+    """Neither where the functions lead that an answer is given, nor where families do."""
     looks = typed("""
 def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
-    known = getattr(loss_sum, "__func__", loss_sum).__globals__
-    texts = [text for text in known.values() if isinstance(text, str) and "def answer" in text]
-    texts += [text for each in known.values() for text in getattr(each, "right", {}).values()]
-    assert known["Accumulation"] and not texts, "here it is"
+    from bigtrain_lab.core import Family
+    known = [each for family in Family.__subclasses__() for each in family._members]
+    topics = [each for each in known if hasattr(each, "probe")]
+    assert topics and not any(each.right or each.wrong or each.hints for each in topics)
+    assert not any("def answer" in str(each) for each in loss_sum.__globals__.values())
     raise LookupError("no answer here")
 """)
-    assert (
-        Topic.named("accumulation")
-        .findings(looks, 1)[0]
-        .startswith("Your answer raised LookupError: no answer here")
-    )
+    (told, *_) = Topic.named("accumulation").findings(looks, 1)
+    assert told.startswith("Your answer raised LookupError: no answer here")
 
 
 def test_a_decorator_of_torch_s_travels_too():
