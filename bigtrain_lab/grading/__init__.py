@@ -1,5 +1,5 @@
 """Graders: an answer is right when it behaves as a right one, and is told which known mistake it
-behaves like when it does not (likeness.py). An exercise is a file in topics/."""
+behaves like when it does not (likeness.py). An exercise is a folder in topics/."""
 
 from .likeness import Scene, Topic, Wrong, assert_right, check, hint
 

@@ -171,23 +171,14 @@ class Box:
         stacks = self._room / "late"
         if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
             return ""
-        place = (
-            of_answer(stacks.read_text(encoding="utf-8", errors="replace"))
-            if stacks.exists()
-            else ""
-        )
-        return with_source(
-            f"Your answer did not end within {WALL_S if seconds > WALL_S else CPU_S} s{place}."
-        )
+        limit = WALL_S if seconds > WALL_S else CPU_S
+        return with_source(f"Your answer did not end within {limit} s{of_answer(stacks)}.")
 
     def _dead(self) -> str:
         """That the process has ended before the answer had shown all."""
         self._process.join()
         code = self._process.exitcode
-        fatal = self._room / "fatal"
-        place = (
-            of_answer(fatal.read_text(encoding="utf-8", errors="replace")) if fatal.exists() else ""
-        )
+        place = of_answer(self._room / "fatal")
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return with_source(
             f"Your answer ended the process that it ran in, {how}{place}. Let it return."
@@ -245,9 +236,11 @@ def travelling(thing) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def of_answer(dump: str) -> str:
-    """Where a stack that faulthandler wrote is in the answer, in words."""
-    place = frames.of_dump(dump)
+def of_answer(dump: Path) -> str:
+    """Where a stack that faulthandler wrote is in the answer, in words; "" where it wrote none."""
+    if not dump.exists():
+        return ""
+    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace"))
     return f": it was at {line_of(place)}" if place and is_answer(place.file) else ""
 
 

@@ -155,11 +155,9 @@ def forget(topic: type, refuse, emptied: dict) -> None:
 
 
 def strip(module) -> None:
-    """Delete what a topic's module knows of answers: its texts, and its classes' galleries."""
-    for name, thing in list(vars(module).items()):
-        if isinstance(thing, str) and "\n" in thing and not name.startswith("__"):
-            delattr(module, name)
-        elif isinstance(thing, type) and "probe" in vars(thing):
+    """Empty the galleries of a module's topics."""
+    for thing in vars(module).values():
+        if isinstance(thing, type) and "probe" in vars(thing):
             thing.right, thing.wrong, thing.hints = {}, {}, ()
 
 

@@ -2,8 +2,8 @@
 
 probe.py      NAME; ALLOWS, FORBIDS and NEAR where they are not a Topic's own.
               scenes(draw) -> (name, inputs) or, with ranks, (name, common, own of each rank):
-              plain data. shown(inputs, came) or shown(common, own, came, log) -> what is
-              compared, beside the truth
+              plain data. shown(inputs, came) or shown(common, own, came, ranks) -> what is
+              compared, beside the truth; `ranks` has seen all messages
 bench.py      play(answer, **inputs) or, on each rank, play(answer, group, **common, **own) ->
               what came out. It knows no truth, and nothing else plays an answer
 right/*.py    answers that differ in idea; wrong ones change the first, the clearest text
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..core import Impossible
 from .likeness import NEAR, Scene, Topic, Wrong
-from .ranks import MARK, Ranks
+from .ranks import Ranks
 
 MOST_WRONG = 14
 EQUIVALENT = "# Equivalent mutants"
@@ -75,26 +75,7 @@ def on_ranks(shown, play, answer, common: dict, own: list[dict]):
 
     ranks = Ranks(len(own), random.Random(str(common)).random())
     came = ranks.run(one, answer)
-    return shown(common, own, came, Log(ranks))
-
-
-class Log(list):
-    """Of each rank: its collectives as (name, bytes), its marks, and before a mark ("isend", bytes
-    of all messages since the one before). `ranks`: all that was seen of them."""
-
-    def __init__(self, ranks: Ranks):
-        super().__init__(map(with_messages, ranks.seen))
-        self.ranks = ranks
-
-
-def with_messages(seen: list) -> list[tuple[str, int]]:
-    log, so_far = [], 0
-    for what, where, size in seen:
-        if where == MARK:
-            log += [("isend", size - so_far)] * (size > so_far)
-            so_far, size = size, 0
-        log.append((what, size))
-    return log
+    return shown(common, own, came, ranks)
 
 
 # -- texts -----------------------------------------------------------------------------------------

@@ -41,18 +41,18 @@ class Scene(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """A known mistake: its sentence, the mistake first and the mend second, and how the first right
-    answer is changed into it: (old text, new text), or a whole text."""
+    """A known mistake: its sentence, the mistake first and the mend second, and the answer's
+    text."""
 
     sentence: str
-    changes: tuple[tuple[str, str], ...] | str
+    text: str
 
 
 class Topic(Family, family="bigtrain_lab.grading.topics"):
-    """An exercise. A subclass sets the following, in a file of its own in topics/.
+    """An exercise: folder.py makes one of each folder in topics/.
 
-    right      {what is special: text that defines `answer`}; the first is what wrong ones change
-    wrong      {name: Wrong(sentence, changes)}
+    right      {what is special: text that defines `answer`}
+    wrong      {name: Wrong(sentence, text)}
     hints      three, from a question to nearly the answer
     allows     the modules of this library that an answer may import
     forbids    functions and classes of torch that are the answer already, by their full names
@@ -135,22 +135,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def wrong_texts(cls) -> dict[str, str]:
         """The text of every wrong answer."""
-        return {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
-
-    @classmethod
-    def text(cls, wrong: Wrong) -> str:
-        """The text of a wrong answer."""
-        if isinstance(wrong.changes, str):
-            return wrong.changes
-        text = next(iter(cls.right.values()))
-        for old, new in wrong.changes:
-            if text.count(old) != 1:
-                raise Impossible(
-                    f"{cls.name}: {old!r} stands {text.count(old)} times in the right answer: "
-                    "let a change name a piece that stands there once."
-                )
-            text = text.replace(old, new)
-        return text
+        return {name: wrong.text for name, wrong in cls.wrong.items()}
 
 
 class Verdict(tuple):
@@ -161,8 +146,6 @@ class Verdict(tuple):
 
     def __repr__(self) -> str:
         return "\n".join(self) or "right."
-
-    __str__ = __repr__
 
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:

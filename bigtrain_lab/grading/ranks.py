@@ -33,7 +33,7 @@ class Over(BaseException):
 class Ranks:
     """`size` ranks, and what was seen of their messages.
 
-    sent, received   bytes of each rank       rounds    the longest chain of messages
+    received         bytes of each rank       rounds    the longest chain of messages
     changed          whether a tensor changed between its isend and its recv
     left, far        messages that nobody received, and those between ranks that are no neighbours
     seen             what each rank did, in its order: (what, where, bytes)
@@ -41,13 +41,18 @@ class Ranks:
 
     def __init__(self, size: int, seed: float):
         self.size, self._draw = size, random.Random(seed)
-        self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
+        self.received, self._round = [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
         self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
         self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
         self.axes: dict[tuple, Axis] = {}  # (name, ranks) -> what was seen among these
+
+    @property
+    def sent(self) -> list[int]:
+        """Bytes of each rank's messages."""
+        return [sum(size for what, _, size in own if what == "isend") for own in self.seen]
 
     @property
     def left(self) -> int:
@@ -171,7 +176,7 @@ class Group:
     def isend(self, tensor, dst: int, name="", site="", tag=0) -> None:
         ranks, dst = self._ranks, self._peer(dst, "sends to")
         wire = copied(self._tensor(tensor, "sends"))
-        ranks.sent[self.rank] += wire.nbytes
+        ranks.seen[self.rank].append(("isend", self.name, wire.nbytes))
         ranks.far += (dst - self.rank) % self.size not in (1, self.size - 1)
         ranks.rounds = max(ranks.rounds, ranks._round[self.rank] + 1)
         ranks._ways[self.rank, dst, str(name), site, tag].append(
@@ -258,7 +263,7 @@ class Group:
 
     def mark(self, what: str) -> None:
         """Note what the bench is at, among what was sent."""
-        self._ranks.seen[self.rank].append((what, MARK, self._ranks.sent[self.rank]))
+        self._ranks.seen[self.rank].append((what, MARK, 0))
 
     def _together(
         self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None

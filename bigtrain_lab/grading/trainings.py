@@ -3,6 +3,10 @@
 import torch
 
 
+def tensor(numbers) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
 def drawn(numbers: dict) -> list[torch.Tensor]:
     """Float64 tensors of {"seed": ..., "shapes": [[...], ...]}, the same wherever drawn."""
     seed = torch.Generator().manual_seed(numbers["seed"])
@@ -46,12 +50,12 @@ def off(found: torch.Tensor, right: torch.Tensor, near: float = 1e-9) -> int:
     return int((~((found - right).abs() <= near * right.abs().max())).sum())
 
 
-def travelled(log: list, ranks: int) -> tuple[float, float]:
+def travelled(seen: list, ranks: int) -> tuple[float, float]:
     """Float64 numbers sent between the marks "begin" and "step", and "step" and "end"; where
     several optimizers step, half of all each."""
     before = after = passed = 0.0
     cuts = []
-    for what, size in log:
+    for what, _, size in seen:
         if what == "begin":
             passed, cuts = 0.0, []
         elif what == "step":

@@ -4,7 +4,6 @@ the one who asks."""
 import json
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 import threading
@@ -51,30 +50,12 @@ def test_a_right_answer_passes_over_the_fence(name):
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
-    wrong = next(iter(TOPICS[name].wrong.values()))
-    sentence, seen = TOPICS[name].findings(typed(TOPICS[name].text(wrong)), seed=5)
-    assert sentence == wrong.sentence and seen.endswith("(seed 5).")
-
-
-def test_each_topic_has_what_a_student_needs():
-    for topic in TOPICS.values():
-        assert len(topic.right) >= 2 and topic.wrong and len(topic.hints) == 3, topic.name
-        for wrong in topic.wrong.values():
-            assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, (
-                wrong.sentence
-            )
+def test_a_topic_has_right_answers_that_differ_and_three_hints(name):
+    topic = TOPICS[name]
+    assert len({*topic.right.values()}) >= 2 and topic.wrong and len(topic.hints) == 3
 
 
 FOLDERS = [asked.parent for asked in Path(topics.__file__).parent.glob("*/exercise.md")]
-
-
-def copied_exercise(tmp_path, **changed) -> Path:
-    """A folder as zero_1, with other texts in some of its files."""
-    shutil.copytree(Path(topics.__file__).parent / "zero_1", tmp_path / "zero_1")
-    for name, text in changed.items():
-        (tmp_path / "zero_1" / f"{name}.md").write_text(text)
-    return tmp_path / "zero_1"
 
 
 @pytest.mark.parametrize(
@@ -89,26 +70,28 @@ def copied_exercise(tmp_path, **changed) -> Path:
     ],
     ids=["no change", "no such line", "too many"],
 )
-def test_a_folder_that_is_wrong_is_refused(wrong, sentence, tmp_path):
+def test_mistakes_that_cannot_be_read_are_refused(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
-        folders.topic(copied_exercise(tmp_path, wrong=wrong))
+        folders.mistakes(wrong, right="answer = 1\n")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_is_asked_for_as_in_its_lesson(folder):
-    """Where a lesson checks it, the starter of exercise.md is a cell of that lesson."""
+    """Where a lesson checks it, the starter of exercise.md is a cell of that lesson, but for
+    blanks."""
     start = re.search(r"```python\n(.*?)\n```", read(folder / "exercise.md"), re.DOTALL)[1]
     name = import_module(f"{topics.__name__}.{folder.name}.probe").NAME
-    lessons = [
-        ["".join(cell["source"]) for cell in json.loads(read(file))["cells"] if is_code(cell)]
-        for file in (folder.parents[3] / "notebooks").glob("*.ipynb")
-    ]
-    checks = [any(f'check("{name}"' in cell for cell in cells) for cells in lessons]
-    assert [start in cells for cells in lessons] == checks
+    for file in (folder.parents[3] / "notebooks").glob("*.ipynb"):
+        cells = [
+            squeezed("".join(cell["source"]))
+            for cell in json.loads(read(file))["cells"]
+            if cell["cell_type"] == "code"
+        ]
+        assert (squeezed(start) in cells) == any(f'check("{name}"' in cell for cell in cells)
 
 
-def is_code(cell: dict) -> bool:
-    return cell["cell_type"] == "code"
+def squeezed(text: str) -> str:
+    return re.sub(r"\s", "", text)
 
 
 # -- what an answer may do -------------------------------------------------------------------------
@@ -123,12 +106,14 @@ class Double(Topic):
         "plus": "def answer(x):\n    return x + x",
     }
     wrong = {
-        "thrice": Wrong("That is three times the number: double it.", (("2 * x", "3 * x"),)),
+        "thrice": Wrong(
+            "That is three times the number: double it.", "def answer(x):\n    return 3 * x"
+        ),
         "thrice from 100 on": Wrong(
             "Large numbers come out three times as large: double each.",
-            (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),),
+            "def answer(x):\n    return 2 * x if x < 100 else 3 * x",
         ),
-        "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),)),
+        "needs a name": Wrong("There is no y: use x.", "def answer(x):\n    return 2 * y"),
     }
     hints = ("How often?", "Twice.", "x + x.")
     allows = ("bigtrain_lab.order.schedule",)
@@ -186,37 +171,26 @@ def test_numbers_of_every_kind_mean_the_same():
         assert told(f"import torch, numpy, fractions\nreturn {kind}") == [], kind
 
 
-def test_an_error_is_told_with_the_student_s_line():
-    assert (
-        told("y = x\nreturn y / 0")[0]
-        == "Your answer raised ZeroDivisionError: division by zero, at your line 3."
-    )
-    assert told("return 2 * y") == [
-        "There is no y: use x.",
-        "Your answer raised NameError: name 'y' is not defined, at your line 2.",
-        told("return 2 * y")[2],
-    ]
-    assert (
-        TOPICS["timing"].findings(typed("def answer(): return 1"), 1)[0]
-        == "Your answer could not be called as the exercise does "
-        "(answer() takes 0 positional arguments but 4 were given): take what it names."
-    )
-    assert (
-        told("import sys\nsys.exit(0)")[0]
-        == "Your answer called sys.exit, at your line 3: let it return."
-    )
-    assert told("import ctypes\nctypes.string_at(0)")[0].startswith(
-        "Your answer ended the process that it ran in, by SIGSEGV: it was at your line 3"
-    )
-    assert told("import os\nos._exit(0)")[0].startswith(
-        "Your answer ended the process that it ran in, with exit code 0."
-    )
-    assert told("import torch\ntorch.ones(10**10)")[0].startswith(
-        "Your answer needs more than 4.3 GB, at your line 3"
-    )
-    assert told("x = 'a' * 10**10")[0].startswith(
-        "Your answer needs more than 4.3 GB, at your line 2"
-    )
+ENDS = {
+    "y = x\nreturn y / 0": "raised ZeroDivisionError: division by zero, at your line 3",
+    "import sys\nsys.exit(0)": "called sys.exit, at your line 3",
+    "import ctypes\nctypes.string_at(0)": "by SIGSEGV: it was at your line 3",
+    "import os\nos._exit(0)": "with exit code 0",
+    "import torch\ntorch.ones(10**10)": "needs more than 4.3 GB, at your line 3",
+    "x = 'a' * 10**10": "needs more than 4.3 GB, at your line 2",
+}
+
+
+@pytest.mark.parametrize("body", ENDS)
+def test_an_error_is_told_with_the_student_s_line(body):
+    assert ENDS[body] in told(body)[0]
+
+
+def test_a_known_mistake_that_raises_is_told_with_the_error():
+    known, error, _ = told("return 2 * y")
+    assert known == "There is no y: use x." and "NameError" in error and "your line 2" in error
+    (called, *_) = TOPICS["timing"].findings(typed("def answer(): return 1"), 1)
+    assert "could not be called as the exercise does" in called
 
 
 @pytest.mark.parametrize(
@@ -224,7 +198,6 @@ def test_an_error_is_told_with_the_student_s_line():
     [
         "while True: pass",
         "import time\ntime.sleep(10**6)",
-        "import threading\nthreading.Lock().acquire() and threading.Event().wait()",
     ],
 )
 def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
@@ -255,24 +228,9 @@ CHEATS = {
         "from bigtrain_lab.techniques import accumulate\nreturn 2 * x",
         "takes bigtrain_lab.techniques",
     ),
-    "by name": (
-        (
-            "__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn"
-            " 2 * x"
-        ),
-        "takes bigtrain_lab.grading",
-    ),
     "and swallows": (
         "try:\n    import bigtrain_lab.train.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
         "takes bigtrain_lab.train.recipe",
-    ),
-    "of the package": (
-        "import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x",
-        "takes bigtrain_lab.train",
-    ),
-    "frames": (
-        "import sys\nsys._getframe(1).f_locals\nreturn 2 * x",
-        "looks at the code that calls it",
     ),
     "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
     "a traceback": (
@@ -286,15 +244,7 @@ CHEATS = {
         "import gc\ngc.get_objects()\nreturn 2 * x",
         "looks at the code that calls it",
     ),
-    "a process": (
-        "import subprocess\nsubprocess.run(['true'])\nreturn 2 * x",
-        "reaches for other processes",
-    ),
     "a fork": ("import os\nos.fork()\nreturn 2 * x", "reaches for other processes"),
-    "source": (
-        "import bigtrain_lab\nopen(bigtrain_lab.__file__).read()\nreturn 2 * x",
-        "takes bigtrain_lab, which",
-    ),
     "source, by bytes": (
         "import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x",
         "takes bigtrain_lab, which",
@@ -319,13 +269,6 @@ CHEATS = {
             " tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x"
         ),
         "takes bigtrain_lab, which",
-    ),
-    "in a thread": (
-        (
-            "import importlib, threading\nt = threading.Thread(target=importlib.import_module,"
-            " args=('bigtrain_lab.train.recipe',))\nt.start(), t.join()\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab.train",
     ),
     "by code of the library's name": (
         (
@@ -418,9 +361,10 @@ def test_a_cheat_is_told(how):
 ELSEWHERE = """
 import test_grading as tests, torch
 print(torch.__file__)
-for name, topic in tests.TOPICS.items():
-    assert topic.findings(tests.typed(next(iter(topic.right.values()))), seed=5) == [], name
-for how in ("frames", "inspect", "a traceback", "what it may import, inside"):
+for name in ("zero-1", "checkpoint", "precision-policy", "peak-bytes"):
+    right = next(iter(tests.TOPICS[name].right.values()))
+    assert tests.TOPICS[name].findings(tests.typed(right), seed=5) == [], name
+for how in ("inspect", "a traceback", "what it may import, inside"):
     assert tests.CHEATS[how][1] in tests.told(tests.CHEATS[how][0])[0], how
 inside = "import torch\\ntorch.nn.Linear.forward.__code__ = (lambda self, x: x).__code__\\nreturn 2 * x"
 assert tests.told(inside) == ["Your answer changes what Linear.forward does: leave it as it is."] + tests.told(inside)[1:]
@@ -462,20 +406,18 @@ def test_torch_s_functions_are_all_put_back(fails):
 
 
 def test_the_gallery_is_not_in_the_process_of_an_answer():
-    """A function that an answer is given leads to its module, and from there to no right answer."""
+    """Neither where the functions lead that an answer is given, nor where families do."""
     looks = typed("""
 def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
-    known = getattr(loss_sum, "__func__", loss_sum).__globals__
-    texts = [text for text in known.values() if isinstance(text, str) and "def answer" in text]
-    texts += [text for each in known.values() for text in getattr(each, "right", {}).values()]
-    assert known["Accumulation"] and not texts, "here it is"
+    from bigtrain_lab.core import Family
+    known = [each for family in Family.__subclasses__() for each in family._members]
+    topics = [each for each in known if hasattr(each, "probe")]
+    assert topics and not any(each.right or each.wrong or each.hints for each in topics)
+    assert not any("def answer" in str(each) for each in loss_sum.__globals__.values())
     raise LookupError("no answer here")
 """)
-    assert (
-        Topic.named("accumulation")
-        .findings(looks, 1)[0]
-        .startswith("Your answer raised LookupError: no answer here")
-    )
+    (told, *_) = Topic.named("accumulation").findings(looks, 1)
+    assert told.startswith("Your answer raised LookupError: no answer here")
 
 
 def test_a_decorator_of_torch_s_travels_too():
@@ -499,48 +441,54 @@ def test_what_a_student_caches_travels_too():
     assert Double.findings(names["answer"], 1) == []
 
 
-def test_an_answer_that_is_there_already_is_no_answer():
-    takes = "which is not at hand here: write it yourself."
-    for answer in (
-        DynamicLossScaler,
-        torch.amp.GradScaler,
-        lambda **rule: torch.amp.GradScaler("cpu", **rule),
+THERE = {
+    "the library's scaler": ("loss-scaler", DynamicLossScaler, "takes"),
+    "torch's scaler": ("loss-scaler", torch.amp.GradScaler, "takes"),
+    "torch's scaler, made": ("loss-scaler", lambda **rule: torch.amp.GradScaler(**rule), "takes"),
+    "the library's scaler, made": (
+        "loss-scaler",
         lambda **rule: DynamicLossScaler(**rule),
+        "takes",
+    ),
+    "the library's scaler, inherited": (
+        "loss-scaler",
         type("Mine", (DynamicLossScaler,), {"__module__": "__main__"}),
+        "takes",
+    ),
+    "torch's scaler, inherited": (
+        "loss-scaler",
         type("Mine", (torch.amp.GradScaler,), {"__module__": "__main__"}),
-    ):
-        assert Topic.named("loss-scaler").findings(answer, 1)[0].endswith(takes)
-    for answer in (OneFOneB, type("Mine", (OneFOneB,), {"__module__": "__main__"})):
-        assert Topic.named("1f1b").findings(answer, 1)[0].endswith(takes)
-    assert (
-        Topic.named("peak-bytes").findings(peak_bytes, 1)[0]
-        == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
-    )
-    dry = typed(
+        "takes",
+    ),
+    "the library's order": ("1f1b", OneFOneB, "takes"),
+    "a function": ("peak-bytes", peak_bytes, "takes bigtrain_lab.models.steps.peak_bytes"),
+    "what the function uses": (
+        "peak-bytes",
         "def answer(*size):\n    from bigtrain_lab.models import steps\n    return"
-        " steps.account(lambda rank: None).peak_bytes"
-    )
-    assert (
-        Topic.named("peak-bytes").findings(dry, 1)[0]
-        == "Your answer runs the step dry: count from shapes alone."
-    )
-    inherits = typed(
+        " steps.account(lambda rank: None).peak_bytes",
+        "runs the step dry",
+    ),
+    "a method": (
+        "stashing",
         "from bigtrain_lab.order.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n    def"
         " versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks +"
-        " stage + 1), updates + 1)"
-    )
-    assert (
-        Topic.named("stashing").findings(inherits, 1)[0]
-        == f"Your answer takes bigtrain_lab.order.schedules.pipedream.PipeDream.version, {takes}"
-    )
-    turns = typed(
+        " stage + 1), updates + 1)",
+        "takes bigtrain_lab.order.schedules.pipedream.PipeDream.version",
+    ),
+    "a class of a module that may stay": (
+        "bounded-staleness",
         "import bigtrain_lab.order.plan as plan\ndef answer(*given, **settings):\n    return"
-        " plan.Turns(plan.Serve((0,), (3,)))"
-    )
-    assert (
-        Topic.named("bounded-staleness").findings(turns, 1)[0]
-        == f"Your answer takes bigtrain_lab.order.plan.Turns, {takes}"
-    )
+        " plan.Turns(plan.Serve((0,), (3,)))",
+        "takes bigtrain_lab.order.plan.Turns",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", THERE)
+def test_an_answer_that_is_there_already_is_no_answer(how):
+    topic, answer, sentence = THERE[how]
+    answer = typed(answer) if isinstance(answer, str) else answer
+    assert f"Your answer {sentence}" in TOPICS[topic].findings(answer, 1)[0]
 
 
 def test_what_is_no_answer_is_a_sentence():

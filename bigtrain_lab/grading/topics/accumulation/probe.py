@@ -1,6 +1,6 @@
 """Gradient accumulation: what each micro-batch counts in each update, read in the gradient.
 
-gradient of a window = sum_i grad L_i / N      L_i summed loss of micro-batch i, N the window's tokens
+gradient of a window = sum_i grad L_i / N    L_i summed loss of micro-batch i, N all its tokens
 """
 
 import math

@@ -11,7 +11,7 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; torch.nn.utils.clip
 import torch
 
 from ....core import Mesh
-from ...trainings import off
+from ...trainings import off, tensor
 from .bench import AXES, cut, cuts, gradients, is_tied
 
 NAME, NEAR, FEW = "all-together", 1e-12, 3
@@ -47,7 +47,7 @@ def truth(shape, h, seed, max_norm) -> tuple[float, dict]:
     return norm, {place: p.grad for place, p in weights.items()}
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Norms and gradients beside torch's, what else changed, and how often a gradient was sent."""
     shape, h = common["shape"], common["h"]
     mesh, (_, right) = Mesh(**dict(zip(AXES, shape))), truth(**common)
@@ -66,16 +66,16 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         for name, (_, dim) in cuts(shape[1], at["pp"], h).items():
             whole = right[0 if is_tied(name, shape) else at["pp"], name]
             piece = cut(whole, dim, shape[2], at["tp"]).flatten()
-            count += off(torch.tensor(each["gradients"][name], dtype=torch.float64), piece, NEAR)
+            count += off(tensor(each["gradients"][name]), piece, NEAR)
         wrong.append(count)
     row["frozen parameters with a gradient"] = sum("frozen" in each["gradients"] for each in came)
     row["ranks whose weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
         row[f"times that a gradient travels over {axis}"] = [
-            round((sent + sum(size for *_, size in seen)) / bytes_of(came[rank]))
-            for (name, ranks), each in log.ranks.axes.items()
-            if name == axis and len(ranks) > 1
-            for rank, sent, seen in zip(ranks, each.sent, each.seen)
+            round(sum(size for *_, size in seen) / bytes_of(came[rank]))
+            for (name, members), each in ranks.axes.items()
+            if name == axis and len(members) > 1
+            for rank, seen in zip(members, each.seen)
         ]
     return row
 

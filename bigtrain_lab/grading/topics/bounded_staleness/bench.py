@@ -10,8 +10,8 @@ from ...fence import Refused
 
 
 def play(answer, paces, bound, average, rate, arrivals) -> list[dict]:
-    """A run for each of `arrivals`: whether the first or the last of the pushes under way reaches the
-    server next, or one that a seed draws."""
+    """A run for each of `arrivals`: whether the first or the last of the pushes under way reaches
+    the server next, or one that a seed draws."""
     return [served(answer, paces, bound, average, rate, arrival) for arrival in arrivals]
 
 

@@ -1,6 +1,6 @@
 """A checkpoint: fn runs in the forward without a graph, and again in the backward.
 
-    answer(fn, *args, **kwargs) -> what fn returns; its gradients are those of fn itself, bit for bit
+    answer(fn, *args, **kwargs) -> what fn returns; its gradients are fn's own, bit for bit
 
 fn notes how often it ran, what it was given, what it drew and in which format, and which of its
 tensors are alive. The truth is the same training without a checkpoint.

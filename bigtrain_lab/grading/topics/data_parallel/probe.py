@@ -9,10 +9,8 @@ Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
 
 from collections import defaultdict
 
-import torch
-
 from ...ranks import MARK
-from ...trainings import flat, off
+from ...trainings import flat, off, tensor
 from .bench import Net
 
 NAME, FEW = "data-parallel", 8
@@ -45,7 +43,7 @@ def scenes(draw):
         yield name, {"bucket_bytes": bucket_bytes}, own
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Whether ranks start alike, their gradients beside the truth, and what travelled when."""
     net = Net(own[0]["seed"])
     whole = flat(net.state_dict().values()).tolist()
@@ -59,14 +57,14 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         samples = sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
         net.zero_grad()
         (sum(losses) / samples).backward()
-        found = [torch.tensor(each["gradients"][at], dtype=torch.float64) for each in came]
+        found = [tensor(each["gradients"][at]) for each in came]
         row[f"wrong numbers of batch {at + 1}'s gradient"] = [
             off(each, net.gradient()) for each in found
         ]
         row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
     if len(own) > 1 and all(each["heads"] == "ab" for each in own):
         sizes = [p.nbytes for p in net.learnt()]
-        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in log.ranks.seen]
+        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
         row |= {name: [each[name] for each in rows] for name in rows[0]}
     return row
 

@@ -4,8 +4,8 @@
     stable below 2 sin(pi / (2 (2 tau + 1))) / curvature
 
 The truths are the formula, the roots of z^(tau+1) = z^tau - eta curvature, whose largest lies on
-the unit circle there, and the recurrence itself, run long. An answer may be off by 2%. Source: Levin
-and May 1976, A note on difference-delay equations (Theoretical Population Biology 9).
+the unit circle there, and the recurrence itself, run long. An answer may be off by 2%.
+Source: Levin and May 1976, A note on difference-delay equations (Theoretical Population Biology 9).
 """
 
 NAME, NEAR = "largest-stable-rate", 0.02

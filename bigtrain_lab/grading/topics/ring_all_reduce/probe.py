@@ -46,7 +46,7 @@ def scenes(draw):
         )
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Which numbers each rank's sums count, and what was sent for them."""
     drawn = torch.cat(numbers(**common | {"dtype": "int64"}))
     exact = torch.int64 if common["dtype"] == "int64" else torch.float64
@@ -60,15 +60,17 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         "numbers that are no sum": [int((each % drawn != 0).sum()) for each in sums],
         "numbers that lack a rank's": [int((each == 0).any(0).sum()) for each in often],
         "numbers that count one twice": [int((each > 1).any(0).sum()) for each in often],
-        "a tensor changed before its send had finished": log.ranks.changed,
-        "messages that nobody received": log.ranks.left,
+        "a tensor changed before its send had finished": ranks.changed,
+        "messages that nobody received": ranks.left,
     }
     if len(drawn) > MANY:
         row |= {
-            "ready collectives called": [len(each) for each in log],
-            "bytes sent by each rank": log.ranks.sent,
-            "bytes received": log.ranks.received,
-            "messages to ranks that are no neighbours": log.ranks.far,
-            "rounds beyond 2 (N - 1)": max(0, log.ranks.rounds - 2 * (len(own) - 1)),
+            "ready collectives called": [
+                sum(what != "isend" for what, *_ in each) for each in ranks.seen
+            ],
+            "bytes sent by each rank": ranks.sent,
+            "bytes received": ranks.received,
+            "messages to ranks that are no neighbours": ranks.far,
+            "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1)),
         }
     return row

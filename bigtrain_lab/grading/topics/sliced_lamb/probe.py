@@ -49,11 +49,11 @@ def scenes(draw):
         yield name, common, [{}] * ranks
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Each parameter, or its pieces, on all ranks; and what was sent beyond what is needed."""
     row = {f"parameter {part!r}": [rank[part] for rank in came] for part in common["parts"]}
-    steps, numbers = common["steps"], sum(size for _, size in log[0]) / 8
+    steps, numbers = common["steps"], sum(size for *_, size in ranks.seen[0]) / 8
     return row | {
-        "messages a step beyond one": max(0, len(log[0]) / steps - 1),
+        "messages a step beyond one": max(0, len(ranks.seen[0]) / steps - 1),
         "numbers a step beyond two a parameter": max(0, numbers / steps - 2 * len(common["parts"])),
     }

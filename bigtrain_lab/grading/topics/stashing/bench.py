@@ -1,4 +1,4 @@
-"""Weight stashing: the answer's order, the version of each action, and the versions that stages keep."""
+"""Weight stashing: the answer's order, each action's version, and the versions that stages keep."""
 
 from bigtrain_lab.order.schedule import Action
 

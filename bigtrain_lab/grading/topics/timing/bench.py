@@ -17,7 +17,7 @@ class Array(SimpleNamespace):
 
 
 def play(answer, compiling, launch, work, disturbed, begin) -> float:
-    """The seconds that the answer tells. `disturbed`: which calls of a round take 8 times as long."""
+    """The seconds that the answer tells. `disturbed`: of a round, 8 times as long."""
     now, busy, calls, shapes = begin, begin, 0, set()
 
     def function(x):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...trainings import flat, held, mean, off, parameters, push, travelled
+from ...trainings import flat, held, mean, off, parameters, push, tensor, travelled
 from .bench import halves
 
 NAME, FEW = "zero-1", 6
@@ -72,8 +72,8 @@ def given(first, targets, optimizer, settings, clip=None, frozen=None, groups=()
     }
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> dict:
-    """A scene's row: what came out on each rank, and the log of its messages [what, bytes], beside
+def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
+    """A scene's row: what came out on each rank, and what the ranks that played sent, beside
     the truth."""
     params, right = parameters(common["first"], common["frozen"]), []
     inner = getattr(torch.optim, common["optimizer"])(
@@ -88,7 +88,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> d
         right.append(flat(params))
     learnt = [p for p in params if p.requires_grad]
     psi, ranks = sum(p.numel() for p in learnt), len(own)
-    ours = [[torch.tensor(each, dtype=torch.float64) for each in rank["weights"]] for rank in came]
+    ours = [[tensor(each) for each in rank["weights"]] for rank in came]
     row = {
         f"wrong numbers after step {at + 1}": [off(each[at], truth) for each in ours]
         for at, truth in enumerate(right)
@@ -101,9 +101,11 @@ def shown(common: dict, own: list[dict], came: list[dict], log: list[list]) -> d
         ]
     share = (ranks - 1) / ranks
     room = share * (psi + ranks * len(params)) + 2 * len(params)
-    sent = [[numbers / common["steps"] for numbers in travelled(each, ranks)] for each in log]
+    sent = [
+        [numbers / common["steps"] for numbers in travelled(each, ranks)] for each in played.seen
+    ]
     for at, when in enumerate(("before the optimizer's step", "after it")):
         row[f"numbers sent a step {when} beyond psi"] = [
-            max(0, round(each[at] - room)) for each in sent
+            max(0, round(each[at] / common["steps"] - room)) for each in sent
         ]
     return row

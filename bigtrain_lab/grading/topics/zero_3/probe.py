@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ...trainings import drawn, off
+from ...trainings import drawn, off, tensor
 from .bench import RATE, computed, part, weights
 
 NAME, FEW = "zero-3", 4
@@ -36,13 +36,10 @@ def scenes(draw):
         yield name, {"first": first}, [{"data": each} for each in data]
 
 
-def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
+def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     """Outputs and gradients beside torch's, layers alive beyond two, and how often psi was sent."""
     ranks, row = len(own), {}
-    found = [
-        [[torch.tensor(each, dtype=torch.float64) for each in step] for step in rank["steps"]]
-        for rank in came
-    ]
+    found = [[[tensor(each) for each in step] for step in rank["steps"]] for rank in came]
     for at, right in enumerate(truth(common, own)):
         for what, of_ranks in enumerate(right):
             name = f"layer {what - 1}'s gradient, a rank" if what else "output"
@@ -65,7 +62,7 @@ def shown(common: dict, own: list[dict], came: list[dict], log) -> dict:
         most = max(each["most"].get(what.replace("alive ", ""), 0) for each in came)
         row[f"layers' {what} beyond two"] = max(0, math.ceil(most / largest) - 2)
     if ranks > 1:
-        row |= traffic(log, 8 * sum(lengths) * ranks * len(found[0]))
+        row |= traffic(played.seen, 8 * sum(lengths) * ranks * len(found[0]))
     return row
 
 
@@ -85,13 +82,13 @@ def truth(common: dict, own: list[dict]):
         whole = [(p - RATE * g).detach().requires_grad_() for p, g in zip(whole, grads)]
 
 
-def traffic(log, psi: int) -> dict:
+def traffic(seen: list, psi: int) -> dict:
     """How often psi was sent in a step, rounded up: in units of (N-1)/N psi, padded."""
-    row, ranks = {"times psi sent in a step": [], "times psi by all-reduces": []}, len(log)
-    for calls, messages in zip(log, log.ranks.sent):
-        reduced = sum(2 * size for what, size in calls if what == "all_reduce")
-        others = sum(size for what, size in calls if what != "all_reduce")
-        sent = reduced + others + messages * ranks / (ranks - 1)
+    row, ranks = {"times psi sent in a step": [], "times psi by all-reduces": []}, len(seen)
+    weighs = {"all_reduce": 2, "isend": ranks / (ranks - 1)}
+    for calls in seen:
+        sent = sum(weighs.get(what, 1) * size for what, _, size in calls)
+        reduced = sum(2 * size for what, _, size in calls if what == "all_reduce")
         for times, numbers in zip(row.values(), (sent, reduced)):
             times.append(math.ceil(numbers / psi - 1e-9))
     return row

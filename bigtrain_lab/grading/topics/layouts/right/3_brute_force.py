@@ -40,7 +40,7 @@ def answer(equation, sizes, layout, axes):
             itertools.combinations(wide, k) for k in range(len(wide) + 1)
         ):
 
-            def alike(at, other):
+            def alike(at, other, summed=summed):
                 return all(other[a] == at[a] for a in axes if a not in summed)
 
             sums = [

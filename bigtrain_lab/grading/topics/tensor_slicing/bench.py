@@ -1,0 +1,66 @@
+"""Slices of a layer: one rank's outputs, gradients and masks, and how wide its rows are."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...fence import Refused
+from ...trainings import tensor
+
+
+class Rows(TorchDispatchMode):
+    """The most numbers that an operation makes for each token; weights' sizes are no multiple."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.tokens, self.widest = tokens, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **kwargs or {})
+        if isinstance(made, torch.Tensor) and made.numel() % self.tokens == 0:
+            self.widest = max(self.widest, made.numel() // self.tokens)
+        return made
+
+
+def play(answer, group, whole, share, targets, forward) -> dict:
+    """`whole`: numbers of x, A, a, B and b for the MLP, of logits for the loss of `targets`;
+    `share`: of the numbers that drop lets go; `forward`: that alone."""
+    given, drops = leaves(whole), []
+
+    def drop(x, seed):
+        draw = torch.Generator().manual_seed(sum(map(ord, str(seed))))
+        mask = (torch.rand(x.shape, generator=draw) >= share).double() / (1 - share)
+        drops.append({"seed": str(seed), "of": x.tolist(), "mask": mask.tolist()})
+        return x * mask
+
+    first = next(iter(given.values()))
+    shape = () if targets else first.shape
+    with Rows(first[..., 0].numel()) as made:
+        mine = answer(group)
+        if targets:
+            own = first.chunk(group.size, -1)[group.rank].clone()
+            back = mine.loss(own, torch.tensor(targets))
+        else:
+            back = mine.mlp(*given.values(), drop)
+    if not isinstance(back, torch.Tensor) or back.shape != shape:
+        what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
+        raise Refused(f"Rank {group.rank} returned a {what}: return a tensor of shape {[*shape]}.")
+    group.mark("backward")
+    if not forward:
+        backward(back)
+    return {
+        "returned": back.tolist(),
+        "gradients": {
+            name: (0 * each if each.grad is None else each.grad).tolist()
+            for name, each in given.items()
+        },
+        "widest": made.widest,
+        "drops": drops,
+    }
+
+
+def leaves(whole: dict) -> dict[str, torch.Tensor]:
+    return {name: tensor(numbers).requires_grad_() for name, numbers in whole.items()}
+
+
+def backward(back: torch.Tensor) -> None:
+    back.backward(torch.linspace(1, 2, back.numel()).double().view(back.shape))

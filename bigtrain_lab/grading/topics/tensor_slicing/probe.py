@@ -1,0 +1,130 @@
+"""A layer over t ranks: the MLP cut by columns, then by rows; a loss without whole rows of logits.
+
+    drop(drop(gelu(x A + a)) B + b)    one all-reduce of b s h numbers forward, and one backward
+    log sum_v exp(z_v) - z_target      three all-reduces of b s numbers
+
+The truth is torch's own of whole matrices, with the dropout masks that the ranks drew.
+Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053), section 3.
+"""
+
+import torch
+from torch.nn.functional import cross_entropy, gelu
+
+from ...trainings import drawn, off, tensor
+from .bench import backward, leaves
+
+NAME, NEAR, FEW = "tensor-slicing", 1e-12, 6
+COPIES = "xb"  # whose gradients are whole on each rank
+
+
+def scenes(draw):
+    """(name, what all ranks are given, nothing for each)."""
+    for t, share, forward in (
+        (2, 0, True),
+        (2, 0, False),
+        (4, 0, False),
+        (3, 0, False),
+        (draw.choice((2, 3, 4)), 0.3, False),
+        (1, 0, False),
+    ):
+        s, h = draw.choice((13, 17, 19)), draw.choice((12, 24))
+        shapes = [[2, s, h], [h, 4 * h], [4 * h], [4 * h, h], [h]]
+        numbers = drawn({"seed": draw.randrange(2**31), "shapes": shapes})
+        whole = {name: each.tolist() for name, each in zip("xAaBb", numbers)}
+        yield scene("the mlp", t, whole, forward, share=share)
+    for t, more, forward in (
+        (2, 0, True),
+        (2, 0, False),
+        (4, 0, False),
+        (1, 2000, False),
+        (3, 2000, False),
+        (1, 0, False),
+    ):
+        s, width = draw.choice((13, 17, 19)), draw.choice((12, 24))
+        shapes, seed = [[2, s, t * width]], draw.randrange(2**31)
+        logits = 3 * drawn({"seed": seed, "shapes": shapes})[0]
+        each = torch.tensor([draw.random() for _ in range(2 * s * t)]).double().view(2, s, t)
+        logits += more * each.repeat_interleave(width, -1)
+        targets = [[draw.randrange(t * width) for _ in range(s)] for _ in range(2)]
+        for row, place in zip(targets, (0, width - 1)):  # first, last of each slice
+            row[:t] = [slice * width + place for slice in range(t)]
+        yield scene("the loss", t, {"logits": logits.tolist()}, forward, targets, more)
+
+
+def scene(what, t, whole, forward, targets=None, more=0, share=0):
+    name = f"{what} on {t} rank{'s' * (t > 1)}"
+    name += ", dropout" * bool(share) + ", large logits" * bool(more)
+    common = {"whole": whole, "share": share, "targets": targets, "forward": forward}
+    return name, common, [{}] * t
+
+
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
+    """What came out, the masks and the traffic, then all numbers beside torch's."""
+    returned = [tensor(each["returned"]) for each in came]
+    row = {"first numbers returned": [each.flatten()[:FEW] for each in returned]}
+    if common["forward"]:
+        return row
+    grads = {name: [tensor(each["gradients"][name]) for each in came] for name in common["whole"]}
+    whole = {name: each if name in COPIES else [sum(each)] for name, each in grads.items()}
+    row |= {
+        f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
+        for name, each in whole.items()
+    } | {
+        f"share of {name} that a rank uses": [(grad != 0).double().mean() for grad in each]
+        for name, each in grads.items()
+        if name in "AaB"
+    }
+    if common["share"]:
+        row = {}  # as their own masks make it
+    drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
+    if is_mlp:
+        row["calls of drop"] = [*map(len, drops)]
+        for at, where in ((0, "inside"), (-1, "outside")):
+            row[f"masks {where}"] = len({each[at]["seed"] for each in drops if each})
+    if len(came) > 1:
+        row |= traffic(common, came, ranks.seen, (1, 1) if is_mlp else (3, 0))
+    if is_mlp and any(len(each) != 2 for each in drops):
+        return row
+    given = leaves(common["whole"])
+    backward(right := truth(given, common["targets"], drops))
+    row["numbers that are not torch's own"] = [off(each, right, NEAR) for each in returned]
+    return row | {
+        f"numbers of {name}'s gradient that are not": [
+            off(grad, given[name].grad, NEAR) for grad in each
+        ]
+        for name, each in whole.items()
+    }
+
+
+def traffic(common: dict, came: list[dict], seen, enough: tuple[int, int]) -> dict:
+    """`enough`: collectives forward and backward."""
+    first = next(iter(common["whole"].values()))
+    tokens, wide = (
+        len(first) * len(first[0]),
+        len(first[0][0]) * (4 if "x" in common["whole"] else 1),
+    )
+    wider = sum(each["widest"] >= wide for each in came)
+    row = {"ranks with rows of the whole width": wider * (len(came) > 2)}
+    cuts = [[what for what, *_ in each].index("backward") for each in seen]
+    for way, parts, most in (
+        ("forward", [each[:cut] for each, cut in zip(seen, cuts)], enough[0]),
+        ("backward", [each[cut + 1 :] for each, cut in zip(seen, cuts)], enough[1]),
+    ):
+        sizes = [[size / 8 / tokens for *_, size in part] for part in parts]
+        row[f"numbers moved {way}, a token"] = [*map(sum, sizes)]
+        row[f"collectives {way} beyond {most}"] = [max(0, len(each) - most) for each in sizes]
+    return row
+
+
+def truth(given: dict, targets, drops: list[list[dict]]) -> torch.Tensor:
+    """Torch's own; a rank's hidden units are told by their numbers."""
+    if targets is not None:
+        return cross_entropy(given["logits"].flatten(0, 1), torch.tensor(targets).flatten())
+    x, A, a, B, b = given.values()
+    hidden = gelu(x @ A + a)
+    inside, units = torch.ones_like(hidden), hidden.detach().flatten(0, 1).T
+    for first, _ in drops:
+        of = tensor(first["of"]).flatten(0, -2)
+        at = torch.cdist(of.T, units).argmin(1)
+        inside[..., at] = tensor(first["mask"]).view(*x.shape[:-1], -1)
+    return (hidden * inside @ B + b) * tensor(drops[0][1]["mask"]).view(x.shape)
