@@ -151,12 +151,6 @@ def test_a_file_that_does_not_import_is_one_sentence_and_the_others_work(folder,
     )
 
 
-@pytest.mark.parametrize("flag", ["-v", "--verbose"])
-def test_list_gives_the_sources_when_asked(cli, flag):
-    out = cli("list", flag)[1]
-    assert "NVIDIA A100 80GB SXM data sheet: 400 W" in out
-
-
 def test_help_of_an_experiment_has_each_knob_with_range_unit_and_menu(cli):
     code, out, _ = cli("predict", "pipeline", "--help")
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
@@ -969,7 +963,7 @@ def test_the_command_repeats_an_experiment():
 
 def test_a_profile_without_sources_or_watts_is_still_told():
     bare = Hardware("bare", flops_per_s={"float32": 1e12})
-    assert report.hardware_lines(bare, sources=True) == ["float32 1 TFLOP/s"]
+    assert report.hardware_line(bare) == "float32 1 TFLOP/s"
 
 
 def test_impossible_is_all_that_a_command_line_refuses_by():

@@ -286,10 +286,7 @@ def test_the_table_compares_the_cuts():
     assert told[0].startswith(
         "Stage 3 is the slowest: 42% of the work where a perfect share is 25%."
     )
-    assert "Running replicas needs data-parallel groups, which come with a later part." in told[1]
     assert Partition(ranks=1).explain(Partition(ranks=1).predict()) == []
-    several = asked.replace(schedule="interleaved", ranks=2)  # more stages than devices
-    assert not any("replica" in line for line in several.explain(several.predict()))
     assert asked.describe().endswith("stages of 3, 2, 2, 3 pieces")
 
 
