@@ -49,11 +49,7 @@ def open_regular(path) -> BinaryIO:
         number = os.open(path, os.O_RDONLY | flags)
     except ValueError as error:
         raise OSError(EINVAL, "no file can have this name") from error
-    file = os.fdopen(number, "rb")
-    if not stat.S_ISREG(os.fstat(number).st_mode):  # it was replaced in between
-        file.close()
-        raise OSError(EINVAL, "it is not a regular file")
-    return file
+    return os.fdopen(number, "rb")
 
 
 def read_bounded(path, most: int = MOST_BYTES) -> bytes:

@@ -744,11 +744,6 @@ class Account:
         """kind -> bytes at the end of an action, such as "0B0", the first step's backward."""
         return self.kinds(self.moments.index(Moment(action, "end")))
 
-    def peak(self, kind: str) -> int:
-        """Most bytes of one kind."""
-        own = tuple(row for row in self.rows if row.kind == kind)
-        return Account(own, self.moments).peak_bytes
-
 
 class Journal(Balance):
     """A ledger's balance that keeps every change too, so that storages are followed one by one."""
