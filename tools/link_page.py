@@ -4,12 +4,15 @@
 import sys
 from pathlib import Path
 
-from bigtrain_lab.core import Hardware, write_whole
-from bigtrain_lab.core.hardware import PROFILES
-from bigtrain_lab.core.words import duration, size
-from bigtrain_lab.view.figures.links import MESSAGE, Way, picture, ways
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from bigtrain_lab.core import Hardware, write_whole  # noqa: E402
+from bigtrain_lab.core.hardware import PROFILES  # noqa: E402
+from bigtrain_lab.core.words import duration, size  # noqa: E402
+from tools.links import MESSAGE, Way, picture, ways  # noqa: E402
+
+DOCS = REPOSITORY / "docs"
 SMALL = 1000  # bytes
 PAGE = """# Links inside a node and between nodes
 

@@ -90,12 +90,7 @@ def predict(*words: Words) -> int:
 
 
 @app.command(name="list")
-def list_all(
-    *,
-    verbose: Annotated[
-        bool, Parameter(alias="-v", negative="", help="also where each number comes from")
-    ] = False,
-) -> int:
+def list_all() -> int:
     """Say which experiments, schedules, collectives, recompute plans, levels of precision and
     hardware profiles there are."""
     from ..core.hardware import PROFILES
@@ -105,7 +100,7 @@ def list_all(
     from ..order.schedule import Schedule
     from ..runtime import this_machine
     from ..techniques.mixed_precision import LEVELS
-    from ..view.report import hardware_lines
+    from ..view.report import hardware_line
     from .screen import columns, screen
 
     profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
@@ -127,11 +122,7 @@ def list_all(
     console.print(
         columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()])
     )
-    console.print(
-        columns(
-            "Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]
-        )
-    )
+    console.print(columns("Hardware", [(p.name, hardware_line(p)) for p in profiles]))
     return 0
 
 

@@ -12,7 +12,7 @@ from ..techniques.learning_rates import noam
 
 class Log(NamedTuple):
     """`seconds`: of one epoch, by what it was spent on; `thirds`: BLEU, of 1, that each rank saw of
-    its third of the held-out pairs; `held_out_loss`: at its best, and after it had turned."""
+    its third of the held-out pairs."""
 
     ranks: int = 3
     epoch_s: float = 457.0
@@ -30,8 +30,6 @@ class Log(NamedTuple):
     patience: int = 5
     last: int = 17
     thirds: tuple[float, ...] = (0.42, 0.47, 0.44)
-    train_loss: float = 1.63
-    held_out_loss: tuple[float, float] = (3.60, 3.80)
 
     @property
     def untold_s(self) -> float:

@@ -8,21 +8,18 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 """
 
 from contextlib import suppress
-from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, Literal
 
 from ..core import Impossible, Trace, knob
-from ..core.hardware import Hardware
 from ..core.peak import readings
 from ..core.words import duration, size
-from ..data import chosen_text
 from ..order.rates import axes
 from ..order.schedule import Schedule
 from ..techniques.checkpoint import checkpoint
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
-from .on_hardware import profiles, with_links
+from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
 
@@ -119,8 +116,6 @@ class Combined(Sharded):
                 " which this lab does not predict: take adam, tp = 1, or no zero-1."
             )
         self.recipe, self.stages  # noqa: B018  (both raise Impossible)
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
@@ -168,10 +163,6 @@ class Combined(Sharded):
                     )
         return found
 
-    @cached_property
-    def profile(self) -> Hardware:
-        return with_links(super().profile, self.ranks_per_node)
-
     @property
     def facts(self) -> dict[str, Any]:
         return super().facts | {"mesh": dict(self.mesh.axes)}
@@ -183,10 +174,6 @@ class Combined(Sharded):
             "recompute": checkpoint if self.recompute else None,
             "sequence_parallel": self.sequence_parallel and self.slices > 1,
         }
-
-    @property
-    def format(self) -> str:
-        return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def describe(self) -> str:
         return (

@@ -8,13 +8,11 @@ exposed.
 
 from collections import defaultdict
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from ..core import Impossible, Scalar, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core import Impossible, Trace, knob
+from ..core.hardware import TICKS_PER_SECOND
 from ..core.words import duration, size
-from ..data import chosen_text
 from ..order.explain import bubbles
 from ..order.rates import exposed
 from ..order.schedule import Schedule
@@ -24,9 +22,9 @@ from ..techniques.bucket_plan import LANE
 from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..train.optimizer import Optimizer
 from ..train.rehearsal import WHOLE
-from .experiment import MB, Quantity
+from .experiment import Quantity
 from .layered import Layered
-from .on_hardware import profiles, with_links
+from .on_hardware import profiles
 from .pipelined import Pipelined
 
 SYMPTOMS = {
@@ -166,8 +164,6 @@ class DataParallel(Layered):
         self.recipe  # noqa: B018  (raises Impossible)
         if self.mistake != "none":
             self.refuse_mistake()
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
@@ -210,10 +206,6 @@ class DataParallel(Layered):
         )
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
-    @property
-    def bucket_bytes(self) -> int:
-        return round(self.bucket_mb * MB)
-
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
@@ -233,11 +225,6 @@ class DataParallel(Layered):
         )
 
     # -- theory ------------------------------------------------------------------------------------
-
-    @cached_property
-    def profile(self) -> Hardware:
-        """With the links that the settings ask for."""
-        return with_links(super().profile, self.ranks_per_node, self.link_gb_s)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -263,13 +250,6 @@ class DataParallel(Layered):
             ),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
-
-    def last_loss(self, trace: Trace) -> float | None:
-        """Of the last batch, of all replicas."""
-        losses = [e.value for e in trace.where(Scalar, name="loss")][
-            -self.replicas * self.micro_batches :
-        ]
-        return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)

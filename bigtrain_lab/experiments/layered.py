@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import Cost, Impossible, Mesh, Trace
+from ..core import Cost, Impossible, Mesh, Scalar, Trace
+from ..core.hardware import Hardware
 from ..data import chosen_text
 from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
 from ..order.plan import SLICES, Plan, Together, with_calls
@@ -27,7 +28,8 @@ from ..techniques.sliced_model import cut_of, sliced
 from ..train.dry_run import META, Acted, Slices
 from ..train.recipe import Recipe
 from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal
-from .on_hardware import OnHardware
+from .experiment import MB
+from .on_hardware import OnHardware, with_links
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
 
@@ -49,6 +51,15 @@ class Layered(OnHardware, Pipelined):
                 f"{self.optimizer} looks across the elements of a tensor, of which a rank has only"
                 " a part here: take one that steps each element by itself, such as adam."
             )
+        if getattr(self, "text", ""):
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
+
+    @cached_property
+    def profile(self) -> Hardware:
+        """With the nodes and links that the settings ask for, where they do."""
+        if not hasattr(self, "ranks_per_node"):
+            return super().profile
+        return with_links(super().profile, self.ranks_per_node, getattr(self, "link_gb_s", 0.0))
 
     @property
     def ranks(self) -> int:
@@ -117,7 +128,7 @@ class Layered(OnHardware, Pipelined):
     @property
     def bucket_bytes(self) -> int:
         """Gradients that travel in one message."""
-        return Recipe.bucket_bytes
+        return round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else Recipe.bucket_bytes
 
     @property
     def reducing(self) -> dict[str, Any]:
@@ -232,7 +243,7 @@ class Layered(OnHardware, Pipelined):
     @property
     def format(self) -> str:
         """Of the products."""
-        return self.dtype
+        return "bfloat16" if getattr(self, "precision", "none") == "bf16" else self.dtype
 
     @cached_property
     def inside(self) -> dict:
@@ -259,6 +270,16 @@ class Layered(OnHardware, Pipelined):
         return simulate(one.lowered, one.cost(memory=False)).step_time
 
     faultless: ClassVar[Mapping[str, str]] = {}  # settings without a mistake
+
+    def last_loss(self, trace: Trace) -> float | None:
+        """Of the last batch, of all replicas; slices report the same one."""
+        losses = [
+            event.value
+            for event in trace.where(Scalar, name="loss")
+            if self.mesh.coords(event.rank)["tp"] == 0
+        ]
+        losses = losses[-self.replicas * self.own_micro_batches :]
+        return sum(losses) / len(losses) if losses else None
 
     def speed_up(self, trace: Trace) -> float:
         return self.replicas * self.alone_s / trace.step_time

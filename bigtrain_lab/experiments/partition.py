@@ -12,18 +12,15 @@ from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import PROFILES, Hardware
-from ..core.words import duration
 from ..models import GPTConfig
 from ..models.theory import forward_flops
 from ..models.timing import of_pieces, piece_seconds, timed_as
-from ..order.partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
+from ..order.partition import Stage, by_sizes, require_sizes, stage_times, worst
 from ..order.schedule import Schedule
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
 from .experiment import Quantity
 from .pipeline import PipelineExperiment
-
-LATER = "Running replicas needs data-parallel groups, which come with a later part."
 
 
 class Partition(PipelineExperiment):
@@ -215,32 +212,9 @@ class Partition(PipelineExperiment):
         times = stage_times(trace)
         if len(times) < 2:
             return super().explain(trace)
-        stage, unit = times.index(max(times)), trace.unit
+        stage = times.index(max(times))
         told = [
             f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a"
             f" perfect share is {1 / len(times):.0%}. In a full pipeline all others wait for it."
         ]
-        free = (
-            balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks)
-            if self.order.stages == self.ranks
-            else []
-        )
-        if any(one.replicas > 1 for one in free):
-            straight, faster = (
-                float(slowest(self.pieces, cut, self.bytes_per_s))
-                for cut in (self.stages_by("balanced"), free)
-            )
-            sizes = ", ".join(
-                (
-                    f"{one.last - one.first} pieces on {one.replicas} ranks"
-                    if one.replicas > 1
-                    else f"{one.last - one.first} on one"
-                )
-                for one in free
-            )
-            told.append(
-                f"With replicated stages ({sizes}) a micro-batch could leave every"
-                f" {duration(faster, unit)}, with the best straight cut every"
-                f" {duration(straight, unit)}. {LATER}"
-            )
         return told + super().explain(trace)

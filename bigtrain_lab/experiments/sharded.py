@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import MEMORY_KINDS, Alive, Cost, Scalar, Span, Trace
+from ..core import MEMORY_KINDS, Alive, Cost, Span, Trace
 from ..core.peak import placed
 from ..core.trace import ACTION
 from ..order.plan import Plan
@@ -39,16 +39,6 @@ class Sharded(Layered):
     def sharded(self) -> int:
         """The same; 0 where there is nobody to share with."""
         return self.zero if self.replicas > 1 else 0
-
-    def last_loss(self, trace: Trace) -> float | None:
-        """Of the last batch, of all replicas; slices report the same one."""
-        losses = [
-            event.value
-            for event in trace.where(Scalar, name="loss")
-            if self.mesh.coords(event.rank)["tp"] == 0
-        ]
-        losses = losses[-self.replicas * self.own_micro_batches :]
-        return sum(losses) / len(losses) if losses else None
 
     @property
     def recipe(self) -> Recipe:

@@ -8,17 +8,13 @@ section 3.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from ..core import Scalar, Trace, knob
 from ..core.cost import port_share
-from ..core.hardware import Hardware
 from ..core.words import duration, size
-from ..data import chosen_text
 from ..order.holdings import HOLDS, Part
 from ..order.plan import SLICES
 from ..order.rates import axes, called
@@ -97,18 +93,11 @@ class TensorSlicing(Layered):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.recipe, self.lowered  # noqa: B018  (both raise Impossible)
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"cut", "sequence_parallel", "ranks_per_node"} if settings["slices"] == 1 else set()
         return super(Pipelined, cls).idle_settings(settings) | alone
-
-    @cached_property
-    def profile(self) -> Hardware:
-        hardware = super().profile
-        return hardware if hardware.textbook else replace(hardware, node_size=self.ranks_per_node)
 
     @property
     def further(self) -> dict[str, Any]:
@@ -189,11 +178,6 @@ class TensorSlicing(Layered):
             Quantity("activations a rank, at most", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
-
-    def last_loss(self, trace: Trace) -> float | None:
-        """Slices report the same one."""
-        losses = [event.value for event in trace.where(Scalar, name="loss")]
-        return losses[-1] if losses else None
 
     def replicated_bytes(self, weights: int) -> float:
         """What each of as many replicas sends a step to average the gradients of so many

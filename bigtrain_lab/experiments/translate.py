@@ -263,10 +263,6 @@ class Translate(Layered):
         return self.accumulation
 
     @property
-    def bucket_bytes(self) -> int:
-        return round(self.bucket_mb * 10**6)
-
-    @property
     def order(self) -> Schedule:
         return self.training.order
 
@@ -277,10 +273,6 @@ class Translate(Layered):
     @property
     def recipe(self) -> Recipe:
         return self.training.recipe
-
-    @property
-    def format(self) -> str:
-        return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def program(self, rank) -> dict[str, np.ndarray]:
         return self.training.program(rank)
@@ -439,11 +431,7 @@ class Translate(Layered):
     def alone_s(self) -> float:
         """The same run on one rank."""
         one = self.replace(replicas=1, fault="none")
-        return one.simulated_time
-
-    @property
-    def simulated_time(self) -> float:
-        return simulate(self.lowered, self.cost(memory=False)).makespan
+        return simulate(one.lowered, one.cost(memory=False)).makespan
 
     @property
     def relief(self) -> str:

@@ -7,20 +7,18 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 """
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ..core import Trace, knob
-from ..core.hardware import Hardware
 from ..core.peak import peak, readings
 from ..core.words import duration, size
-from ..data import chosen_text
 from ..models.theory import zero_bytes, zero_sent_bytes
 from ..order.rates import exposed
 from ..techniques.checkpoint import checkpoint
 from ..train.optimizer import Optimizer
-from .experiment import MB, Quantity
-from .on_hardware import profiles, with_links
+from .experiment import Quantity
+from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
 
@@ -132,8 +130,6 @@ class Zero(Sharded):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.recipe  # noqa: B018  (raises Impossible)
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
@@ -165,20 +161,12 @@ class Zero(Sharded):
         return self.stage
 
     @property
-    def bucket_bytes(self) -> int:
-        return round(self.bucket_mb * MB)
-
-    @property
     def further(self) -> dict[str, Any]:
         return {
             "precision": None if self.precision == "none" else self.precision,
             "clip": self.clip or None,
             "recompute": checkpoint if self.recompute else None,
         }
-
-    @property
-    def format(self) -> str:
-        return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def describe(self) -> str:
         who = "one rank has nobody to share with"
@@ -191,11 +179,6 @@ class Zero(Sharded):
         )
 
     # -- theory ---------------------------------------------------------------------------------
-
-    @cached_property
-    def profile(self) -> Hardware:
-        """With the links that the settings ask for."""
-        return with_links(super().profile, self.ranks_per_node, self.link_gb_s)
 
     @property
     def facts(self) -> dict[str, Any]:

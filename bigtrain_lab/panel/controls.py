@@ -7,6 +7,7 @@ from bisect import bisect
 
 import ipywidgets as widgets
 import traitlets
+from IPython import get_ipython
 
 from ..core import Knob
 
@@ -167,10 +168,6 @@ def nearby(knob: Knob, kind: type, value) -> list:
 def follow_cells(panel) -> None:
     """After each cell, let the panel read its menus again: a cell may have typed or changed a
     member of a family."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return
     shell = get_ipython()
     if shell is None:
         return

@@ -25,7 +25,6 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -507,14 +506,9 @@ def pieces(tensors: Sequence[Tensor], most: int):
 
 
 class Compiled(NamedTuple):
-    """What was made of one graph, and what it moves and calls before and after."""
+    """What was made of one graph."""
 
     way: str  # "forward" or "backward"
-    seconds: float
-    before_bytes: int
-    after_bytes: int
-    operators: int
-    kernels: int
     graph: fx.GraphModule
 
 
@@ -550,21 +544,8 @@ class Fusion:
 
     def compiler(self, way: str):
         def compile_graph(graph: fx.GraphModule, examples: Sequence):
-            start, eager = perf_counter(), operators_of(graph.graph)
-            before = moved_bytes(*eager, [])
             fused = self.rewritten(graph)
-            after = operators_of(fused.graph)
-            self.compiled.append(
-                Compiled(
-                    way,
-                    perf_counter() - start,
-                    before,
-                    moved_bytes(*after, []),
-                    sum(not each.free for each in eager[0]),
-                    sum(not each.free for each in after[0]),
-                    fused,
-                )
-            )
+            self.compiled.append(Compiled(way, fused))
             return make_boxed_func(self.run(way, fused))
 
         return compile_graph

@@ -344,10 +344,29 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
     return Trace.of(events, **trace.header())
 
 
-class Replica(Alone):
+class OnMeta(Alone):
+    """A group of several ranks that carries nothing: collectives return what has the right
+    shape."""
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        return tensor.div_(self.size) if op == "mean" else tensor
+
+    def all_gather(self, tensor, out=None, name="all_gather"):
+        if out is None:
+            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
+        return out
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        return tensor
+
+    def differing(self, text, name=""):
+        return []
+
+
+class Replica(OnMeta):
     """The group of so many replicas, of which this is number `rank`, each of `apart` ranks. What is
     launched on its lane changes no storage, and is not carried out. Other collectives are noted by
-    `of`, and return what has the right shape."""
+    `of`."""
 
     def __init__(self, of: DryRank, rank: int, size: int, apart: int):
         super().__init__(META)
@@ -369,26 +388,15 @@ class Replica(Alone):
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
         self._of.called("all_reduce", tensor.nbytes, name)
-        return tensor.div_(self.size) if op == "mean" else tensor
+        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         own = self._parts(tensor, name)[self.rank]
         own = own.new_empty(own.shape) if out is None else out
         return own.div_(self.size) if op == "mean" else own
 
-    def all_gather(self, tensor, out=None, name="all_gather"):
-        if out is None:
-            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
-        return out
 
-    def broadcast(self, tensor, src=0, name="broadcast"):
-        return tensor
-
-    def differing(self, text, name=""):
-        return []
-
-
-class Unsent(Alone):
+class Unsent(OnMeta):
     """A group that carries nothing. An action's result looks like what was sent to that rank
     before, the first of all like `arriving`; any other message is received `like` a tensor."""
 
@@ -411,17 +419,8 @@ class Unsent(Alone):
 
         return Handle(None, take)
 
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        return tensor.div_(self.size) if op == "mean" else tensor
 
-    def broadcast(self, tensor, src=0, name="broadcast"):
-        return tensor
-
-    def differing(self, text, name=""):
-        return []
-
-
-class Slices(Alone):
+class Slices(OnMeta):
     """The ranks among which layers are sliced, of which this is the first: their collectives are
     noted by `rank`, where there is one, and return what has the right shape."""
 
@@ -435,7 +434,7 @@ class Slices(Alone):
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
         self._note("all_reduce", tensor.nbytes, name)
-        return tensor.div_(self.size) if op == "mean" else tensor
+        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         parts = self._parts(tensor, name)
@@ -444,15 +443,7 @@ class Slices(Alone):
 
     def all_gather(self, tensor, out=None, name="all_gather"):
         self._note("all_gather", tensor.nbytes * self.size, name)
-        if out is None:
-            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
-        return out
-
-    def broadcast(self, tensor, src=0, name="broadcast"):
-        return tensor
-
-    def differing(self, text, name=""):
-        return []
+        return super().all_gather(tensor, out)
 
 
 # -- what operators return, and what they cost ----------------------------------------------------
@@ -752,11 +743,6 @@ class Account:
     def after(self, action: str) -> dict[str, int]:
         """kind -> bytes at the end of an action, such as "0B0", the first step's backward."""
         return self.kinds(self.moments.index(Moment(action, "end")))
-
-    def peak(self, kind: str) -> int:
-        """Most bytes of one kind."""
-        own = tuple(row for row in self.rows if row.kind == kind)
-        return Account(own, self.moments).peak_bytes
 
 
 class Journal(Balance):

@@ -245,31 +245,28 @@ def cost_of(run) -> list[str]:
     return [*reported(run.trace()), summary(run.summary()), *([clocks] if clocks else [])]
 
 
-def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
-    """A hardware profile in one line; with the source of each number, one line more each."""
+def hardware_line(profile: Hardware) -> str:
+    """A hardware profile in one line."""
     if profile.textbook:
-        lines = ["slots of the papers' figures: F = 1, B = 2, links free"]
-    else:
-        parts = [
-            ", ".join(
-                f"{dtype} {flops / 1e12:.3g} TFLOP/s"
-                for dtype, flops in profile.flops_per_s.items()
-            )
-        ]
-        parts += (
-            [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"]
-            if profile.memory_bytes
-            else []
+        return "slots of the papers' figures: F = 1, B = 2, links free"
+    parts = [
+        ", ".join(
+            f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items()
         )
-        parts += [
-            f"{wire.name} {size(wire.bytes_per_s)}/s"
-            for wire in (profile.inside, profile.between)
-            if wire
-        ]
-        parts += [f"{profile.watts:g} W"] if profile.watts else []
-        parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
-        lines = ["; ".join(parts)]
-    return lines + [f"- {name}: {source}" for name, source in profile.sources.items() if sources]
+    ]
+    parts += (
+        [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"]
+        if profile.memory_bytes
+        else []
+    )
+    parts += [
+        f"{wire.name} {size(wire.bytes_per_s)}/s"
+        for wire in (profile.inside, profile.between)
+        if wire
+    ]
+    parts += [f"{profile.watts:g} W"] if profile.watts else []
+    parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
+    return "; ".join(parts)
 
 
 def settings(experiment, changed_only: bool = False) -> dict[str, object]:

@@ -37,12 +37,6 @@ def graph_breaks(function, *args, **kwargs) -> list[str]:
     return told
 
 
-def refuse_breaks(function, *args, **kwargs) -> None:
-    """Impossible where the function is not one graph."""
-    if told := graph_breaks(function, *args, **kwargs):
-        raise Impossible(told[0])
-
-
 # -- captured again --------------------------------------------------------------------------------
 
 

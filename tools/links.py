@@ -4,16 +4,15 @@ node and between them.
     time of a message of n bytes = alpha + n / bandwidth          alpha is half of it at n = alpha *
                                                                   bandwidth
 
-As in the model of time (core/lane.py), every GPU has one port of each kind, each way. An SVG, for a
-page as for a notebook.
+As in the model of time (core/lane.py), every GPU has one port of each kind, each way. An SVG.
 """
 
 from html import escape
 from typing import NamedTuple
 
-from ...core import Hardware
-from ...core.hardware import TICKS_PER_SECOND, Wire
-from ...core.words import duration, size
+from bigtrain_lab.core import Hardware
+from bigtrain_lab.core.hardware import TICKS_PER_SECOND, Wire
+from bigtrain_lab.core.words import duration, size
 
 MESSAGE = 100_000_000  # bytes
 WIDTH, NODE, GAP = 880, 396, 40
@@ -63,13 +62,6 @@ STYLE = """
 """
 
 
-class Svg(str):
-    """An SVG's text, which a notebook draws."""
-
-    def _repr_svg_(self) -> str:
-        return str(self)
-
-
 class Way(NamedTuple):
     """A kind of link as it is told: a wire, where it is, what moves the bytes."""
 
@@ -103,7 +95,7 @@ def rate(wire: Wire) -> str:
     return f"{size(wire.bytes_per_s)}/s each way"
 
 
-def picture(hardware: Hardware) -> Svg:
+def picture(hardware: Hardware) -> str:
     """Two nodes of this hardware and their links, and how long 100 MB take on each."""
     inside, between = hardware.inside, hardware.between
     nodes = 2 if between else 1
@@ -137,7 +129,7 @@ def picture(hardware: Hardware) -> Svg:
         f" {duration(w.wire.alpha_s, 's')}, 100 MB take {duration(w.seconds(MESSAGE), 's')}."
         for w in ways(hardware)
     )
-    return Svg(
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="btl-links" viewBox="0 0 {WIDTH} {height}"'
         f' width="{WIDTH}" height="{height}" role="img"'
         f' aria-label="{escape(said)}">\n<style>{STYLE}</style>\n<rect class="card" x="0.5" y="0.5"'
