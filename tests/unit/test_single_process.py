@@ -1,0 +1,77 @@
+"""Data parallelism in one process: outputs and gradients are those of the module alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.single_process import SingleProcessDataParallel
+
+
+class Net(nn.Module):
+    """A tied weight, a buffer, a frozen weight, and an argument that is no tensor."""
+
+    recorded: list[bool] = []  # whether each forward made a graph
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x, scale=1.0):
+        self.recorded.append(torch.is_grad_enabled())
+        return self.second(torch.tanh(self.first(x + self.shift))) * scale
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_outputs_and_gradients_are_those_of_one_device(rows):
+    torch.manual_seed(0)
+    plain = Net().double()
+    model = SingleProcessDataParallel(plain, ["cpu"] * 3)
+    x = torch.randn(rows, 4, dtype=torch.float64)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    assert [id(p) for p in weights] == [id(p) for p in plain.parameters() if p.requires_grad]
+    expected = plain(x, 2.0)
+    gradients = torch.autograd.grad(expected.square().mean(), weights)
+    found = model(x, 2.0)
+    found.square().mean().backward()
+    assert torch.allclose(found, expected, rtol=1e-12, atol=0)
+    for weight, gradient in zip(weights, gradients):
+        assert (weight.grad - gradient).norm() <= 1e-12 * gradient.norm()
+    assert set(model.state_dict()) == {"module." + name for name in plain.state_dict()}
+    Net.recorded.clear()
+    with torch.no_grad():
+        assert not model(x).requires_grad
+    assert Net.recorded == [False] * min(3, rows)
+
+
+def test_a_changed_buffer_stays_on_the_first_device_and_modes_are_passed_on():
+    torch.manual_seed(0)
+    model = SingleProcessDataParallel(nn.BatchNorm1d(4), ["cpu", "cpu"])
+    x = torch.randn(8, 4)
+    model(x)
+    assert model.module.num_batches_tracked == 1
+    assert torch.allclose(model.module.running_mean, 0.1 * x[:4].mean(0), atol=1e-6)
+    model.eval()
+    assert torch.allclose(model(x), model.module(x))
+
+
+@pytest.mark.parametrize(
+    "module, devices, inputs, said",
+    [
+        (nn.Linear(4, 4), [], (), "no device"),
+        (nn.Linear(4, 4), ["cpu"], (3,), "No input is a tensor"),
+        (nn.Bilinear(4, 4, 4), ["cpu"] * 2, (torch.ones(2, 4), torch.ones(3, 4)), "2 and 3 rows"),
+        (
+            nn.MSELoss(),
+            ["cpu"] * 2,
+            (torch.ones(2, 4), torch.ones(2, 4)),
+            "returned a single number",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused(module, devices, inputs, said):
+    with pytest.raises(Impossible, match=said):
+        SingleProcessDataParallel(module, devices)(*inputs)
