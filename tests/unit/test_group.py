@@ -88,17 +88,6 @@ def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
     }
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
-def test_only_a_broken_connection_is_a_lost_peer(mode, tmp_path):
-    with pytest.raises(RankFailed, match="failed: RuntimeError: Invalid scalar type"):
-        launch(
-            lambda rank: rank.group().all_reduce(torch.zeros(3).to(torch.float8_e5m2)),
-            2,
-            directory=tmp_path / "run",
-            **mode,
-        ).wait()
-
-
 @pytest.mark.parametrize(
     "text, lost",
     [  # as gloo says it
@@ -248,26 +237,6 @@ def test_a_collective_of_the_backend_costs_its_bytes_on_the_slowest_link_it_cros
         whole - links[0, 1].alpha,
         2 * links[0, 1].alpha,
     ]
-    assert sorted(
-        (t.kind, t.src, t.bytes)
-        for t in run.trace("measured").transfers()
-        if t.kind in ("all_reduce", "broadcast")
-    ) == [("all_reduce", 0, 2**22), ("all_reduce", 1, 2**22), ("broadcast", 1, 2**22)]
-
-
-def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):
-    def program(rank):
-        with rank.span((Action("F", rank.index, 0),)):
-            pass
-        rank.group().all_reduce(torch.ones(1))
-
-    trace = launch(
-        program, 2, cost={"F": [1, 5], "all_reduce": 2}, directory=tmp_path / "run"
-    ).wait()
-    assert [(s.rank, s.start, s.end) for s in trace.spans() if s.kind == "all_reduce"] == [
-        (0, 1000, 7000),
-        (1, 5000, 7000),
-    ]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
@@ -343,18 +312,8 @@ def test_groups_of_a_mesh_number_their_own_ranks(tmp_path):
         assert rank.group("dp") is rank.group("dp")
         return {f"peers{rank.index}": [out["dp"], out["tp"]]}
 
-    run = launch(program, 4, mesh=Mesh(dp=2, tp=2), cost={}, directory=tmp_path / "run")
+    run = launch(program, 4, mesh=Mesh(dp=2, tp=2), directory=tmp_path / "run")
     assert [list(run.result[f"peers{r}"]) for r in range(4)] == [[2, 1], [3, 0], [0, 3], [1, 2]]
-    assert {(t.src, t.rank) for t in run.trace().transfers()} == {
-        (0, 1),
-        (1, 0),
-        (2, 3),
-        (3, 2),
-        (0, 2),
-        (2, 0),
-        (1, 3),
-        (3, 1),
-    }
 
 
 # -- the modelled clock ----------------------------------------------------------------------------
@@ -407,27 +366,3 @@ def test_spans_do_not_nest(tmp_path):
 
     with pytest.raises(RankFailed, match="Span inner begins inside span outer"):
         launch(program, 1, directory=tmp_path / "run").wait()
-
-
-def test_a_group_of_a_users_own_script(tmp_path):
-    def program(rank):
-        import torch.distributed as dist
-
-        from bigtrain_lab.runtime import Group
-
-        plain = Group.of(None)
-        assert (
-            type(plain) is Group
-            and Group.of(plain) is plain
-            and Group.of(dist.group.WORLD).size == 2
-        )
-        with plain.span((Action("F", 0, 0),), 3):
-            plain.isend(torch.ones(2), 1 - plain.rank)
-            got = plain.recv(1 - plain.rank)
-        plain.finish()
-        return {f"got{rank.index}": got}
-
-    assert launch(program, 2, record=False, directory=tmp_path / "run").result["got1"].tolist() == [
-        1,
-        1,
-    ]
