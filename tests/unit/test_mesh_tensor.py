@@ -151,11 +151,6 @@ def test_the_bytes_of_the_lesson_in_closed_form(layout, axes, summed):
         assert sum(summed.values()) / 1e6 == pytest.approx(lesson[tuple(layout)], abs=0.05)
 
 
-def test_what_divides_by_no_rank_is_rounded_up():
-    (summed,) = collectives("n d -> n", {"n": 1, "d": 3}, {"d": "x"}, {"x": 3}, itemsize=4)
-    assert summed.sent_bytes == 6 == -(-2 * 2 * 4 // 3)  # 16 / 3
-
-
 @pytest.mark.parametrize(
     "equation, sizes, layout, sentence",
     [

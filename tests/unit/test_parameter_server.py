@@ -15,7 +15,7 @@ from bigtrain_lab.order.rates import applied
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
-from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order, shares
+from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order
 
 WORKERS, RATE = 3, 0.05
 
@@ -93,11 +93,6 @@ def test_a_slow_worker_s_pace(slowest, how, requests, rate):
 @pytest.mark.parametrize("delay", range(4))
 def test_the_largest_stable_rate_is_that_of_the_formula(delay):
     assert found_stable_rate(delay) == pytest.approx(largest_stable_rate(delay), rel=0.02)
-
-
-def test_parameters_are_shared_by_their_bytes():
-    assert shares([5, 80, 30, 30, 6], 2) == [[1], [0, 2, 3, 4]]
-    assert shares([1, 1, 1], 3) == [[0], [1], [2]]
 
 
 # -- under torch's own process group ---------------------------------------------------------------
