@@ -20,17 +20,11 @@ from bigtrain_lab.techniques import saved, saved_shards
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Flat, Owned
-from bigtrain_lab.techniques.zero import ZeroOptimizer
 from bigtrain_lab.train.recipe import Lens, Recipe, train
 
 from .threads import on_threads
 
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
-
-
-NADAM = partial(
-    torch.optim.NAdam, lr=1e-2
-)  # it keeps numbers beside a parameter, which may have no dimension either
 
 
 class One(Alone):
@@ -156,56 +150,37 @@ def rows(step, rank, size):
     return torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64)[:, rank::size]
 
 
-def zero(group, stage):
-    """(model, sharded, optimizer, finish)"""
-    model = Model()
-    optimizer = ZeroOptimizer(
-        [p for p in model.parameters() if p.requires_grad],
-        torch.optim.NAdam,
-        stage,
-        group,
-        bucket_bytes=200,
-        lr=1e-2,
-    )
-    return model, optimizer.shards, optimizer, lambda: None
-
-
 def fully(group):
+    """(model, optimizer); NAdam keeps numbers beside a parameter, which may have no dimension."""
     model = FullyShardedDataParallel(Model(), group)
-    optimizer = NADAM([p for p in model.parameters() if p.requires_grad])
-    return model, model, optimizer, model.finish_gradient_synchronization
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    return model, torch.optim.NAdam(learnt, lr=1e-2)
 
 
-def losses(training, group, first):
-    model, sharded, optimizer, finish = training
+def losses(model, optimizer, group, first):
     found = []
     for step in range(first, first + STEPS):
-        loss = mse_loss(
-            model(rows(step, group.rank, group.size)[0]), rows(step, group.rank, group.size)[1]
-        )
+        x, y = rows(step, group.rank, group.size)
+        loss = mse_loss(model(x), y)
         loss.backward()
-        finish()
+        if isinstance(model, FullyShardedDataParallel):
+            model.finish_gradient_synchronization()
         optimizer.step()
         optimizer.zero_grad()
         found.append(group.unrecorded().all_reduce(loss.detach()).item() / group.size)
-    return found
-
-
-KINDS = {"stage 2": partial(zero, stage=2), "stage 3": fully}
+    return np.array(found)
 
 
 def saving(folder, rank):
-    found, group = {}, rank.group().unrecorded()
-    for kind, make in KINDS.items():
-        training = make(group)
-        losses(training, group, 0)
-        for number in (1, STEPS):  # two in a row: no rank waits for another between them
-            save(folder / kind, *training[1:3], update=number)
-        full = saved_shards.full_optimizer_state(*training[1:3])
-        if rank.index == 0:
-            saved.save(folder / f"{kind}.pt", full)
-        found[f"{kind}, {rank.index}"] = np.array(losses(training, group, STEPS))
-    return found | resumed(folder, rank)
+    group = rank.group().unrecorded()
+    training = fully(group)
+    losses(*training, group, 0)
+    for number in (1, STEPS):  # two in a row: no rank waits for another between them
+        save(folder / "shards", *training, update=number)
+    full = saved_shards.full_optimizer_state(*training)
+    if rank.index == 0:
+        saved.save(folder / "whole optimizer.pt", full)
+    return {f"{rank.index}": losses(*training, group, STEPS)} | resumed(folder, rank)
 
 
 class Kept(Lens):
@@ -258,47 +233,35 @@ def stage_of(number):
 
 
 def loading(folder, group):
-    """From shards, then from what one process has. A damaged file, which one rank compares, is
-    refused on all and changes nothing."""
-    found, training = {}, fully(group)
-    before = [own.piece.detach().clone() for own in training[1].owned()]
-    with pytest.raises(
-        Impossible, match=r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"
-    ):
-        load(folder / "damaged", *training[1:3])
-    assert all(torch.equal(own.piece, old) for own, old in zip(training[1].owned(), before))
-    for kind, make in KINDS.items():
-        training = make(group)
-        assert load(folder / kind, *training[1:3]) == {"update": STEPS}
-        found[f"{kind}, {group.rank}"] = np.array(losses(training, group, STEPS))
-        training, values = make(group), whole(folder / kind)["weights"]
-        for own in training[1].owned():
-            own.piece.data.copy_(own.part(values[own.name]))
-        training[1].refresh()
-        saved_shards.load_full_optimizer_state(*training[1:3], saved.load(folder / f"{kind}.pt"))
-        found[f"{kind}, {group.rank}, whole"] = np.array(losses(training, group, STEPS))
-    return found
+    """Losses after a load from shards, and from what one process has. A damaged file, which one
+    rank compares, is refused on all and changes nothing."""
+    ours, theirs = fully(group), fully(group)
+    before = [own.piece.detach().clone() for own in ours[0].owned()]
+    damaged = r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"
+    with pytest.raises(Impossible, match=damaged):
+        load(folder / "damaged", *ours)
+    assert all(torch.equal(own.piece, old) for own, old in zip(ours[0].owned(), before))
+    assert load(folder / "shards", *ours) == {"update": STEPS}
+    theirs[0].load_full_state_dict(whole(folder / "shards")["weights"])
+    state = saved.load(folder / "whole optimizer.pt")
+    saved_shards.load_full_optimizer_state(*theirs, state)
+    return [losses(*training, group, STEPS) for training in (ours, theirs)]
 
 
 def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_path):
-    run = launch(partial(saving, tmp_path), 4, directory=tmp_path / "run")
-    run.wait()
-    shutil.copytree(tmp_path / "stage 3", tmp_path / "damaged")
+    result = launch(partial(saving, tmp_path), 4, directory=tmp_path / "run").result
+    shutil.copytree(tmp_path / "shards", tmp_path / "damaged")
     turned(next((tmp_path / "damaged").glob("*/rank-1.of-4.pt")), 0.5)
-    loaded = [
-        found for ranks in (1, 2, 3) for found in on_threads(partial(loading, tmp_path), ranks)
-    ]
+    loaded = [each for ranks in (1, 2, 3) for each in on_threads(partial(loading, tmp_path), ranks)]
     model = Model()
-    training = model, None, NADAM([p for p in model.parameters() if p.requires_grad]), lambda: None
-    losses(training, Alone(), 0)
-    expected = losses(training, Alone(), STEPS)
-    result = dict(run.result)
-    off = {name: float(result.pop(name)) for name in [*result] if "recipe" in name}
-    assert len(off) == 8 and set(off.values()) == {0.0}
-    assert len(result) == 8 and all(len(each) == 4 for each in loaded)
-    for each in (result, *loaded):
-        for name, found in each.items():
-            assert np.allclose(found, expected, rtol=1e-9, atol=0), name
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    training = model, torch.optim.NAdam(learnt, lr=1e-2)
+    losses(*training, Alone(), 0)
+    expected = losses(*training, Alone(), STEPS)
+    off = [each for name, each in result.items() if "recipe" in name]
+    assert len(off) == 8 and not any(off)
+    for found in [*(result[f"{rank}"] for rank in range(4)), *(e for pair in loaded for e in pair)]:
+        assert np.allclose(found, expected, rtol=1e-9, atol=0)
 
 
 def dies(path, moment):
@@ -445,11 +408,6 @@ def short(state, content):
     content["parts"]["first.weight"] = shape, start, stop, piece[:1]
 
 
-def short_moment(state, content):
-    own = content["optimizers"][0]["state"][3]
-    own["exp_avg"] = own["exp_avg"][:1]
-
-
 CRAFTED = {
     "a folder of no text": lambda state, content: state.update(folder=3),
     "a number of files": lambda state, content: state.update(digests=10**12),
@@ -459,7 +417,6 @@ CRAFTED = {
     "buffers": lambda state, content: state.update(apart=[1]),
     "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
     "short": short,
-    "a short moment": short_moment,
     "parts": lambda state, content: content.update(parts=4),
     "a hole": lambda state, content: content["parts"].pop("first.weight"),
     "optimizers": lambda state, content: content.update(optimizers=[{"state": {}}]),
