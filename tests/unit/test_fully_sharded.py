@@ -317,25 +317,6 @@ def test_torch_s_layers_learn_as_they_do_alone(name):
         assert torch.allclose(value, plain.state_dict()[name], rtol=1e-12, atol=1e-15), name
 
 
-class Counting(Alone):
-    sums = 0
-
-    def _again(self, lane):
-        return self
-
-    def reduce_scatter(self, *tensor, **named):
-        self.sums += 1
-        return super().reduce_scatter(*tensor, **named)
-
-
-def test_a_gradient_leaves_once_a_backward_also_of_a_unit_that_is_used_twice():
-    model = FullyShardedDataParallel(Model(), group := Counting())
-    for number in range(3):
-        loss_of(model, 0, 0, number).backward()
-    model.finish_gradient_synchronization()
-    assert group.sums == 3 * 5  # one of the six is frozen
-
-
 def test_units_are_layers_of_lists_and_whoever_has_parameters():
     named = [(len(modules), [*parameters]) for modules, parameters in units_of(Model())]
     layer = ["up.weight", "up.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"]

@@ -1,6 +1,5 @@
 """A recipe: what it trains, what it refuses, and that a lab's program is its loop."""
 
-from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -188,39 +187,6 @@ def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):
         match="The ranks begin with different weights, 0.2.bias among them: draw them from a seed",
     ):
         run.wait()
-
-
-def test_a_run_that_ends_early_is_taken_up_where_it_ended():
-    """And each update's rate is that of its number."""
-    states, rates = {}, []
-
-    class Halves(Lens):
-        def begin(self, training):
-            if not states:
-                return 0
-            training.stages[0].load_state_dict(states["weights"])
-            training.optimizers[0].load_state_dict(states["optimizer"])
-            return 1
-
-        def ended(self, number, training, losses):
-            rates.append(training.optimizers[0].param_groups[0]["lr"])
-            assert len(losses) == len(recipe.windows[number])
-            first = not states
-            states.update(
-                deepcopy(
-                    {
-                        "weights": training.stages[0].state_dict(),
-                        "optimizer": training.optimizers[0].state_dict(),
-                    }
-                )
-            )
-            return first
-
-    recipe = replace(PLAIN, learning_rate=lambda update: 0.05 / update)
-    losses = [loss for _ in range(2) for loss in here(recipe, Halves()).losses]
-    whole = here(recipe)
-    assert losses == whole.losses and rates == [0.05, 0.025, 0.05 / 3]
-    assert all(torch.equal(states["weights"][name], w) for name, w in whole.weights[0].items())
 
 
 REFUSED = [

@@ -209,6 +209,7 @@ def resumed(folder, rank):
             data=lambda number: (rows(number, 0, 1)[0].float(), rows(number, 0, 1)[1].float()),
             loss=lambda output, targets: mse_loss(output.float(), targets),
             optimizer=partial(torch.optim.Adam, lr=1e-2),
+            learning_rate=lambda update: 0.05 / update,
             steps=4,
             schedule=Schedule.named("interleaved")(1, 2),
             replicas=rank.size,

@@ -33,8 +33,6 @@ from bigtrain_lab.models import (
     translator_slices,
 )
 from bigtrain_lab.models.blocks import Positions
-from bigtrain_lab.runtime import Ledger
-from bigtrain_lab.runtime.memory.balance import Balance
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
@@ -312,36 +310,6 @@ def test_a_checkpoint_loads_at_another_degree():
         return len(model.layers["0"].token.weight)
 
     assert [on_threads(program, t) for t in (2, 4)] == [[V / 2] * 2, [V / 4] * 4]
-
-
-class Largest(Balance):
-    """The largest storage that there ever was."""
-
-    bytes = 0
-
-    def change(self, storage, state, wall):
-        self.bytes = max(self.bytes, storage.bytes)
-        super().change(storage, state, wall)
-
-
-def test_no_rank_holds_a_whole_table_or_whole_logits():
-    """From initialisation to update; and a table alone is not drawn whole either."""
-    config = replace(CONFIG, vocabulary=64 * V)
-
-    def program(group):
-        largest, model = Largest(), sliced(GPT(config), gpt_slices(config), group)
-        optimizer = torch.optim.Adam(model.parameters())
-        with Ledger(model, optimizer, balance=largest):
-            VocabParallelEmbedding(2 * config.vocabulary, D, group)  # in float32
-            for _ in range(2):
-                optimizer.zero_grad()
-                gpt_loss(model(ids()), group).backward()
-                optimizer.step()
-        return {"largest": torch.tensor(largest.bytes)}
-
-    half = config.vocabulary // 2
-    for found in on_processes(program, 2):
-        assert found["largest"] == B * S * half * 8 == D * half * 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
