@@ -218,35 +218,22 @@ def damaged(number: int, source: Path, place: Path) -> str:
     """The same for what a disk, a copy or a full quota leaves."""
     choose = random.Random(10_000 + number)
     copied(source, place)
-    files = sorted(path for path in place.iterdir() if path.stat().st_size)
-    path, other = choose.sample(files, 2)
+    path, other = choose.sample(sorted(p for p in place.iterdir() if p.stat().st_size), 2)
     whole = path.read_bytes()
-    match number % 6:
-        case 0:
-            at = choose.randrange(len(whole))
-            path.write_bytes(whole[:at])
-            return f"{path.name} is cut off at {at}"
-        case 1:
-            bits = bytearray(whole)
-            for _ in range(choose.choice([1, 1, 5, 100])):
-                bits[choose.randrange(len(bits))] ^= 1 << choose.randrange(8)
-            path.write_bytes(bits)
-            return f"{path.name} has flipped bits"
-        case 2:
-            at = choose.randrange(len(whole))
-            path.write_bytes(whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512 :])
-            return f"{path.name} lost a block at {at}"
-        case 3:
-            path.unlink()
-            return f"{path.name} is gone"
-        case 4:
-            kept = other.read_bytes()
-            other.write_bytes(whole)
-            path.write_bytes(kept)
-            return f"{path.name} and {other.name} are swapped"
     at, length = choose.randrange(len(whole)), choose.randrange(1, 2000)
-    path.write_bytes(whole[:at] + whole[at : at + length] * 2 + whole[at + length :])
-    return f"{path.name} has a part twice at {at}"
+    flipped = bytearray(whole)
+    for _ in range(choose.choice([1, 5, 100])):
+        flipped[choose.randrange(len(whole))] ^= 1 << choose.randrange(8)
+    damages = {
+        "is cut off": whole[:at],
+        "has flipped bits": bytes(flipped),
+        "lost a block": whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512 :],
+        "has a part twice": whole[: at + length] + whole[at:],
+        f"is what {other.name} was": other.read_bytes(),
+    }
+    damage = list(damages)[number % len(damages)]
+    path.write_bytes(damages[damage])
+    return f"{path.name} {damage} at {at}"
 
 
 def opened(place: Path, source: Path, written: Path) -> list[str]:

@@ -4,7 +4,6 @@ Over slices and shards their norms are those of whole parameters by tests/compos
 tests of ZeRO (both)."""
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -205,34 +204,6 @@ def test_a_rank_without_gradients_does_not_hold_up_the_others(max_grad_norm):
     idle, moves = on_threads(lambda group: moved(group, group.rank == 1), 2)
     assert np.array_equal(idle, [[1, 2, 3]] * 2) and np.array_equal(moves, moved(None))
     assert np.array_equal(moved(None, learns=False), [[1, 2, 3]] * 2)
-
-
-def saved_and_loaded(optimizer):
-    """Another one, over copies of the parameters."""
-    (options,) = optimizer.param_groups
-    copies = [torch.nn.Parameter(p.detach().clone()) for p in options["params"]]
-    other = type(optimizer)(copies, **SETTINGS[type(optimizer)])
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return other
-
-
-SETTINGS = {LAMB: LAMB_SETTINGS | {"max_grad_norm": 0.5}, LARS: LARS_SETTINGS}
-
-
-@pytest.mark.parametrize(
-    "again", [saved_and_loaded, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
-)
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_another_goes_on_from_its_state(kind, again):
-    first, gradients = drawn(5, 6)
-    weights = parameters(first)
-    optimizer = kind(weights, **SETTINGS[kind])
-    stepped(optimizer, weights, gradients[:3])
-    other = again(optimizer)
-    assert other.trust_ratios == {}
-    found = stepped(other, other.param_groups[0]["params"], gradients[3:])
-    assert all(map(np.array_equal, found, stepped(optimizer, weights, gradients[3:])))
-    assert [*other.trust_ratios.values()] == [*optimizer.trust_ratios.values()]
 
 
 def test_one_message_a_step_carries_two_numbers_a_parameter():

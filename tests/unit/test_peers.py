@@ -58,25 +58,6 @@ def test_the_true_offset_is_within_the_error_whatever_share_each_way_takes(true,
     )
 
 
-HERE = {"name": "a", "ranks": [0, 1], "offset_ns": 0, "ahead_s": 0.0, "error_s": 0.0}
-THERE = {"name": "b", "ranks": [2, 3], "offset_ns": 7, "ahead_s": 0.0013, "error_s": 5e-5}
-
-
-@pytest.mark.parametrize(
-    "moved, there, words",
-    [
-        ({}, THERE, ["rank 2 (b) is 1.3 ms ahead of rank 0's", "50 µs", "corrected"]),
-        ({}, THERE | {"ahead_s": -0.0013}, ["is 1.3 ms behind rank 0's"]),
-        ({}, THERE | {"ahead_s": -4e-5}, ["rank 2 (b) agrees with rank 0's to 50 µs."]),
-        ({"moved_s": 2e-9}, THERE | {"moved_s": 3.2e-4}, ["1.3 ms ahead", "apart by 320 µs"]),
-    ],
-)
-def test_clocks_are_told_where_there_are_several(moved, there, words):
-    told = offset.told([HERE | moved, there])
-    assert told.startswith("Clocks of 2 machines") and all(word in told for word in words)
-    assert ("apart" in told) == bool(moved) and offset.told([HERE]) == offset.told([]) == ""
-
-
 # -- names, routes, ports --------------------------------------------------------------------------
 
 
