@@ -4,9 +4,6 @@ no other machine is needed."""
 import json
 import os
 import platform
-import socket
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -26,12 +23,11 @@ from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
 from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
 from bigtrain_lab.runtime.process.child import Job
 from bigtrain_lab.runtime.torchrun import attach as torchrun
-from bigtrain_lab.runtime.torchrun import board, offset, peers
+from bigtrain_lab.runtime.torchrun import board, offset
 from bigtrain_lab.runtime.torchrun.board import Board
 from bigtrain_lab.runtime.torchrun.peers import Peer
 
@@ -87,29 +83,6 @@ def test_a_peer_is_host_and_port(text, peer):
 def test_what_is_no_peer_is_one_sentence(text):
     with pytest.raises(Impossible, match="write host:port, such as node1:29400"):
         Peer.of(text)
-
-
-def test_a_name_server_that_says_nothing_keeps_nobody_waiting(monkeypatch):
-    never = threading.Event()
-
-    def silent(*_, **__):
-        never.wait()
-        raise OSError
-
-    monkeypatch.setattr(socket, "getaddrinfo", silent)
-    with pytest.raises(peers.Unreachable, match="no answer within 0.05 s"):
-        peers.resolve(Peer("slow", 1), 0.05)
-    never.set()
-
-
-def test_ranks_of_several_networks_talk_over_what_reaches_the_others(monkeypatch):
-    """Rank 0's own machine may know itself by its loopback: then the way to another rank tells."""
-    asked = []
-    monkeypatch.setattr(peers, "own_address", lambda address: asked.append(address) or "10.0.0.1")
-    monkeypatch.setattr(peers, "interface_of", {"10.0.0.1": "eth1", "10.0.0.2": "eth0"}.get)
-    assert peers.between("10.0.0.2", ["10.0.0.1"]) == "eth0" and not asked
-    assert peers.between("127.0.1.1", ["127.0.0.1", "10.0.0.2"]) == "eth1" and asked == ["10.0.0.2"]
-    assert peers.between("127.0.1.1", ["127.0.0.1"]) == "eth1" and asked[-1] == peers.OUTSIDE
 
 
 # -- what torchrun says ----------------------------------------------------------------------------
@@ -188,21 +161,6 @@ def test_another_number_of_ranks_is_refused_with_the_command_that_works(place, r
         f"This asks for {ranks} ranks, but torchrun started "
     ) and str(refused.value).endswith(words)
     border.refuse_other_size(place, place.ranks)
-
-
-def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_asked_for(monkeypatch):
-    under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
-    monkeypatch.setattr(
-        board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks)
-    )
-    monkeypatch.setattr(
-        sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked
-    )
-    asked = launch(lambda rank: None, 2, settings={"device": "a knob", "threads": 7})
-    assert (asked["device"], asked["threads"]) == ("cpu", 1)
-    torchrun.refuse_differences([asked, asked])
-    with pytest.raises(Impossible, match="Rank 1 was started with threads None and rank 0 with 7"):
-        torchrun.refuse_differences([asked, {**asked, "settings": {"device": "a knob"}}])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
@@ -336,9 +294,6 @@ def test_a_job_travels_as_values_exactly():
     assert type(next(iter(found.cost.changes))) is Action and all(
         type(link) is Link for link in found.cost.links.values()
     )
-    assert [found.cost.duration((action,), 0) for action in lab.order.steps(0)[0]] == [
-        priced.duration((action,), 0) for action in lab.order.steps(0)[0]
-    ]
     with pytest.raises(Impossible, match="cannot travel to other ranks"):
         torchrun.note(object())
     with pytest.raises(KeyError):
@@ -358,9 +313,6 @@ def test_a_program_s_digest_is_its_code_s(monkeypatch):
     assert torchrun.digest(partial(one, lr=2)) == torchrun.digest(one)
     assert torchrun.digest(PipelineExperiment(ranks=2).program) == torchrun.digest(
         PipelineExperiment(ranks=4).program
-    )
-    assert torchrun.digest(PipelineExperiment().program) != torchrun.digest(
-        PipelineExperiment().cost
     )
     before = torchrun.digest(PipelineExperiment().program)
     monkeypatch.setattr(

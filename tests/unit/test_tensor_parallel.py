@@ -48,7 +48,6 @@ from bigtrain_lab.techniques.tensor_parallel import (
     VocabParallelEmbedding,
     cut_of,
     gather_slices,
-    split_to_slices,
     vocab_parallel_cross_entropy,
 )
 
@@ -84,22 +83,6 @@ def gpt_loss(logits, group):
         if group
         else cross_entropy(logits, ids(1))
     )
-
-
-def stage_case(model, group, sequence=False):
-    x = torch.randn(B, S, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    own = slice(None)
-    if group and sequence:
-        x, own = (
-            split_to_slices(x, group, dim=1),
-            slice(S * group.rank // group.size, S * (group.rank + 1) // group.size),
-        )
-    y = model(x.requires_grad_())
-    (y * torch.arange(S * D).view(S, D)[own]).sum().backward()
-    return {
-        name: gather_slices(each, group, dim=1) if group and sequence else each
-        for name, each in (("output", y), ("input's gradient", x.grad))
-    }
 
 
 def gpt_case(model, group, forward=lambda model: model(ids())):
@@ -145,13 +128,6 @@ CASES = {
     ),
     "shared heads": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, False),
     "shared heads, sequence": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, True),
-    "stage": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), stage_case, False),
-    "stage, sequence": (
-        partial(GPTStage, CONFIG, 1, 2),
-        gpt_slices(CONFIG),
-        partial(stage_case, sequence=True),
-        True,
-    ),
     "encoder": (partial(Encoder, ENCODER), encoder_slices(ENCODER), encoder_case, False),
     "translator": (
         partial(Translator, TRANSLATOR),
@@ -228,13 +204,6 @@ def parts_do_not_depend_on_ranks(group):
         expected = own_parts(ours, theirs.state_dict(), group)
         assert all(torch.equal(p, expected[name]) for name, p in ours.state_dict().items())
         assert len(theirs.weight.unique()) > 0.99 * theirs.weight.numel()
-        a, b = (
-            make(group),
-            make(group),
-        )  # of torch's own generator: another layer has other values, and duplicates are alike
-        assert not torch.equal(a.weight, b.weight)
-        biases = [p for p in a.parameters() if cut_of(p) is None]
-        assert all((group.all_gather(p.detach()).view(group.size, -1) == p).all() for p in biases)
 
 
 def every_case(group):
@@ -467,10 +436,6 @@ REFUSED = {
         lambda: sliced(attention_of(4, 16, 16, 2), {"qkv": "heads"}, Many(2)),
         "queries alone, and nothing beside it",
     ),
-    "a gate of its own": (
-        lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)),
-        "this Gated has a gain and a gate of its own",
-    ),
     "replicas": (
         lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)),
         "parts, not copies: give the group of the replicas",
@@ -492,12 +457,6 @@ def hooked(model):
 class Scaled(nn.Linear):
     def forward(self, x):
         return 3 * super().forward(x)
-
-
-class Gated(nn.Linear):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.gain, self.gate = 1.5, nn.Parameter(torch.ones(1))
 
 
 def attention_of(heads: int, width: int, features: int, kv_heads: int | None = None):

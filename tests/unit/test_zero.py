@@ -15,7 +15,6 @@ from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
@@ -308,25 +307,6 @@ def test_a_clip_of_gradients_that_have_left_is_refused(stage, finish, clip):
         optimizer.finish_gradient_synchronization()
     with pytest.raises(Impossible, match="used after it had left .*clip by its clip_grad_norm_"):
         clip(module.parameters(), 0.1)
-
-
-def updated(make):
-    model = Model()
-    optimizer = make(model.parameters())
-    for step in range(3):
-        update(
-            [samples(step, part=part) for part in range(2)],
-            lambda each: 1e3 * model(each[0], each[2]).pow(2).sum(),
-            lambda each: len(each[0]),
-            optimizer,
-            clip=0.01,
-        )
-    return model.state_dict()
-
-
-def test_accumulate_clips_by_the_optimizer_s_own_function():
-    make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
-    assert far(updated(make), updated(partial(torch.optim.SGD, lr=1.0))) <= 1e-12
 
 
 def with_masters(given, prepared_first=True, **options):
