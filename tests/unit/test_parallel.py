@@ -86,7 +86,6 @@ def test_words_and_subwords_give_the_text_back():
         assert words.decode([*words.encode(text), END, PAD]) == text
     for text in ("żółw 7?", "<end> <pad>"):  # no text is a mark
         assert subwords.decode(subwords.encode(text)) == text and min(subwords.encode(text)) >= 4
-    assert words.encode("a cat")[1] == UNKNOWN
     assert len(subwords) == 270 and len(subwords.encode("the dog")) < len(b"the dog")
     spaced = Words(["in 1999 das café, über all"], spaces=True)
     assert spaced.decode(spaced.encode("das café, all")) == "das café, all"
