@@ -159,6 +159,28 @@ def test_unused_parameters_are_named_on_every_rank():
             assert f"{who}: spare.bias, spare.weight" in sentence and "allow_unused" in sentence
 
 
+def test_unused_parameters_may_be_allowed():
+    x, one = torch.ones(1, WIDTH, dtype=torch.float64), Model(spare=True)
+    one(x, True).sum().backward()
+
+    def program(group):
+        model = DistributedDataParallel(
+            Model(spare=True), group, BUCKET_BYTES, allow_unused=True, all_reduce=ring_all_reduce
+        )
+        found = []
+        for use in (group.rank == 1, False):
+            model(x, use).sum().backward()
+            model.finish_gradient_synchronization()
+            grads = model.module.spare.weight.grad, model.module.first.weight.grad
+            found.append([grad if grad is None else grad.clone() for grad in grads])
+            model.zero_grad()
+        return found
+
+    for (spare, _), (nothing, first) in on_threads(program, 3):
+        assert torch.allclose(spare, one.spare.weight.grad / 3, rtol=1e-12)
+        assert nothing is None and first is not None
+
+
 def frozen(layer):
     layer.weight.requires_grad_(False)
     return layer
