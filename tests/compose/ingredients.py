@@ -28,32 +28,19 @@ REORDERED = {
     *KINDS["replicas"],
     "tensor slicing",
 }  # their sums run in another order than in one process, and so round otherwise
-REFUSED = {
-    "bf16": (
-        "pipedream updates while other micro-batches run, when no loss scale and no master weight"
-        " may change: take a synchronous schedule, or train in full precision."
-    ),
-    "tied weights": (
-        "pipedream updates its stages at different times, so copies of a tied weight would part:"
-        " take a synchronous schedule."
-    ),
-    "data parallel": (
-        "pipedream updates each stage at times of its own, with no gradient of a whole window for"
-        " replicas: leave replicas out, or take a synchronous schedule."
-    ),
-    "tensor slicing": (
-        "pipedream updates each stage at times of its own, with no gradient of a whole window for"
-        " slices: leave slices out, or take a synchronous schedule."
-    ),
-    "accumulation": (
-        "pipedream updates after each micro-batch: pass optimizer=, such as lambda p:"
-        " torch.optim.SGD(p, 0.1)."
-    ),
-}
-REFUSED |= {
-    "fp16 with scaler": REFUSED["bf16"],
-    "clipping": REFUSED["accumulation"],  # both work between step() and the update
-    "zero-1": REFUSED["data parallel"],
+LATE = (
+    "pipedream updates each stage at times of its own, with no gradient of a whole window for"
+    " {0}: leave {0} out, or take a synchronous schedule."
+)
+REFUSED = {  # with pipedream, and what of a recipe it leaves no room for
+    "bf16": "precision",
+    "fp16 with scaler": "precision",
+    "accumulation": "weights",
+    "clipping": "clip",
+    "tied weights": "tied",
+    "data parallel": "replicas",
+    "zero-1": "replicas",
+    "tensor slicing": "slices",
 }
 ONE_RANK = "one rank"  # of each replica, which runs all stages: no pipeline
 
@@ -144,7 +131,8 @@ def refusal(pair: tuple[str, ...]) -> str | None:
         return HOOKS
     if "zero-3" in pair and {"pipeline", "slices"} & set(map(KIND_OF.get, pair)):
         return ZERO_3
-    return REFUSED.get(pair[1]) if pair[0] == "pipedream" else None
+    if pair[0] == "pipedream" and pair[1] in REFUSED:
+        return LATE.format(REFUSED[pair[1]])
 
 
 def tolerance(pair: tuple[str, ...]) -> float:
@@ -188,16 +176,26 @@ def table() -> str:
         rows.append(
             f"| {' | '.join([a, *('' if b in names[: at + 1] else cells.get((a, b), '–') for b in names[1:])])} |"
         )
-    sentences = [f"* pipedream with {name}: {sentence}" for name, sentence in REFUSED.items()] + [
+    sentences = [f"* pipedream with {each}: {refusal(('pipedream', each))}" for each in REFUSED] + [
         f"* zero-3 with a pipeline, and with tensor slicing: {ZERO_3}",
         f"* user's hooks with tensor slicing: {HOOKS}",
     ]
-    return "\n".join([TITLE, *rows, "", "Refused when the pipeline is made:", "", *sentences, ""])
+    return "\n".join(
+        [
+            TITLE,
+            *rows,
+            "",
+            "Refused when the recipe is made, or when its stages are:",
+            "",
+            *sentences,
+            "",
+        ]
+    )
 
 
 TITLE = """# Techniques in pairs
 
-Each pair was trained on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers, by a Recipe), with
+Each pair was trained by a Recipe on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers), with
 ZeRO's stage 3 on two (replicas of one rank), and compared with the same
 training in one process, a plain loop of torch: the losses, the final weights, and how often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
 of them again and writes this page; `tests/compose` holds it to be true.

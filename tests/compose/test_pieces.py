@@ -18,7 +18,6 @@ from bigtrain_lab.order.schedule import Action, Schedule, U
 from bigtrain_lab.runtime import Group, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.guards import pipeline as guard
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
@@ -155,56 +154,24 @@ def refused(call, *args, **kwargs) -> str:
 
 
 def agreeing(rank) -> dict:
-    group, found = Group(), {}
-    weight = nn.Parameter(torch.ones(2))
+    """Only rank 1 overflows; then only rank 1 has a gradient."""
+    group, weight = Group(), nn.Parameter(torch.ones(2))
     optimizer, scaler = torch.optim.SGD([weight], 1.0), DynamicLossScaler(8.0, group=group)
-    scaler.scale(
-        (weight * (torch.inf if rank.index else 1.0)).sum()
-    ).backward()  # only rank 1 overflows
+    scaler.scale((weight * (torch.inf if rank.index else 1.0)).sum()).backward()
     scaler.step(optimizer)
     late = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0)
-    found["late"] = refused(scaler.unscale_, late)
+    assert "have agreed" in refused(scaler.unscale_, late)
     scaler.update()
-    found["scale"], found["moved"] = scaler.get_scale(), float((weight - 1).abs().sum())
-
-    mp = MixedPrecision("fp16", group=group)  # rank 1 is frozen, and must agree all the same
-    mp.prepare(nn.Linear(2, 2).requires_grad_(rank.index == 0))
-    for value in (torch.inf, 1.0):
-        optimizers = [torch.optim.SGD(mp.parameters(), 1.0)] if rank.index == 0 else []
-        mp.scale(torch.zeros(()))
-        for p in mp.parameters():
-            p.grad = torch.full_like(p, value)
-        found[f"stepped {value}"] = mp.step(*optimizers)
-        mp.update()
-    found["frozen scale"] = mp.scaler.get_scale()
-
+    found = [scaler.get_scale(), float((weight - 1).abs().sum())]
     weight.grad = torch.full((2,), 3.0) if rank.index else None
-    found["norm"], found["clipped"] = (
-        clip_grad_norm([weight], 1.0, group),
-        float(weight.grad.norm()) if rank.index else 1.0,
-    )
-    return {f"{name} on rank {rank.index}": np.array(value) for name, value in found.items()}
+    found.append(clip_grad_norm([weight], 1.0, group))
+    return {f"rank {rank.index}": np.array(found)}
 
 
 def test_all_ranks_skip_where_one_must_and_clip_by_one_norm(tmp_path):
     result = launch(agreeing, 2, directory=tmp_path / "run").result
     for rank in range(2):
-        found = {
-            name.removesuffix(f" on rank {rank}"): value
-            for name, value in result.items()
-            if name.endswith(str(rank))
-        }
-        assert "have agreed" in str(found.pop("late"))
-        assert found.pop("norm") == pytest.approx(18**0.5) and found.pop(
-            "clipped"
-        ) == pytest.approx(1, abs=1e-5)
-        assert {name: float(value) for name, value in found.items()} == {
-            "scale": 4,
-            "moved": 0,
-            "stepped inf": False,
-            "stepped 1.0": True,
-            "frozen scale": 32768,
-        }
+        assert result[f"rank {rank}"].tolist() == pytest.approx([4, 0, 18**0.5])
 
 
 class Table(nn.Module):
@@ -219,13 +186,9 @@ class Table(nn.Module):
 
 
 def tied(rank) -> dict:
-    torch.manual_seed(0)
-    start, x, found = (
-        torch.randn(4, 4, dtype=torch.float64),
-        torch.randn(8, 4, dtype=torch.float64),
-        {},
-    )
-    tie = {"table": {0: "table", 1: "table"}}
+    """What each way of parting is refused with."""
+    start, x = torch.eye(4, dtype=torch.float64), torch.ones(8, 4, dtype=torch.float64)
+    tie, found = {"table": {0: "table", 1: "table"}}, {}
 
     def made(module, **more):
         return Pipeline(module, Schedule.named("gpipe")(2, 2), mse_loss, Group(), tied=tie, **more)
@@ -240,52 +203,17 @@ def tied(rank) -> dict:
         "unused": made(Table(start.clone(), used=False)),
         "other rates": part,
     }.items():
-        found[what] = refused(pipeline.step, x, x)
+        found[f"{what} on rank {rank.index}"] = np.array(refused(pipeline.step, x, x))
         pipeline.group.finish()  # what it sent is still wanted
-
-    torch.manual_seed(1)
-    modules = [Table(start.clone()) for _ in range(2)]
-    alone = [torch.distributed.new_group([each]) for each in range(2)]
-    pipelines = [
-        Pipeline(modules[rank.index], Schedule.named("gpipe")(2, 2), mse_loss, Group(), tied=tie),
-        Pipeline(
-            modules, Schedule.named("interleaved")(1, 2), mse_loss, alone[rank.index], tied=tie
-        ),
-    ]
-    for pipeline in pipelines:
-        for number, _ in enumerate(range(2)):
-            pipeline.step(x + number, x)
-        found |= {
-            f"gradient by {pipeline.schedule.name}, {number}": module.table.grad.clone().numpy()
-            for number, module in enumerate(modules)
-            if module.table.grad is not None
-        }
-        for module in modules:
-            module.zero_grad()
-    return {f"{name} on rank {rank.index}": np.array(value) for name, value in found.items()}
+    return found
 
 
-def test_copies_of_a_tied_weight_sum_their_gradients_and_may_not_part(tmp_path):
+def test_copies_of_a_tied_weight_may_not_part(tmp_path):
+    told = {"differ": "differ", "one is frozen": "differ", "other rates": "differ"}
+    told["unused"] = "got no gradient"
     result = launch(tied, 2, directory=tmp_path / "run").result
-    torch.manual_seed(0)
-    start, x = torch.randn(4, 4, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    torch.manual_seed(1)
-    modules = [Table(start.clone()) for _ in range(2)]
-    modules[1].table = modules[0].table
-    for number in range(2):
-        for part, target in zip((x + number).chunk(2), x.chunk(2)):
-            (mse_loss(modules[1](modules[0](part)), target) / 2).backward()
-    expected = modules[0].table.grad.numpy()
-    gradients = {name: value for name, value in result.items() if name.startswith("gradient")}
-    assert len(gradients) == 6 and max(
-        np.linalg.norm(value - expected) for value in gradients.values()
-    ) <= 1e-12 * np.linalg.norm(expected)
-    for rank in range(2):
-        assert all(
-            "differ" in str(result[f"{what} on rank {rank}"])
-            for what in ("differ", "one is frozen", "other rates")
-        )
-        assert "got no gradient" in str(result[f"unused on rank {rank}"])
+    assert len(result) == 8
+    assert all(told[name.partition(" on ")[0]] in str(each) for name, each in result.items())
 
 
 # -- refused when put together ---------------------------------------------------------------------
@@ -429,59 +357,3 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
         check = partial(guard.refuse_used_twice, 0, y, later.postponed)
         assert ("halves of its gradient" in refused(check)) == both
         later.run()
-
-
-# -- replicas around a pipeline --------------------------------------------------------------------
-
-
-def two_tied() -> list[nn.Linear]:
-    torch.manual_seed(0)
-    first, last = (nn.Linear(8, 8, bias=False).double() for _ in range(2))
-    last.load_state_dict(first.state_dict())
-    return [first, last]
-
-
-def replicated(rank) -> dict:
-    """Two batches without an update between them, each averaged; then a gradient that somebody
-    replaced."""
-    pair, group = (
-        two_tied(),
-        Group(torch.distributed.new_group([rank.index], use_local_synchronization=True)),
-    )
-    model = DistributedDataParallel(nn.ModuleList(pair), bucket_bytes=600)
-    pipeline = Pipeline(
-        pair,
-        Schedule.of("0F0 1F0 1B0 0B0"),
-        mse_loss,
-        group,
-        whole=model.finish_gradient_synchronization,
-        tied={"w": {0: "weight", 1: "weight"}},
-    )
-    for x in X[rank.index :: 2].chunk(2):
-        pipeline.step(x, x.cos())
-    found = {f"{stage} weight": module.weight.grad.clone() for stage, module in enumerate(pair)}
-    pair[0].weight.sum().backward()
-    pair[0].weight.grad = pair[0].weight.grad.clone()
-    return found | {
-        f"refused on rank {rank.index}": np.array(refused(model.finish_gradient_synchronization))
-    }
-
-
-def test_tied_copies_and_earlier_gradients_are_averaged_over_replicas_too(tmp_path):
-    run = launch(replicated, 2, directory=tmp_path / "run")
-    result, (weight,) = run.result, {two_tied()[0].weight}
-    for rank in range(2):
-        for x in X[rank::2].chunk(2):
-            (mse_loss(x @ weight.T @ weight.T, x.cos()) / 2).backward()
-    assert run.replicas == [] and all(
-        "was replaced after its backward" in str(result.pop(f"refused on rank {rank}"))
-        for rank in range(2)
-    )
-    assert (
-        max(
-            relative_errors(
-                result, {f"{stage} weight": weight.grad.numpy() for stage in range(2)}
-            ).values()
-        )
-        <= 1e-12
-    )

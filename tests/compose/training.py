@@ -1,8 +1,8 @@
-"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks;
-`by_recipe`, on replicas, whole or in parts, and slices."""
+"""One training of chosen ingredients: `alone`, a plain loop of torch; `by_recipe`, on ranks: stages
+of a pipeline, replicas, whole or in parts, and slices."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,10 +18,8 @@ from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.accumulate import token_weighted
 from bigtrain_lab.techniques.checkpoint import checkpoint_sequential
-from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.pipeline import Pipeline
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 from bigtrain_lab.train.recipe import Recipe, train
 
@@ -121,13 +119,13 @@ class Setting:
     def scaler(self, group=None):
         return DynamicLossScaler(**SCALER, group=group) if self.level == "fp16" else None
 
-    def prepare(self, model, group=None):
+    def prepare(self, model):
         """Freeze, hook, and prepare for mixed precision: (the policy's context, the precision,
         calls of each hook)."""
         self.freeze(model, fired := Counter())
         if not self.level:
             return nullcontext(), None, fired
-        mp = MixedPrecision(self.level, self.scaler(group))
+        mp = MixedPrecision(self.level, self.scaler())
         mp.prepare(model)
         return mp, mp, fired
 
@@ -164,18 +162,13 @@ def alone(chosen: Mapping[str, str]) -> dict[str, np.ndarray]:
     for window in setting.windows:
         weights = iter(setting.weights(window) or [])
         for call in window:
-            parts = []
             for ids, targets in zip(*(part.chunk(MICRO_BATCHES) for part in setting.samples(call))):
                 with policy:
                     loss = setting.loss_fn(model(ids), targets)
                     weight = next(weights, None)
                     part = loss / MICRO_BATCHES if weight is None else loss * weight
                     (mp.scale(part) if mp else part).backward()
-                parts.append((loss.detach(), weight))
-            told = torch.stack([loss for loss, _ in parts])
-            weighed = [weight for _, weight in parts]
-            weighed = told.mean() if weight is None else (told * told.new_tensor(weighed)).sum()
-            losses.append(weighed.item())
+                losses.append(loss.item())
         if mp:
             mp.unscale_(optimizer)
         if "clipping" in chosen:
@@ -212,69 +205,21 @@ def alone_and_late(setting: Setting) -> dict[str, np.ndarray]:
     return weights | counts | {"loss": np.array(training.losses)}
 
 
-def piped(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]]:
-    """The same on ranks, put together and ready to be trained. Impossible where the ingredients do
-    not go together."""
-    setting, group = Setting(chosen), Group()  # its own: a group expects one shape at each place
-    schedule, calls = setting.schedule, [call for window in setting.windows for call in window]
-    if schedule.asynchronous:
-        schedule = schedule.lengthened(len(calls))
-    own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
-    model = torch.nn.ModuleList(Stage(setting.config, *setting.slices[s]) for s in own)
-    for stage in model:
-        stage.plan = chosen.get("recompute")
-    policy, mp, fired = setting.prepare(model, group)
-    # Clipping and accumulation: the update is the user's own, after step()
-    inside = schedule.asynchronous and not {"accumulation", "clipping"} & set(chosen)
-    pipeline = Pipeline(
-        list(model),
-        schedule,
-        setting.loss_fn,
-        group,
-        optimizer=setting.optimizer if inside else None,
-        scale=mp.scale if mp else None,
-        tied=tied_weights(setting.config, schedule.stages),
+def mesh_of(chosen: Mapping[str, str]) -> Mesh:
+    return Mesh(
+        dp=1 + ("replicas" in chosen),
+        pp=1 if chosen["pipeline"] == ONE_RANK else RANKS,
+        tp=1 + ("slices" in chosen),
     )
 
-    def train_late():
-        pipeline.step(*(torch.cat(parts) for parts in zip(*map(setting.samples, calls))))
-        return found(setting, model, mp, [loss.item() for loss in pipeline.losses], fired)
 
-    def train():
-        losses = []
-        parameters = [p for p in (mp or model).parameters() if p.requires_grad]
-        optimizers = [setting.optimizer(parameters)] if parameters else []
-        for window in setting.windows:
-            weights = setting.weights(window)
-            for at in range(0, len(window) * MICRO_BATCHES, MICRO_BATCHES):
-                batch = setting.samples(window[at // MICRO_BATCHES])
-                with policy:
-                    loss = pipeline.step(*batch, weights and weights[at : at + MICRO_BATCHES])
-                losses += [] if loss is None else [loss.item()]
-            for optimizer in optimizers if mp else ():
-                mp.unscale_(optimizer)
-            if "clipping" in chosen:
-                clip_grad_norm(parameters, CLIP, group)
-            for optimizer in () if mp else optimizers:
-                optimizer.step()
-            if mp:
-                mp.step(*optimizers)
-                mp.update()
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-        return found(setting, model, mp, losses, fired)
-
-    return train_late if schedule.asynchronous else train
-
-
-def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]]:
-    """The same by a Recipe: replicas, of two stages each, whose layers may be sliced."""
+def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
+    """The same on ranks, by a Recipe: replicas, of two stages each, whose layers may be sliced.
+    Impossible where the ingredients do not go together."""
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
     mesh = mesh_of(chosen)
-    replicas, rank = (
-        dict(mesh.axes)["dp"],
-        Rank(rank.index, mesh, rank.device),
-    )  # its groups are its own
+    replicas = dict(mesh.axes)["dp"]
+    rank = Rank(rank.index, mesh, rank.device)  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -309,49 +254,26 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
         bucket_bytes=1000,
         zero=ZERO.get(chosen.get("replicas"), 0),
         slices=dict(mesh.axes)["tp"],
-        slicing=gpt_slices(setting.config),
-        sliced_loss=sliced_loss,
+        slicing=gpt_slices(setting.config) if "slices" in chosen else {},
+        sliced_loss=sliced_loss if "slices" in chosen else None,
         precision=setting.level,
         scaler=setting.scaler(rank.group(("pp", "tp"))),
         clip=CLIP if "clipping" in chosen else None,
         tied=tied_weights(setting.config, setting.schedule.stages),
     )
-
-    def run():
-        trained = train(recipe, rank)
-        own = torch.tensor(trained.losses, dtype=torch.float64)
-        losses = rank.group("dp").all_gather(own).view(replicas, -1).T.reshape(-1, MICRO_BATCHES)
-        shares = torch.full_like(losses, 1 / MICRO_BATCHES)
-        if accumulates and len(own):
-            shares = torch.tensor(
-                [each for window in setting.windows for each in setting.weights(window)],
-                dtype=shares.dtype,
-            ).view_as(shares)
-        whole = {
-            name: weight for stage in trained.weights.values() for name, weight in stage.items()
-        }
-        rank.finish()
-        stages = torch.nn.ModuleList(trained.stages.values())
-        both = Counter(
-            {name: replicas * count for name, count in fired.items()}
-        )  # each replica has its share
-        return found(
-            setting,
-            stages,
-            setting.level and trained.precision,
-            (losses * shares).sum(1).tolist() if len(own) else [],
-            both,
-            whole,
-        )
-
-    return run
-
-
-def mesh_of(chosen: Mapping[str, str]) -> Mesh:
-    return Mesh(
-        dp=1 + ("replicas" in chosen),
-        pp=1 if chosen["pipeline"] == ONE_RANK else RANKS,
-        tp=1 + ("slices" in chosen),
+    trained = train(recipe, rank)
+    own = torch.tensor(trained.losses, dtype=setting.config.dtype)
+    losses = rank.group("dp").all_gather(own).view(replicas, -1).T.flatten()
+    whole = {name: weight for own in trained.weights.values() for name, weight in own.items()}
+    rank.finish()
+    return found(
+        setting,
+        torch.nn.ModuleList(trained.stages.values()),
+        setting.level and trained.precision,
+        losses.tolist(),
+        # each replica has its share
+        Counter({name: replicas * count for name, count in fired.items()}),
+        whole,
     )
 
 
@@ -360,9 +282,7 @@ def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarra
     results = {}
     for number, chosen in enumerate(trainings):
         try:
-            by = by_recipe if {"replicas", "slices"} & chosen.keys() else piped
-            train = by(chosen, rank)
-            own = train()
+            own = by_recipe(chosen, rank)
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue

@@ -73,10 +73,6 @@ RAW = {
 }
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def sparse(path: Path) -> None:
     with open(path, "wb") as file:
         file.write(b'["bigtrain-run",1,{"rank":0}]\n' if path.suffix == ".jsonl" else b"{")
@@ -84,7 +80,7 @@ def sparse(path: Path) -> None:
 
 
 SPECIAL = {
-    "a FIFO": fifo,
+    "a FIFO": os.mkfifo,
     "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "/dev/tty": lambda path: path.symlink_to("/dev/tty"),
     "a directory": Path.mkdir,
@@ -92,41 +88,33 @@ SPECIAL = {
     "a TiB of nothing": sparse,
     "gone": lambda path: None,
 }
+FILES = SPECIAL | {name: lambda path, raw=raw: path.write_bytes(raw) for name, raw in RAW.items()}
+
+
+def npy_header(shape: str, format: str) -> bytes:
+    text = f"{{'descr': '{format}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 def claimed(path: Path) -> None:
     """An npz whose array says that it has 373 GiB."""
     with ZipFile(path, "w") as file:
-        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (50000000000,), }"
-        header += b" " * (-(len(header) + 11) % 64) + b"\n"
-        file.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        file.writestr("a.npy", npy_header("(50000000000,)", "<f8"))
+
+
+def bomb(path: Path) -> None:
+    """64 MiB of zeros, 64 times, in a few kB."""
+    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file:
+        with file.open("a.npy", "w") as member:
+            member.write(npy_header("(67108864,)", "|u1"))
+            for _ in range(64):
+                member.write(bytes(2**20))
 
 
 def objects(path: Path) -> None:
     with open(path, "wb") as file:
         np.savez(file, a=np.array([{"a": 1}, os.getcwd], dtype=object), allow_pickle=True)
-
-
-def bomb(path: Path) -> None:
-    with (
-        ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file,
-        file.open("a.npy", "w") as member,
-    ):
-        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (67108864,), }"
-        header += b" " * (-(len(header) + 11) % 64) + b"\n"
-        member.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-        for _ in range(64):
-            member.write(bytes(2**20))
-
-
-def plain(path: Path) -> None:
-    with open(path, "wb") as file:
-        np.save(file, np.zeros(3))
-
-
-def odd(path: Path) -> None:
-    with ZipFile(path, "w") as file:
-        file.writestr("../../a.txt", "hello")
 
 
 def other_arrays(path: Path) -> None:
@@ -137,14 +125,11 @@ def other_arrays(path: Path) -> None:
 
 
 RESULTS = {
-    "an npy": plain,
     "373 GiB": claimed,
     "objects": objects,
     "a zip bomb": bomb,
-    "another zip": odd,
     "other arrays": other_arrays,
-    **SPECIAL,
-    **{name: lambda path, raw=raw: path.write_bytes(raw) for name, raw in RAW.items()},
+    **FILES,
 }
 
 
@@ -198,83 +183,57 @@ def crafted(number: int, source: Path, place: Path) -> str:
     value, rank = HOSTILE[choose.randrange(len(HOSTILE))], choose.randrange(2)
     about = f"{str(value)!a:.40}"
     settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
+    values = [
+        ("settings.json", list(settings), []),
+        ("settings.json", [*settings["settings"], "facts", "unfinished", TAG], ["settings"]),
+        ("end.json", ["state", "diagnosis", "waits", "teller"], []),
+        ("end.json", list(WAIT), ["waits", 0]),
+    ]
     match number % 8:
-        case 0:
-            name = choose.choice(list(settings))
-            change_json(place / "settings.json", [name], value)
-            return f"settings.json: {name} is {about}"
-        case 1:
-            name = choose.choice([*settings["settings"], "facts", "unfinished", TAG])
-            change_json(place / "settings.json", ["settings", name], value)
-            return f"settings.json: its setting {name} is {about}"
-        case 2:
-            name = choose.choice(["state", "diagnosis", "waits", "teller"])
-            change_json(place / "end.json", [name], value)
-            return f"end.json: {name} is {about}"
-        case 3:
-            name = choose.choice(list(WAIT))
-            waits = [{**WAIT, name: value}, {**WAIT, "rank": 1, "on": [0]}]
-            (place / "end.json").write_text(
-                json.dumps({"state": "failed", "diagnosis": TAG, "waits": waits}), encoding="utf-8"
-            )
-            return f"end.json: {name} of a wait is {about}"
+        case 0 | 1 | 2 | 3 as kind:
+            file, names, within = values[kind]
+            if kind == 3:
+                waits = [WAIT, {**WAIT, "rank": 1, "on": [0]}]
+                end = {"state": "failed", "diagnosis": TAG, "waits": waits}
+                (place / file).write_text(json.dumps(end), encoding="utf-8")
+            name = choose.choice(names)
+            change_json(place / file, [*within, name], value)
+            return f"{file}: {name} {within} is {about}"
         case 4 | 5:
             return f"{change_event(place / f'events-{rank}.jsonl', choose, value)} {about}"
         case 6:
-            how = choose.choice(list(RESULTS))
             path = place / f"result-{rank}.npz"
-            path.unlink()
-            RESULTS[how](path)
-            return f"{path.name} is {how}"
-    path = place / choose.choice(
-        [
-            "settings.json",
-            "end.json",
-            "environment.json",
-            "status-0.json",
-            "rank-0.log",
-            f"events-{rank}.jsonl",
-        ]
-    )
-    how = choose.choice([*RAW, *SPECIAL])
+        case _:
+            path = place / choose.choice([*PLACES, f"events-{rank}.jsonl"])
+    how = choose.choice(list(RESULTS if path.suffix == ".npz" else FILES))
     path.unlink()
-    SPECIAL[how](path) if how in SPECIAL else path.write_bytes(RAW[how])
+    RESULTS[how](path)
     return f"{path.name} is {how}"
+
+
+PLACES = "settings.json", "end.json", "environment.json", "status-0.json", "rank-0.log"
 
 
 def damaged(number: int, source: Path, place: Path) -> str:
     """The same for what a disk, a copy or a full quota leaves."""
     choose = random.Random(10_000 + number)
     copied(source, place)
-    files = sorted(path for path in place.iterdir() if path.stat().st_size)
-    path, other = choose.sample(files, 2)
+    path, other = choose.sample(sorted(p for p in place.iterdir() if p.stat().st_size), 2)
     whole = path.read_bytes()
-    match number % 6:
-        case 0:
-            at = choose.randrange(len(whole))
-            path.write_bytes(whole[:at])
-            return f"{path.name} is cut off at {at}"
-        case 1:
-            bits = bytearray(whole)
-            for _ in range(choose.choice([1, 1, 5, 100])):
-                bits[choose.randrange(len(bits))] ^= 1 << choose.randrange(8)
-            path.write_bytes(bits)
-            return f"{path.name} has flipped bits"
-        case 2:
-            at = choose.randrange(len(whole))
-            path.write_bytes(whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512 :])
-            return f"{path.name} lost a block at {at}"
-        case 3:
-            path.unlink()
-            return f"{path.name} is gone"
-        case 4:
-            kept = other.read_bytes()
-            other.write_bytes(whole)
-            path.write_bytes(kept)
-            return f"{path.name} and {other.name} are swapped"
     at, length = choose.randrange(len(whole)), choose.randrange(1, 2000)
-    path.write_bytes(whole[:at] + whole[at : at + length] * 2 + whole[at + length :])
-    return f"{path.name} has a part twice at {at}"
+    flipped = bytearray(whole)
+    for _ in range(choose.choice([1, 5, 100])):
+        flipped[choose.randrange(len(whole))] ^= 1 << choose.randrange(8)
+    damages = {
+        "is cut off": whole[:at],
+        "has flipped bits": bytes(flipped),
+        "lost a block": whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512 :],
+        "has a part twice": whole[: at + length] + whole[at:],
+        f"is what {other.name} was": other.read_bytes(),
+    }
+    damage = list(damages)[number % len(damages)]
+    path.write_bytes(damages[damage])
+    return f"{path.name} {damage} at {at}"
 
 
 def opened(place: Path, source: Path, written: Path) -> list[str]:

@@ -4,10 +4,9 @@ alike."""
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Hardware, Mesh
-from bigtrain_lab.order.plan import Message, Plan, Together
+from bigtrain_lab.core import Cost
+from bigtrain_lab.order.plan import Message
 from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.talk.group import is_lost
 
@@ -86,17 +85,6 @@ def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
         for site, (taken, _) in enumerate(cases)
         for i in taken
     }
-
-
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
-def test_only_a_broken_connection_is_a_lost_peer(mode, tmp_path):
-    with pytest.raises(RankFailed, match="failed: RuntimeError: Invalid scalar type"):
-        launch(
-            lambda rank: rank.group().all_reduce(torch.zeros(3).to(torch.float8_e5m2)),
-            2,
-            directory=tmp_path / "run",
-            **mode,
-        ).wait()
 
 
 @pytest.mark.parametrize(
@@ -213,65 +201,8 @@ def test_parts_that_do_not_fit_are_refused_in_a_sentence(wrong, told, tmp_path):
         launch(lambda rank: wrong(rank.group()), 2, directory=tmp_path / "run").wait()
 
 
-def test_a_collective_of_the_backend_costs_its_bytes_on_the_slowest_link_it_crosses(tmp_path):
-    """4 MB on the links of two A100s: 2 latencies and the tensor's bytes once, both ways, as in the
-    papers' ring; half of it for the parts."""
-    links = Hardware.named("a100-nvlink").links(2)
-    cost = Cost({}, links=links, unit="s", ticks_per_unit=10**12)
-
-    def program(rank):
-        group, tensor = rank.group(), torch.ones(2**20)
-        group.all_reduce(tensor)
-        group.all_gather(group.reduce_scatter(tensor), tensor)
-        group.broadcast(tensor, 1)
-        group.barrier()
-
-    run = launch(program, 2, cost=cost, directory=tmp_path / "run")
-    together = [
-        Together(kind, kind, size, ranks)
-        for kind, size, ranks in (
-            ("all_reduce", 2**22, (0, 1)),
-            ("reduce_scatter", 2**22, (0, 1)),
-            ("all_gather", 2**22, (0, 1)),
-            ("broadcast", 2**22, (1, 0)),
-            ("barrier", 0, (0, 1)),
-        )
-    ]
-    assert lanes_of(run.wait()) == lanes_of(
-        simulate(Plan({(r, "compute"): tuple(together) for r in range(2)}, 2), cost)
-    )
-    whole = 2 * links[0, 1].alpha + links[0, 1].gap(2**22)
-    assert [s.end - s.start for s in run.trace().spans(0)] == [
-        whole,
-        whole // 2,
-        whole // 2,
-        whole - links[0, 1].alpha,
-        2 * links[0, 1].alpha,
-    ]
-    assert sorted(
-        (t.kind, t.src, t.bytes)
-        for t in run.trace("measured").transfers()
-        if t.kind in ("all_reduce", "broadcast")
-    ) == [("all_reduce", 0, 2**22), ("all_reduce", 1, 2**22), ("broadcast", 1, 2**22)]
-
-
-def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):
-    def program(rank):
-        with rank.span((Action("F", rank.index, 0),)):
-            pass
-        rank.group().all_reduce(torch.ones(1))
-
-    trace = launch(
-        program, 2, cost={"F": [1, 5], "all_reduce": 2}, directory=tmp_path / "run"
-    ).wait()
-    assert [(s.rank, s.start, s.end) for s in trace.spans() if s.kind == "all_reduce"] == [
-        (0, 1000, 7000),
-        (1, 5000, 7000),
-    ]
-
-
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
-@pytest.mark.parametrize("case", ["sender changes", "like", "buffer", "buffer later"])
+@pytest.mark.parametrize("case", ["sender changes", "like", "buffer"])
 def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
     def program(rank):
         group = rank.group()
@@ -286,15 +217,10 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
             group.finish()
         elif case == "like":
             group.recv(0, name="x", site="s", like=(torch.float64, (2, 3)))
-        elif case == "buffer":
-            group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
         else:
             group.recv(0, name="x", site="s")
-            (
-                group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
-                if case == "buffer later"
-                else group.recv(0, name="x", site="s")
-            )
+            buffer = torch.zeros(7) if case == "buffer" else None
+            group.irecv(buffer, 0, name="x", site="s").wait()
 
     expected = {
         "sender changes": (
@@ -306,10 +232,11 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
             r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0,"
             r" which sends float32"
         ),
+        "buffer": (
+            r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape"
+            r" \(2, 3\)"
+        ),
     }
-    expected["buffer"] = expected["buffer later"] = (
-        r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape \(2, 3\)"
-    )
     with pytest.raises(RankFailed, match=expected[case]):
         launch(program, 2, directory=tmp_path / "run", **mode).wait()
 
@@ -327,34 +254,6 @@ def test_a_rank_that_is_not_there(peer, tmp_path):
         ),
     ):
         launch(program, 2, directory=tmp_path / "run").wait()
-
-
-def test_groups_of_a_mesh_number_their_own_ranks(tmp_path):
-    def program(rank):
-        place = rank.mesh.coords(rank.index)
-        out = {}
-        for axis in ("dp", "tp"):
-            group = rank.group(axis)
-            assert (group.rank, group.size) == (place[axis], 2)
-            other = 1 - group.rank
-            group.isend(torch.tensor([rank.index]), other, name="hello")
-            out[axis] = int(group.recv(other, name="hello"))
-            group.finish()
-        assert rank.group("dp") is rank.group("dp")
-        return {f"peers{rank.index}": [out["dp"], out["tp"]]}
-
-    run = launch(program, 4, mesh=Mesh(dp=2, tp=2), cost={}, directory=tmp_path / "run")
-    assert [list(run.result[f"peers{r}"]) for r in range(4)] == [[2, 1], [3, 0], [0, 3], [1, 2]]
-    assert {(t.src, t.rank) for t in run.trace().transfers()} == {
-        (0, 1),
-        (1, 0),
-        (2, 3),
-        (3, 2),
-        (0, 2),
-        (2, 0),
-        (1, 3),
-        (3, 1),
-    }
 
 
 # -- the modelled clock ----------------------------------------------------------------------------
@@ -407,27 +306,3 @@ def test_spans_do_not_nest(tmp_path):
 
     with pytest.raises(RankFailed, match="Span inner begins inside span outer"):
         launch(program, 1, directory=tmp_path / "run").wait()
-
-
-def test_a_group_of_a_users_own_script(tmp_path):
-    def program(rank):
-        import torch.distributed as dist
-
-        from bigtrain_lab.runtime import Group
-
-        plain = Group.of(None)
-        assert (
-            type(plain) is Group
-            and Group.of(plain) is plain
-            and Group.of(dist.group.WORLD).size == 2
-        )
-        with plain.span((Action("F", 0, 0),), 3):
-            plain.isend(torch.ones(2), 1 - plain.rank)
-            got = plain.recv(1 - plain.rank)
-        plain.finish()
-        return {f"got{rank.index}": got}
-
-    assert launch(program, 2, record=False, directory=tmp_path / "run").result["got1"].tolist() == [
-        1,
-        1,
-    ]

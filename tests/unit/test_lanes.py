@@ -1,7 +1,6 @@
 """Lanes of a rank: what is launched runs in order and beside the program, and a failure on a lane is
 told."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -9,26 +8,18 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh
 from bigtrain_lab.core.cost import Inside
-from bigtrain_lab.order.explain import not_finite
 from bigtrain_lab.order.plan import (
-    Compute,
     Plan,
-    Recv,
-    Send,
-    Serve,
     Wait,
     lower,
 )
 from bigtrain_lab.order.schedule import Action, Schedule
-from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.record.log import EventLog
 from bigtrain_lab.runtime.talk.execute import execute
 
 from .ranks import fails
-
-RANKS = 4
 
 
 @pytest.mark.parametrize(
@@ -55,49 +46,6 @@ RANKS = 4
 def test_plans_that_do_not_fit_are_refused_in_a_sentence(wrong, told):
     with pytest.raises(Impossible, match=told):
         wrong(lower(Schedule.named("gpipe")(2, 2)))
-
-
-def served(bound, shards=2, steps=4) -> Plan:
-    """Workers that each ask every shard once a step; the last of them leaves earlier."""
-    workers = RANKS - shards
-    servers = {
-        workers + k: Serve(
-            tuple(range(workers)),
-            (steps,) * (workers - 1) + (steps - 2,),
-            80,
-            800,
-            bound,
-            f"shard {k}",
-        )
-        for k in range(shards)
-    }
-    lanes = {(rank, "compute"): (op,) for rank, op in servers.items()}
-    for place in range(workers):
-        lanes[place, "compute"] = tuple(
-            op
-            for n in range(servers[workers].requests[place])
-            for op in (
-                Compute((Action("F", place, n),)),
-                *(Send(rank, op.ask(place, n)) for rank, op in servers.items()),
-                *(Recv(rank, op.answer(place, n)) for rank, op in servers.items()),
-            )
-        )
-    return Plan(lanes, RANKS)
-
-
-def test_servers_without_a_modelled_clock_take_turns(tmp_path):
-    run = launch(lambda rank: execute(served(None), rank), RANKS, directory=tmp_path / "run")
-    assert [s.name for s in run.wait().spans(2)] == ["0S0", "1S0", "0S1", "1S1", "0S2", "0S3"]
-
-
-def test_a_server_whose_worker_never_asks_is_a_deadlock_that_is_told():
-    lanes = dict(served(None).lanes)
-    lanes[0, "compute"] = ()
-    with pytest.raises(
-        Impossible,
-        match="This plan deadlocks: rank 2 waits for a request of rank 0 to shard 0. Change",
-    ):
-        simulate(Plan(lanes, RANKS), {"F": 1})
 
 
 def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_to_the_end(tmp_path):
@@ -187,16 +135,10 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         group = Group.of(None) if "record" in mode else rank.group()
         lane = group.lane()
         assert group.lane() is lane and lane.group is not group and lane.group.size == 2
-        bucket, threads = torch.ones(4), []
-        with torch.no_grad():
-            handle = lane.launch(
-                lambda own: (
-                    threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]),
-                    own.all_reduce(bucket),
-                )[1]
-            )
+        bucket = torch.ones(4)
+        handle = lane.launch(lambda own: own.all_reduce(bucket))
         group.barrier()  # the program's own collectives go on meanwhile
-        assert handle.wait() is bucket and handle.wait() is bucket and threads == [2, False]
+        assert handle.wait() is bucket and handle.wait() is bucket
         bad = lane.launch(lambda own: 1 / 0, "bucket 7")
         after = lane.launch(lambda own: own.barrier())
         for handle in (bad, after):  # nothing runs after a failure
@@ -212,7 +154,7 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         lane.finish()
         return {f"bucket{rank.index}": bucket}
 
-    result = launch(program, 2, threads=2, directory=tmp_path / "run", **mode).result
+    result = launch(program, 2, directory=tmp_path / "run", **mode).result
     assert (result["bucket0"] == 2).all() and (result["bucket1"] == 2).all()
 
 
@@ -257,21 +199,10 @@ def test_a_deadlock_goes_through_lanes():
         rank.group().recv(1 - rank.index, name="x")
 
     run = fails(program, 2, stall_s=1000)
-    told, *lines = run.diagnosis.splitlines()
-    assert (
-        told
-        == "Deadlock: rank 0 (lane comm) waits in b for rank 1; rank 1 waits for x from rank 0; "
+    assert run.diagnosis.startswith(
+        "Deadlock: rank 0 (lane comm) waits in b for rank 1; rank 1 waits for x from rank 0; "
         "rank 0 waits for bucket (launch 0) on lane comm."
     )
-    start = program.__code__.co_firstlineno
-    assert len(lines) == 3 and all(
-        any(f"{where} at {__file__}:{start + line}," in each for each in lines)
-        for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3))
-    )
-    assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [
-        ("waits", "b", (1,), True),
-        ("waits", "x", (0,), True),
-    ]
 
 
 AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "x")]
@@ -334,43 +265,6 @@ def test_a_deadlock_of_lanes_is_certain_from_the_logs(logs, told, tmp_path):
     assert found is None if told is None else found.startswith(told)
 
 
-def test_a_lane_that_hangs_is_named_with_its_line():
-    def sleeps(group):
-        time.sleep(1000)
-
-    def program(rank):
-        rank.lane(None, "comm").launch(
-            sleeps if rank.index else lambda group: group.barrier()
-        ).wait()
-
-    run = fails(program, 2, stall_s=1.0)
-    assert run.diagnosis.startswith(
-        "Rank 1 (lane comm) hangs: no progress for 1 s at"
-        f" {__file__}:{sleeps.__code__.co_firstlineno + 1}, in sleeps: "
-    )
-    assert (
-        "Rank 0 hangs" not in run.diagnosis
-        and "rank 0 (lane comm) waits in barrier for rank 1" in run.diagnosis
-    )
-
-
-def test_a_value_that_is_not_finite_is_told_of_a_lane(tmp_path):
-    def program(rank):
-        def exchange(group):
-            group.isend(
-                torch.tensor([torch.nan if rank.index else 1.0]), 1 - rank.index, name="gradient"
-            )
-            group.recv(1 - rank.index, name="gradient")
-
-        rank.lane().launch(exchange).wait()
-
-    trace = launch(program, 2, cost={}, directory=tmp_path / "run").wait()
-    assert not_finite(trace) == [
-        "Not finite (NaN or infinity): it began on rank 1; rank 1 sent the first such value in"
-        " gradient, and all that it had received was finite."
-    ]
-
-
 def launched_and_awaited(rank):
     with rank.span("U"):
         rank.lane().launch(lambda group: None).wait()
@@ -395,7 +289,7 @@ def launched_and_awaited(rank):
             "Rank 0 has a lane x of another group: give this one a name of its own",
         ),
         (
-            lambda rank: launched_and_awaited(rank),
+            launched_and_awaited,
             (
                 "Rank 0 launches something in span U and waits there: what is launched in a span"
                 " starts at its end"

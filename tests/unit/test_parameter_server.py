@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from itertools import product
 from statistics import mean
 
 import pytest
@@ -15,25 +16,9 @@ from bigtrain_lab.order.rates import applied
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
-from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order, shares
+from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order
 
 WORKERS, RATE = 3, 0.05
-
-
-def counted(served: list[tuple[int, int]], requests, bound) -> list[int]:
-    """Staleness by its definition: a worker reads when the slowest that has not left is at most
-    `bound` behind it."""
-    made, read, waiting, found = [0] * len(requests), [0] * len(requests), set(), []
-    for version, (worker, _) in enumerate(served):
-        found.append(version - read[worker])
-        made[worker] += 1
-        waiting.add(worker)
-        staying = [m for m, most in zip(made, requests) if m < most]
-        for each in sorted(waiting):
-            if bound is None or not staying or made[each] - min(staying) <= bound:
-                waiting.remove(each)
-                read[each] = version + 1
-    return found
 
 
 def test_no_update_under_a_bound_is_staler_than_its_limit():
@@ -60,9 +45,7 @@ def test_no_update_under_a_bound_is_staler_than_its_limit():
         found = applied(trace, requests, bound)
         assert len(found) == shards * sum(requests)
         for server in range(workers, workers + shards):
-            own = [each for each in found if each.server == server]
-            stale = [each.staleness for each in own]
-            assert stale == counted([(each.worker, each.batch) for each in own], requests, bound)
+            stale = [each.staleness for each in found if each.server == server]
             assert max(stale) <= (2 * bound + 1) * (workers - 1)
             tight += bound > 0 and workers > 1 and max(stale) == (2 * bound + 1) * (workers - 1)
     assert tight
@@ -95,11 +78,6 @@ def test_the_largest_stable_rate_is_that_of_the_formula(delay):
     assert found_stable_rate(delay) == pytest.approx(largest_stable_rate(delay), rel=0.02)
 
 
-def test_parameters_are_shared_by_their_bytes():
-    assert shares([5, 80, 30, 30, 6], 2) == [[1], [0, 2, 3, 4]]
-    assert shares([1, 1, 1], 3) == [[0], [1], [2]]
-
-
 # -- under torch's own process group ---------------------------------------------------------------
 
 
@@ -113,84 +91,57 @@ def batch(worker, number):
     return [torch.randn(6, size, generator=draw, dtype=torch.float64) for size in (4, 2)]
 
 
-def one_process(together: bool, rounds: int) -> dict:
-    """A round is one large batch; or the workers' batches in turn, each on the weights that its
-    worker read after its last one."""
+def one_process(rounds: int) -> dict:
+    """The workers' batches in turn, each on the weights that its worker read after its last one."""
     learner = model()
     optimizer = torch.optim.SGD(learner.parameters(), RATE, momentum=0.5)
     read = [{name: p.detach().clone() for name, p in learner.named_parameters()}] * WORKERS
-    for number in range(rounds):
-        if together:
-            own = [batch(worker, number) for worker in range(WORKERS)]
-            x, y = map(torch.cat, zip(*own))
-            mse_loss(learner(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            continue
-        for worker in range(WORKERS):
-            x, y = batch(worker, number)
-            old = {name: p.clone().requires_grad_() for name, p in read[worker].items()}
-            loss = mse_loss(torch.func.functional_call(learner, old, (x,)), y)
-            found = torch.autograd.grad(loss, list(old.values()))
-            for p, gradient in zip(learner.parameters(), found):
-                p.grad = gradient
-            optimizer.step()
-            read[worker] = {name: p.detach().clone() for name, p in learner.named_parameters()}
-    return {name: p.detach() for name, p in learner.named_parameters()}
+    for number, worker in product(range(rounds), range(WORKERS)):
+        x, y = batch(worker, number)
+        old = {name: p.clone().requires_grad_() for name, p in read[worker].items()}
+        loss = mse_loss(torch.func.functional_call(learner, old, (x,)), y)
+        found = torch.autograd.grad(loss, list(old.values()))
+        for p, gradient in zip(learner.parameters(), found):
+            p.grad = gradient
+        optimizer.step()
+        read[worker] = {name: p.detach().clone() for name, p in learner.named_parameters()}
+    return read[-1]
 
 
-def trains(group, servers, requests, **how):
-    """The weights of this rank, whose module began with weights of its own unless it is rank 0."""
-    own = model(seed=group.rank)
-    optimizer = partial(torch.optim.SGD, lr=RATE, momentum=0.5)
-    service = ParameterServer(own, optimizer, requests, servers, group=group, **how)
+def trains(rank):
+    """The weights of this rank, whose module began with weights of its own unless it is rank 0; the
+    staleness of its updates; how it is refused."""
+    from bigtrain_lab.runtime import Group
+
+    own, group, refused = model(seed=rank.index), Group.of(None), []
 
     def loss(number):
-        x, y = batch(group.rank, number)
+        x, y = batch(rank.index, number)
         return mse_loss(own(x), y)
 
-    own(batch(group.rank, 0)[0]).sum().backward()  # before the run, so no part of it
-    with pytest.raises(Impossible, match="Workers on ranks .* have no loss"):
-        service.run()
-    updates = service.run(loss)
-    return {name: p.detach() for name, p in own.named_parameters()}, updates
+    optimizer = partial(torch.optim.SGD, lr=RATE, momentum=0.5)
+    updates = ParameterServer(own, optimizer, 8, 2, group=group).run(loss)
+    for wrong in WRONG:
+        try:
+            ParameterServer(*wrong(rank, group))
+        except Impossible as told:
+            refused.append(str(told))
+    found = {name: p.detach() for name, p in own.named_parameters()}
+    found |= {"refused": "\n".join(refused), "stale": [each.staleness for each in updates]}
+    return {f"{name} {rank.index}": value for name, value in found.items()}
 
 
 def test_workers_and_servers_learn_what_one_process_does_without_a_modelled_clock(tmp_path):
-    """Synchronous: the large batch's weights. Else in turns, the same each time; on every rank."""
-
-    def program(rank):
-        from bigtrain_lab.runtime import Group
-
-        found, group = {}, Group.of(None)
-        for name, how in HOW.items():
-            weights, updates = trains(group, 2, 8, **how)
-            found |= {f"{name} {path} {rank.index}": weight for path, weight in weights.items()}
-            stale = [each.staleness for each in updates] or [-1]
-            found[f"stale {name} {rank.index}"] = torch.tensor(stale)
-        refused = []
-        for wrong in WRONG:
-            try:
-                ParameterServer(*wrong(rank, group))
-            except Impossible as told:
-                refused.append(str(told))
-        return found | {f"refused {rank.index}": "\n".join(refused)}
-
-    result = launch(program, WORKERS + 2, record=False, directory=tmp_path / "run").result
-    for name in HOW:
-        expected = one_process(name == "sync", 8)
-        for rank in range(WORKERS + 2):
-            for path, weight in expected.items():
-                off = torch.from_numpy(result[f"{name} {path} {rank}"]) - weight
-                assert off.norm() <= 1e-12 * weight.norm(), (name, rank, path)
+    """In turns; in rounds, and under a bound, the lab proves it."""
+    result = launch(trains, WORKERS + 2, record=False, directory=tmp_path / "run").result
+    for (path, weight), rank in product(one_process(8).items(), range(WORKERS + 2)):
+        off = torch.from_numpy(result[f"{path} {rank}"]) - weight
+        assert off.norm() <= 1e-12 * weight.norm(), (rank, path)
+        assert str(result[f"refused {rank}"]).split("\n") == TOLD
     for rank in (WORKERS, WORKERS + 1):
-        assert result[f"stale async {rank}"].tolist() == [0, 1, 2] + [2] * 21
-        assert not result[f"stale sync {rank}"].any()
-    told = {str(result[f"refused {rank}"]) for rank in range(WORKERS + 2)}
-    assert len(told) == 1 and told.pop().split("\n") == TOLD
+        assert result[f"stale {rank}"].tolist() == [0, 1, 2] + [2] * 21
 
 
-HOW = {"sync": {"synchronous": True}, "async": {}, "again": {}, "bound": {"bound": 2}}
 SGD, TWO = partial(torch.optim.SGD, lr=RATE), [nn.Linear(2, 2), nn.Linear(2, 2).double()]
 WRONG = [
     lambda rank, group: (model(), SGD, 8, 5, None, False, group),
