@@ -6,7 +6,6 @@ from statistics import median
 
 import pytest
 
-from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.compilers import (
     BYTES,
@@ -17,8 +16,6 @@ from bigtrain_lab.experiments.compilers import (
     Compile,
     break_even,
 )
-from bigtrain_lab.order.rates import last
-from bigtrain_lab.view.figures import figure
 from bigtrain_lab.view.report import column
 
 SMALL = {"rows": 70, "columns": 96, "dtype": "float64", "steps": 2}
@@ -41,29 +38,6 @@ def test_the_numbers_of_the_lesson():
     assert "10.5 times faster" in told and "a factor of 1.37" in told
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"compiler": "ours", "function": "softmax", "block": 256},
-        {"compiler": "eager", "function": "product"},
-    ],
-)
-def test_a_run_is_as_predicted(settings, tmp_path):
-    asked = Compile(**SMALL, **settings, backward=True)
-    run = asked.run(directory=tmp_path / "run")
-    trace = run.wait()
-    assert run.result and run_differs(asked, run) == []
-    assert last(trace, BYTES) == last(asked.predict(), BYTES) == asked.moved()
-    told = "\n".join(asked.explain(trace))
-    assert (
-        "Graph 1: the first call of this code." in told
-        and "Graph 2: the shape of x was 70 x 96" in told
-        and "Graph 3" not in told
-    )
-    for name in asked.figures:
-        figure(name, trace)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_is_launched_at_once_costs_one_launch(function):
     """A small tensor's kernels take the time of their launches, which a CUDA graph pays once a
@@ -83,18 +57,6 @@ def test_what_is_launched_at_once_costs_one_launch(function):
         small["cuda-graph"] <= small["ours"] < small["eager"]
         and large["ours"] < large["cuda-graph"] <= large["eager"]
     )
-
-
-def test_a_run_that_does_not_fit_is_refused():
-    huge = Compile(rows=65536, columns=65536)
-    with pytest.raises(
-        Impossible,
-        match=(
-            "^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would"
-            " need less.$"
-        ),
-    ):
-        huge.run()
 
 
 def test_what_a_machine_lacks_is_told(monkeypatch):
@@ -125,39 +87,16 @@ def test_xla_fuses_the_nine_operators_too():
         ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], None, "neither is faster within that spread"),
     ],
 )
-def test_wall_clock_is_measured_a_median_and_no_winner_within_the_spread(
-    eager, compiled, steps, said
-):
+def test_no_winner_is_told_within_the_spread_of_what_was_measured(eager, compiled, steps, said):
     asked = Compile(**SMALL)
-    logged = [
-        (FIRST, [10.0]),
-        (EAGER, eager),
-        (COMPILED, compiled),
-        ("block 4096", eager),
-        ("block 8192", compiled),
+    predicted = asked.predict()
+    logged = {FIRST: [10.0], EAGER: eager, COMPILED: compiled}
+    scalars = [
+        Scalar(0, "compute", "scalar", name, 0, value)
+        for name, values in logged.items()
+        for value in values
     ]
-    events = [
-        *asked.predict(),
-        *(
-            Scalar(0, "compute", "scalar", name, 0, value)
-            for name, values in logged
-            for value in values
-        ),
-    ]
-    modelled, measured = (
-        Trace.of(events, **asked.predict().header() | {"clock": clock})
-        for clock in ("modelled", "measured")
-    )
+    measured = Trace.of([*predicted, *scalars], **predicted.header() | {"clock": "measured"})
     table = column(asked.quantities, measured)
-    assert (
-        table["eager call, here, median"].value,
-        table["compiled call, here, median"].value,
-    ) == (median(eager), median(compiled))
-    assert not any("here" in name for name in column(asked.quantities, modelled)) and any(
-        "here" in name for name in table
-    )
-    assert break_even(measured) == steps and said in " ".join(asked.explain(modelled))
-    title = figure("blocks", measured).layout.title.text
-    assert ("no winner among 2 sizes" in title) == (steps is None) and ("fastest" in title) == (
-        steps is not None
-    )
+    assert table["eager call, here, median"].value == median(eager)
+    assert break_even(measured) == steps and said in " ".join(asked.explain(measured))

@@ -3,7 +3,6 @@ the ranks crosses the nodes."""
 
 import pytest
 
-from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.layouts import LAYOUTS, Layouts
 from bigtrain_lab.view.figures import figure
@@ -34,20 +33,6 @@ def test_the_numbers_of_the_lesson(layout, forward, backward, held):
     )
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"layout": "split-d-f", "ranks": 4, "node_size": 2},
-        {"layout": "split-n-d", "ranks": 8, "rows": 4, "swapped": True},
-    ],
-)
-def test_parts_of_two_axes_are_those_of_one_process(settings, tmp_path):
-    asked = Layouts(**SMALL, **settings)
-    run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
-    run.wait()
-    assert run.result and run_differs(asked, run) == []
-
-
 def test_the_axis_that_sends_more_belongs_inside_a_node():
     """Of 33.6 and 8.4 MB a rank, the sum of Y along the columns and of dW along the rows, one has
     150 GB/s and the other 12.5."""
@@ -63,23 +48,10 @@ def test_the_axis_that_sends_more_belongs_inside_a_node():
 
 def test_all_layouts_are_compared_but_those_that_do_not_fit():
     lab = Layouts(layout="split-n-f")
-    assert list(lab.compared) == list(LAYOUTS) and lab.compared["split-n-f"] == table(
-        layout="split-n-f"
-    )
-    assert (
-        min(lab.compared, key=lambda name: lab.compared[name][2]) == "split-n-f"
-        and "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
-    )
-    assert (
-        "dX sums over f, of which each rank has 1 of 2 parts: an all-reduce of 8.389 MB along"
-        " columns." in lab.explain(lab.predict())
-    )
-    assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"} and set(
-        Layouts(ranks=3, n=4098).compared
-    ) == {"split-n", "duplicate"}
-    assert Layouts.idle_settings({"layout": "split-n"}) - Layouts.idle_settings(
-        {"layout": "split-n-f"}
-    ) == {"rows", "swapped"}
+    assert list(lab.compared) == list(LAYOUTS)
+    assert lab.compared["split-n-f"] == table(layout="split-n-f")
+    assert "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
+    assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"}
 
 
 @pytest.mark.parametrize(
@@ -87,23 +59,17 @@ def test_all_layouts_are_compared_but_those_that_do_not_fit():
     [
         (
             {"layout": "split-d", "d": 1022},
-            (
-                "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020"
-                " or 1024."
-            ),
+            "'d' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020",
         ),
         (
             {"layout": "split-n-f", "ranks": 6, "rows": 4},
-            "6 ranks have no 4 equal rows: take rows that divide the ranks, such as 1 or 6.",
+            "no 4 equal rows: take rows that divide the ranks",
         ),
     ],
 )
 def test_what_is_refused(settings, sentence):
-    with pytest.raises(Impossible) as told:
+    with pytest.raises(Impossible, match=sentence):
         Layouts(**settings)
-    assert str(told.value) == sentence
-    with pytest.raises(Impossible, match="16 ranks are predicted only: run at most 8."):
-        Layouts(ranks=16).run()
 
 
 def test_the_figure_draws_the_parts_and_marks_the_chosen_layout():
@@ -116,13 +82,7 @@ def test_the_figure_draws_the_parts_and_marks_the_chosen_layout():
         and w == [["0 1"], ["2 3"], ["4 5"], ["6 7"]]
         and y == [["0 2 4 6"], ["1 3 5 7"]]
     )
-    bold = [
-        row for each in drawn["data"] if each["type"] == "bar" for row in each["y"] if "<b>" in row
-    ]
-    assert bold == ["<b>▸ split-n-d</b>"] * 2
-    whole = figure("layouts", Layouts(layout="duplicate").predict())
-    assert {
-        text for each in whole.data if each.type == "heatmap" for row in each.text for text in row
-    } == {"all"}
+    bars = [row for each in drawn["data"] if each["type"] == "bar" for row in each["y"]]
+    assert [row for row in bars if "<b>" in row] == ["<b>▸ split-n-d</b>"] * 2
     with pytest.raises(Impossible, match="knows no layouts"):
         figure("layouts", Layouts().simulated())
