@@ -26,21 +26,6 @@ def test_the_committed_page_is_what_the_tool_writes(tmp_path):
         assert (tmp_path / path.relative_to(link_page.DOCS)).read_text() == path.read_text(), (
             path.name
         )
-    assert (
-        len(list((tmp_path / "links").iterdir()))
-        == len(list((link_page.DOCS / "links").iterdir()))
-        == len(LINKED)
-    )
-
-
-def test_every_link_of_the_page_leads_somewhere():
-    page = (link_page.DOCS / "links.md").read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", page):
-        assert (
-            f"\n## {target[1:]}\n" in page
-            if target.startswith("#")
-            else (link_page.DOCS / target).is_file()
-        ), target
 
 
 @pytest.mark.parametrize("profile", LINKED, ids=lambda profile: profile.name)
@@ -75,19 +60,6 @@ def test_what_100_mb_take():
     assert [way.by for way in (inside, between)] == ["GPU Direct P2P", "GPU Direct RDMA"]
 
 
-def test_bars_are_to_scale():
-    drawn = ElementTree.fromstring(picture(PROFILES["v100-nvlink"]))
-    bars = {
-        e.get("class"): float(e.get("width"))
-        for e in drawn.iter(f"{SVG}rect")
-        if e.get("x") == "150"
-    }
-    inside, between = ways(PROFILES["v100-nvlink"])
-    assert bars["in-fill"] / bars["out-fill"] == pytest.approx(
-        inside.seconds(MESSAGE) / between.seconds(MESSAGE), rel=1e-3
-    )
-
-
 def test_a_profile_of_one_machine_has_one_node_and_nothing_leaves_the_picture():
     alone = replace(PROFILES["rtx3090-pcie"], between=None, name="a < b", node_size=1024)
     drawn = ElementTree.fromstring(picture(alone))
@@ -95,8 +67,5 @@ def test_a_profile_of_one_machine_has_one_node_and_nothing_leaves_the_picture():
     for element in drawn.iter(f"{SVG}rect"):
         assert float(element.get("x")) + float(element.get("width")) <= WIDTH
         assert float(element.get("y")) + float(element.get("height")) <= float(drawn.get("height"))
-    assert picture(alone)._repr_svg_() == picture(alone)
     loopback = replace(alone, inside=replace(alone.inside, name="gloo over loopback"))
-    assert "a < b: 8 of the ranks of a node" in texts(picture(loopback)) and "GPU" not in texts(
-        picture(loopback)
-    )
+    assert "GPU" not in texts(picture(loopback))
