@@ -156,8 +156,9 @@ SETTINGS: dict[str, list[dict]] = {
         ),
         *over(
             {**STAGES, "ranks": 2, "micro_batches": 4, "tied": True, "hardware": "a100-nvlink"},
+            {"schedule": "1f1b", "steps": 3},
             {"schedule": "interleaved"},
-            {"schedule": "zb-v", "steps": 3},
+            {"schedule": "zb-v"},
         ),
         {**STAGES, "schedule": "interleaved", "ranks": 1, "micro_batches": 2},  # sends to itself
         {**STAGES, "dropout": 0.1, "optimizer": "momentum", "dtype": "float32"},

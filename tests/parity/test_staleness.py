@@ -1,20 +1,9 @@
-"""The staleness experiment: on real processes, its delays, and the bound on the rate."""
+"""The staleness experiment: its delays, and the bound on the rate."""
 
 import pytest
 
-from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.staleness import Staleness, largest_stable_rate
-
-
-@pytest.mark.parametrize("schedule", ["zb-h2", "pipedream-2bw"])
-def test_a_run_is_as_predicted_and_as_one_process(schedule, tmp_path):
-    """A backward in halves, and one version for several micro-batches; test_pipeline.py runs every
-    schedule."""
-    asked = Staleness(schedule=schedule, steps=2)
-    run = asked.run(directory=tmp_path / "run")
-    run.wait()
-    assert run_differs(asked, run) == []
 
 
 def test_without_stashing_the_gradient_is_another():
