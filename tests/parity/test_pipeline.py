@@ -9,7 +9,6 @@ import torch
 
 from bigtrain_lab.checks import bytes_differ, run_differs, tensors_differ
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
 from bigtrain_lab.order.schedule import B, F, Schedule
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.techniques.pipeline import AHEAD, Pipeline
@@ -67,38 +66,6 @@ def test_the_peak_names_what_a_pipeline_holds(schedule, ranks, kinds, tmp_path):
     for kind, name in kinds.items():
         names = [each.name for each in alive if each.kind == kind]
         assert names and [each for each in names if not re.fullmatch(name, each)] == []
-
-
-def gradients(rank, schedule, config, inputs, targets):
-    """One batch without an optimizer: U leaves the gradients on the parameters, as in a script of
-    one's own."""
-    own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
-    stages = [GPTStage(config, *split(config, schedule.stages)[s]) for s in own]
-    loss = Pipeline(stages, schedule, cross_entropy, rank.group()).step(inputs, targets)
-    found = {name: p.grad.numpy() for stage in stages for name, p in stage.named_parameters()}
-    return found | ({"loss": loss.numpy()} if loss is not None else {})
-
-
-@pytest.mark.parametrize(
-    "schedule, p, m", [("gpipe", 3, 2), ("interleaved", 2, 4), ("zb-h2", 2, 4)]
-)
-def test_without_an_optimizer_the_gradients_are_those_of_one_process(schedule, p, m, tmp_path):
-    config = GPTConfig(layers=8, width=16, heads=2, sequence=8, dtype=torch.float64)
-    draw = torch.Generator().manual_seed(p * 100 + m)
-    ids = torch.randint(256, (2 * m, 9), generator=draw)
-    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    chosen = Schedule.named(schedule)(p, m)
-    run = launch(
-        lambda rank: gradients(rank, chosen, config, inputs, targets),
-        ranks=p,
-        directory=tmp_path / "run",
-    )
-    run.wait()
-    whole = GPTStage(config, 0, config.pieces)
-    loss = cross_entropy(whole(inputs), targets)
-    loss.backward()
-    expected = {name: q.grad.numpy() for name, q in whole.named_parameters()}
-    assert tensors_differ(run.result, {**expected, "loss": loss.detach().numpy()}) == []
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from bigtrain_lab.order.schedule import B, F, Schedule
 from bigtrain_lab.view.report import column, rows, strip
 
 BAD = [
-    ({"ranks": 9}, "ranks is 9: it must be a whole number from 1 to 8"),
     ({"micro_batches": 0}, "micro-batches is 0: it must be a whole number from 1 to 32"),
     (
         {"ranks": 4, "layers": 3},
@@ -53,8 +52,6 @@ BAD = [
     ({"schedule": "x"}, "no schedule called 'x': choose one of .*1f1b"),
     ({"nope": 1}, "pipeline has no setting 'nope'"),
     ({"heads": 3}, "take 2 or 4 heads"),
-    ({"hardware": "z"}, "hardware is 'z': choose one of unit"),
-    ({"optimizer": "z"}, "optimizer is 'z': choose one of sgd"),
     ({"dtype": "float8"}, "dtype is 'float8': it must be one of float32, float64"),
     ({"tied": True, "schedule": "pipedream"}, "tied=False, or a synchronous schedule"),
     ({"text": "/nowhere/at all"}, "cannot be read"),
@@ -97,26 +94,13 @@ def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
     )
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"],
-)
-def test_every_menu_is_held_and_other_words_are_one_sentence(experiment):
+@pytest.mark.parametrize("experiment", Experiment.all())
+def test_a_word_that_is_on_no_menu_is_one_sentence(experiment):
     chosen = Experiment.named(experiment)
-    menus = [
-        name
-        for name, knob in chosen.knobs().items()
-        if knob.menu() and chosen.model_fields[name].annotation is str
-    ]
-    assert menus
-    for name in menus:
-        own = {"fault": "There is no fault 'x'", "schedule": "There is no schedule called 'x'"}.get(
-            name, f"{name} is 'x'"
-        )
-        with pytest.raises(
-            Impossible, match=f"^{own}: choose one of {re.escape(chosen.knobs()[name].menu()[0])}"
-        ):
-            chosen(**{name: "x"})
+    for name, knob in chosen.knobs().items():
+        if (menu := knob.menu()) and chosen.model_fields[name].annotation is str:
+            with pytest.raises(Impossible, match=f"choose one of {re.escape(menu[0])}"):
+                chosen(**{name: "no such word"})
 
 
 def test_a_short_text_is_refused_before_anything_runs(tmp_path):
@@ -133,40 +117,14 @@ def test_a_text_that_changed_is_read_again(tmp_path):
     assert (asked.samples(0).inputs != before).all()
 
 
-def test_knobs_describe_every_field():
-    assert Experiment.named("pipeline") is PipelineExperiment
-    for name, knob in PipelineExperiment.knobs().items():
-        assert knob.help and not knob.help.endswith("."), name
-    assert PipelineExperiment.knobs()["schedule"].menu() == list(Schedule.all())
-    assert [n for n, k in PipelineExperiment.knobs().items() if not k.more] == [
-        "schedule",
-        "ranks",
-        "micro_batches",
-        "hardware",
-        "stashing",
-        "chunks",
-    ]
-
-
-def test_changed_settings_are_checked_again():
-    asked = PipelineExperiment()
-    assert asked.replace(ranks=2).ranks == 2 and asked.ranks == 4
-    with pytest.raises(Impossible):
-        asked.replace(ranks=0)
-
-
 def test_the_table_of_the_default_lab():
     asked = PipelineExperiment()
     trace = asked.predict()
     table = {name: amount.value for name, amount in column(asked.quantities, trace).items()}
     assert table["step time"] == 33 and round(table["idle share"], 1) == 27.3
-    peaks = [table[f"peak memory, rank {r}"] for r in range(4)]
-    assert peaks == [peak(trace, r).bytes for r in range(4)] and all(
-        peaks[r] > trace.peak_bytes(r) for r in range(4)
-    )  # inside a backward
+    assert table["peak memory, rank 0"] == peak(trace, 0).bytes > trace.peak_bytes(0)
     # 8 micro-batches, 3 boundaries, both ways, 3 steps, of rows x sequence x width float32
     assert table["bytes sent, all ranks"] == 8 * 3 * 2 * 3 * (2 * 64 * 64 * 4)
-    assert "0.437 M parameters in 4 stages" in asked.describe()
 
 
 def test_the_loss_is_what_only_a_run_tells(tmp_path):
@@ -202,71 +160,10 @@ def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_pat
     assert str(row.predicted) == "9 slots" and row.modelled is None and row.difference == ""
 
 
-def test_halves_of_a_backward_are_priced_by_their_products():
-    asked = PipelineExperiment(schedule="zb-h1", hardware="a100-nvlink")
-    time = asked.durations()
-    for stage in range(4):
-        assert (
-            time["W"][stage]
-            < time["I"][stage]
-            < time["B"][stage]
-            < time["I"][stage] + time["W"][stage]
-        )  # the halves start more operators
-
-
-def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():
-    small, large = (
-        PipelineExperiment(layers=8, width=32),
-        PipelineExperiment(layers=12, width=832, heads=8),
-    )
-    assert "0.12 M" in small.describe() and "100 M" in large.describe()
-    assert (
-        PipelineExperiment(ranks=1, tied=True, layers=2).stage_bytes[0].weights
-        < PipelineExperiment(ranks=1, layers=2).stage_bytes[0].weights
-    )
-
-
 def test_every_bubble_is_explained():
-    sentences = PipelineExperiment(hardware="unit").explain(PipelineExperiment().predict())
-    assert (
-        "Rank 3 idles 3 slots first: nothing reaches it before F0 has crossed ranks 0, 1 and 2."
-        in sentences
-    )
-    assert any(
-        s.startswith("Rank 0 idles 6 slots before B0") and "ranks 3, 2 and 1" in s
-        for s in sentences
-    )
-    assert any(s.startswith("Rank 3 idles 6 slots at the end") for s in sentences)
-    from bigtrain_lab.core import Span
-
-    spans = [
-        Span(0, "compute", "F", f"0F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))
-    ]
-    spans += [
-        Span(1, "compute", "F", "1F0", 0, 7),
-        Span(0, "compute", "validate", "validate", 7, 8),
-    ]
-    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(
-        Trace.of(spans, "modelled", ranks=2)
-    )
-    assert (
-        any(s.startswith("Rank 0") for s in told) is False
-    )  # stage 0 waits for no other rank's forward
-    spans = [
-        Span(1, "compute", "F", f"1F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))
-    ] + [Span(0, "compute", "F", "0F0", 0, 7)]
-    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(
-        Trace.of(spans, "modelled", ticks_per_unit=1, ranks=2)
-    )
-    assert (
-        told[0].startswith("Rank 1 idles 3 slots before F2")
-        and "2 such waits take 4 slots" in told[0]
-    )  # the longest is told
-    split = PipelineExperiment(schedule="zb-h2")
-    assert any(
-        "at the end: its part is done, and other ranks still have work of their own" in s
-        for s in split.explain(split.predict())
-    )
+    said = " ".join(PipelineExperiment(hardware="unit").explain(PipelineExperiment().predict()))
+    assert "Rank 3 idles 3 slots first" in said and "F0 has crossed ranks 0, 1 and 2" in said
+    assert "Rank 0 idles 6 slots before B0" in said and "Rank 3 idles 6 slots at the end" in said
     assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []
 
 

@@ -77,27 +77,11 @@ def test_each_training_is_a_column_and_each_rank_a_row():
         [0, 6, 8, 10],
         [0, 0, 1000, 1000],
     )  # of this step alone
-    assert {axis.range for axis in figure.select_xaxes()} == {
-        (0, 20)
-    }  # one clock's scale: the longer step is seen
-    assert (
-        {axis.range[1] for axis in figure.select_yaxes(row=1)}
-        == {axis.range[1] for axis in figure.select_yaxes(row=2)}
-        == {1.04 * 13_000_000}
-    )
+    assert {axis.range for axis in figure.select_xaxes()} == {(0, 20)}  # the longer step is seen
+    assert {axis.range[1] for axis in figure.select_yaxes(row=1)} == {1.04 * 13_000_000}
     first, second = (each.text for each in figure.layout.annotations if "peak" in each.text)
-    assert (
-        "data &lt;parallel&gt;" in first
-        and "peak <b>13 MB</b>, sends <b>1 kB</b>" in first
-        and "peak <b>4 MB</b>, sends <b>1.5 kB</b>" in second
-    )
-    assert "■</span>4 " in first and "■</span>8 " in first and "modelled" in second
-    assert [line.name for line in figure.data if line.showlegend] == [
-        "weights",
-        "optimizer",
-        "activations",
-        "sent by a rank",
-    ]
+    assert "peak <b>13 MB</b>, sends <b>1 kB</b>" in first and "&lt;parallel&gt;" in first
+    assert "peak <b>4 MB</b>, sends <b>1.5 kB</b>" in second and "modelled" in second
 
 
 def test_what_a_machine_measured_has_a_scale_of_its_own_and_many_ranks_are_told():
@@ -141,19 +125,9 @@ class Sharded(Waves):
 
 def test_a_panel_draws_what_the_experiment_shows_beside():
     made = Panel(Sharded(micro_batches=3))
-
-    def headings():
-        layout = made.picture._others.children[0].outputs[0]["data"][
-            "application/vnd.plotly.v1+json"
-        ]["layout"]
-        return [each["text"] for each in layout["annotations"] if "peak" in each["text"]]
-
-    assert (
-        ["another" in text for text in headings()] == [False, True]
-        and "<b>10 MB</b>" in headings()[0]
-        and "<b>19 MB</b>" in headings()[1]
-    )
     made.pin()
     made.set(micro_batches=4)
     made.tabs.value = "pinned"
-    assert "<b>10 MB</b>" in headings()[0] and "<b>19 MB</b>" in headings()[1]
+    drawn = made.picture._others.children[0].outputs[0]["data"]["application/vnd.plotly.v1+json"]
+    told = [each["text"] for each in drawn["layout"]["annotations"] if "peak" in each["text"]]
+    assert "<b>10 MB</b>" in told[0] and "another" in told[1] and "<b>19 MB</b>" in told[1]
