@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bigtrain_lab.core import Impossible, Scalar, Trace
+from bigtrain_lab.core import Scalar, Trace
 from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
@@ -43,11 +43,6 @@ def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
         7,
     ]
     assert [asked.held(1, tensor) for tensor in (2 * parts[0], parts[0] + 1e-3)] == [0, 0]
-
-
-def test_ranks_that_do_not_fill_their_nodes_are_refused():
-    with pytest.raises(Impossible, match="9 ranks do not fill nodes of 8: take 8 or 16 ranks"):
-        AllReduce(collective="hierarchical", ranks=9)
 
 
 # -- what a trace tells of chunks, and what the player is told -------------------------------------

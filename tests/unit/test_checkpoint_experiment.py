@@ -102,20 +102,3 @@ def test_the_picture_tells_what_a_plan_takes_beyond_the_line():
     assert f"<b>+{memory / least - 1:.0%}</b>" in {a.text for a in figure.layout.annotations}
     with pytest.raises(Impossible, match="knows no recompute plans"):
         figures.figure("budgets", asked.simulated())
-
-
-def test_what_cannot_be_is_said():
-    for settings, why in [
-        (
-            {"budget": 1},
-            (
-                r"A budget of .* is below the smallest peak that any plan reaches, .*: take at"
-                r" least 6.5% of keep-all"
-            ),
-        ),
-        ({"plan": "nix"}, "plan is 'nix': choose one of keep-all, keep-none"),
-        ({"plan": "selective", "model": "mlp"}, "an MLP has none"),
-        ({"heads": 3}, "heads"),
-    ]:
-        with pytest.raises(Impossible, match=why):
-            Checkpoint(**settings)

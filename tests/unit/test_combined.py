@@ -62,26 +62,6 @@ def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes()
     assert called("3F0")[0] == ["all_reduce"] * 3  # the loss
 
 
-@pytest.mark.parametrize(
-    "changes, told",
-    [
-        ({"replicas": 1, "slices": 4, "heads": 2, "width": 16}, "take 4"),
-        (
-            {"replicas": 4, "pipeline": 1, "slices": 2, "micro_batches": 6},
-            "6 micro-batches cannot be shared equally by 4 replicas: take 8 micro-batches.",
-        ),
-        ({"zero_1": True, "optimizer": "lamb"}, "take adam, tp = 1, or no zero-1"),
-        (
-            {"replicas": 1, "pipeline": 8, "slices": 1, "layers": 4},
-            "8 stages need at least 8 layers",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(changes, told):
-    with pytest.raises(Impossible, match=told.replace("(", r"\(")):
-        Combined(**changes)
-
-
 def test_more_ranks_than_run_here_are_predicted_and_run_is_grey_with_its_reason():
     panel, why = show("combined", **SMALL), "16 ranks are predicted only: run at most 8."
     panel.set(slices=4)

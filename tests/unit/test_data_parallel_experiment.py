@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.order.plan import Together
 from bigtrain_lab.order.rates import exposed
@@ -133,19 +132,3 @@ def test_a_nan_reaches_every_replica_and_its_rank_is_named(tmp_path):
         for name, array in result.items()
         if name.startswith("layers")
     )
-
-
-@pytest.mark.parametrize(
-    "settings, told",
-    [
-        ({"mistake": "absent", "fault_at": 99}, "can make it at 0 to"),
-        ({"mistake": "swapped", "fault_rank": 5}, "there are ranks 0 to 2"),
-        ({"mistake": "short", "steps": 1}, "One step cannot"),
-        ({"mistake": "absent", "replicas": 1, "fault_rank": 0}, "One replica cannot"),
-        ({"schedule": "pipedream", "pipeline": 2}, "no gradient of a whole window for replicas"),
-        ({"pipeline": 4, "layers": 3}, "4 stages need at least 4 layers"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings, told):
-    with pytest.raises(Impossible, match=told):
-        DataParallel(**{"steps": 2} | settings)

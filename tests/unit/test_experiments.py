@@ -62,10 +62,43 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("settings,words", BAD, ids=lambda v: str(v)[:40])
-def test_what_cannot_be_is_one_sentence(settings, words):
+REFUSED = [
+    *(("pipeline", settings, words) for settings, words in BAD),
+    ("all-reduce", {"collective": "hierarchical", "ranks": 9}, "do not fill nodes of 8: take 8"),
+    ("checkpoint", {"budget": 1}, r"below the smallest peak .*: take at least 6.5% of keep-all"),
+    ("checkpoint", {"plan": "selective", "model": "mlp"}, "an MLP has none"),
+    ("combined", {"replicas": 1, "slices": 4, "heads": 2, "width": 16}, "take 4"),
+    (
+        "combined",
+        {"replicas": 4, "pipeline": 1, "micro_batches": 6},
+        "cannot be shared equally by 4 replicas: take 8 micro-batches",
+    ),
+    ("combined", {"zero_1": True, "optimizer": "lamb"}, "take adam, tp = 1, or no zero-1"),
+    ("data-parallel", {"mistake": "absent", "fault_at": 99}, "can make it at 0 to"),
+    ("data-parallel", {"mistake": "swapped", "fault_rank": 5}, "there are ranks 0 to 2"),
+    ("data-parallel", {"mistake": "short", "steps": 1}, "One step cannot"),
+    ("data-parallel", {"mistake": "absent", "replicas": 1, "fault_rank": 0}, "One replica cannot"),
+    ("data-parallel", {"schedule": "pipedream", "pipeline": 2}, "no gradient of a whole window"),
+    ("data-parallel", {"pipeline": 4, "layers": 3}, "4 stages need at least 4 layers"),
+    ("large-batch", {"batch": 2048, "samples": 1024}, "take more samples, or a smaller batch"),
+    ("large-batch", {"batch": 100, "replicas": 3}, "take powers of two"),
+    ("layouts", {"layout": "split-d", "d": 1022}, "cannot be cut into 4 equal parts .* make it"),
+    ("layouts", {"layout": "split-n-f", "ranks": 6, "rows": 4}, "take rows that divide the ranks"),
+    ("parameter-server", {"steps": 500, "slow": 16, "workers": 6}, "a smaller slow, or a bound"),
+    ("parameter-server", {"fault": "nan", "fault_rank": 7}, "there are ranks 0 to 4"),
+    ("precision", {"hardware": "titan-rtx-nvlink", "level": "bf16"}, "no speed for bfloat16"),
+    ("precision", {"width": 48, "heads": 5}, "5 heads cannot share"),
+    ("staleness", {"schedule": "interleaved"}, "take another schedule"),
+    ("tensor-slicing", {"slices": 3}, "vocabulary"),
+    ("tensor-slicing", {"slices": 8, "heads": 4}, "heads"),
+    ("tensor-slicing", {"cut": "row-column", "sequence_parallel": True}, "sequence=False"),
+]
+
+
+@pytest.mark.parametrize("name, settings, words", REFUSED, ids=lambda v: str(v)[:40])
+def test_what_cannot_be_is_one_sentence(name, settings, words):
     with pytest.raises(Impossible, match=words) as refused:
-        PipelineExperiment(**settings)
+        Experiment.named(name)(**settings)
     assert str(refused.value).count("\n") == 0
 
 

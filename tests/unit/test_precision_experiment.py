@@ -96,21 +96,6 @@ def test_where_every_step_was_skipped_the_table_says_why_less_is_held_than_was_p
     assert told.holds is None and "every step was skipped" in told.text
 
 
-@pytest.mark.parametrize(
-    "ask, mend",
-    [
-        (
-            {"level": "bf16", "hardware": "titan-rtx-nvlink"},
-            "titan-rtx-nvlink states no speed for bfloat16.*float32 or float16",
-        ),
-        ({"width": 48, "heads": 5}, "5 heads cannot share"),
-    ],
-)
-def test_what_cannot_run_is_refused(ask, mend):
-    with pytest.raises(Impossible, match=mend):
-        Precision(**ask)
-
-
 # Broken levels. Each against fp32 at the same settings, on one small set of sentences that fp32
 # learns by heart.
 
