@@ -7,7 +7,6 @@ from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Scalar
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.accumulate import Accumulate, compared
-from bigtrain_lab.view.figures import figure
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "sequence": 16, "dtype": "float64"}
 
@@ -29,18 +28,10 @@ def test_a_limit_between_the_ends_of_actions_and_the_peak_is_told_before_the_run
     assert not any("does not fit" in said for said in enough.explain(enough.predict()))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def test_what_the_table_says(tmp_path):
     """With a short last window."""
     asked = Accumulate(**SMALL)
-    run = asked.run(directory=tmp_path_factory.mktemp("runs") / "run")
-    run.wait()
-    return asked, run
-
-
-def test_what_the_table_says(finished):
-    asked, run = finished
-    predicted, modelled = asked.predict(), run.trace("modelled")
+    predicted, modelled = asked.predict(), asked.run(directory=tmp_path / "run").wait()
     told = {q.name: (q.of(predicted), q.of(modelled)) for q in asked.quantities}
     assert told["step time"][0] == 10.5  # 10 micro-batches of 3 slots, 3 updates of half a slot
     saved, whole = told["activations, peak"][0], told["activations, window in one pass"][0]
@@ -67,7 +58,7 @@ def test_both_rules_are_one_on_equal_lengths():
     assert told["error, mean of means"] > 0.1 and told["error, token-weighted"] < 1e-13
 
 
-def test_windows_lengths_and_words():
+def test_windows_and_lengths():
     asked = Accumulate(accumulation=4, spread=16, sequence=64, sequences=2)
     assert (
         asked.tokens() == [8, 20, 50, 128]
@@ -76,21 +67,7 @@ def test_windows_lengths_and_words():
     )
     assert asked.steps == 3 and asked.windows()[-1] == (8, 9)
     assert [int((asked.micro_batch(n)[1] >= 0).sum()) for n in range(5)] == [8, 20, 50, 128, 8]
-    said = asked.explain(asked.predict())
-    assert "The last update is made of 2 micro-batches, not 4" in said[-1]
-    assert "counts 6.44 times what it should" in said[-2] and "off by about 127%" in said[-2]
-
-
-def test_the_figure_draws_equal_areas_of_what_each_micro_batch_counts(finished):
-    asked, run = finished
-    whole, measured = (figure("accumulation", t) for t in (asked.predict(), run.trace("modelled")))
-    bars = [drawn for drawn in whole.data if drawn.type == "bar"]
-    counts = zip(asked.tokens(), asked.facts["counts"]["mean of means"])
-    assert [(bar.width, bar.y[0]) for bar in bars] == list(counts)
-    assert all(bar.width * bar.y[0] == pytest.approx(sum(asked.tokens()) / 4) for bar in bars)
-    (dots,) = (drawn for drawn in measured.data if getattr(drawn, "mode", "") == "markers")
-    errors = run.trace("modelled").where(Scalar, name="error, mean of means")
-    assert list(dots.y) == [each.value for each in errors]
+    assert "made of 2 micro-batches, not 4" in asked.explain(asked.predict())[-1]
 
 
 def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):

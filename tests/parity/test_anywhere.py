@@ -19,14 +19,13 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from torch import get_num_threads
 
 import bigtrain_lab
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
-from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.runtime import Run
 from bigtrain_lab.view import report
 from tests.unit.jobs import environment, forked
 from tests.unit.ranks import warm_up
@@ -126,10 +125,6 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(
         run = Run.open(tmp_path / name)
         assert_same(first, run)
         assert run.settings["threads"] == 1
-
-
-def test_an_odd_number_of_ranks_has_no_line_for_two_nodes():
-    assert list(report.commands(LAB.replace(ranks=3))) == ["shell", "torchrun, one node"]
 
 
 # -- two machines ----------------------------------------------------------------------------------
@@ -336,27 +331,6 @@ def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_path):
-    words = script(
-        tmp_path,
-        """
-        import torch
-        from bigtrain_lab.runtime import launch
-        torch.set_num_threads(2)
-        run = launch(lambda rank: {f"threads{rank.index}": torch.get_num_threads()}, 2, directory="run")
-        again = launch(lambda rank: {"second": rank.index}, 2, directory="again")
-        print([int(n) for n in run.result.values()], [int(n) for n in again.result.values()], torch.get_num_threads())
-    """,
-    )
-    for code, out in ranks_by_hand(
-        tmp_path, words, 2
-    ):  # torch may have the last word, on a store that is gone
-        assert code == 0 and "[1, 1] [0] 2" in out.splitlines(), out
-
-    threads = launch(lambda rank: {"threads": get_num_threads()}, 1, directory=tmp_path / "here")
-    assert threads.result["threads"] == 1
-
-
 # -- failures --------------------------------------------------------------------------------------
 
 FAILING = """
@@ -507,19 +481,3 @@ def test_the_kubernetes_job_is_whole_and_starts_what_the_panel_copies():
     (text,) = container["args"]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert text.splitlines()[-1] == SHOWN
-
-
-def test_what_one_node_is_refused_ends_both_with_its_reason(tmp_path):
-    line = report.commands(LAB)["torchrun, two nodes"].replace(
-        "$HEAD_NODE:29400", f"127.0.0.1:{free_port()}"
-    )
-    (code, output), (other_code, other_output) = ended(
-        typed(line, "run", tmp_path), typed(f"{line} --no-such-setting 1", "run", tmp_path)
-    )
-    assert code and other_code and not (tmp_path / "run").exists()
-    assert re.search(
-        r"^bigtrain: Rank \d on .* cannot take part\. .*no-such-setting", output, flags=re.M
-    ), output
-    assert len(re.findall("^bigtrain: .*no-such-setting", other_output, flags=re.M)) == 1, (
-        other_output
-    )

@@ -1,14 +1,11 @@
 """Models cut in every way, beside the table of test_every_experiment.py that runs every cut."""
 
-import json
-
 import pytest
 
 from bigtrain_lab.checks import run_differs, tensors_differ
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.runtime import Run
 
 SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1, "steps": 2}
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
@@ -38,19 +35,3 @@ def test_a_measured_profile_is_one_for_the_prediction_and_all_ranks(tmp_path, mo
     run = asked.run(directory=tmp_path / "run")
     run.wait()
     assert run_differs(asked, run, tolerance=1e-5) == []
-
-
-def test_a_run_from_before_there_were_cuts_opens(tmp_path):
-    asked = PipelineExperiment(ranks=1, layers=1, width=16, sequence=4, micro_batches=1, steps=1)
-    run = asked.run(directory=tmp_path / "run")
-    run.wait()
-    about = json.loads((run.directory / "settings.json").read_text())
-    assert about["settings"].pop("partition") == "equal"
-    (run.directory / "settings.json").write_text(json.dumps(about))
-    settings = Run.open(run.directory).settings["settings"]
-    assert (
-        PipelineExperiment(
-            **{name: value for name, value in settings.items() if name != "experiment"}
-        )
-        == asked
-    )

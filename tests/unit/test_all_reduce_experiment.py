@@ -103,12 +103,3 @@ def test_traces_of_strangers_and_of_many_ranks_tell_no_chunks():
     assert holdings(Trace.of(wrong, "modelled", ranks=2)) is None
     mixed = Trace.of([*trace.events, *wrong[:2]], **trace.header())
     assert holdings(mixed) == holdings(trace)
-
-
-def test_a_lane_of_messages_alone_has_them_as_boxes_one_after_the_other():
-    trace = AllReduce(collective="star", ranks=4).predict()
-    first, *others = [box for box in trace.boxes() if box.rank == 0]
-    assert [box.start for box in others] == [box.end for box in [first, *others][:-1]] and len(
-        others
-    ) == 2
-    assert {box.kind for box in trace.boxes()} == {"reduce", "copy"}

@@ -1,8 +1,6 @@
 """The experiment checkpoint: what it predicts for a plan, what a real run then holds and does, and
 how deep a model fits."""
 
-from math import log10
-
 import pytest
 
 from bigtrain_lab.core import Impossible
@@ -13,8 +11,6 @@ from bigtrain_lab.models.chains import gpt_weights
 from bigtrain_lab.order.recompute.plan import advances, peak_bytes
 from bigtrain_lab.order.recompute.plans.selective import selective_share, transformer_bytes
 from bigtrain_lab.techniques.checkpoint import selective
-from bigtrain_lab.view import figures
-from bigtrain_lab.view.figures import depths
 
 SMALL = {"layers": 6, "width": 16, "heads": 2, "sequence": 8, "rows": 2, "budget": 45}
 
@@ -55,14 +51,6 @@ def test_four_times_deeper_in_the_same_memory():
         deepest(base, "keep-all", 10**6)
 
 
-def test_the_picture_of_depths_marks_what_may_go_deeper():
-    plans, chosen = {"keep-all": (4, 1.0), "keep-none": (16, 10.0)}, [(4, 1.0), (16, 1.24)]
-    drawn = depths.drawing(plans, chosen, "20.3 MB")
-    assert drawn.data[0].x == (4, 16) and "16 or more" in drawn.data[1].text[1]
-    (arrow,) = drawn.layout.annotations
-    assert drawn.layout.yaxis.type == "log" and (arrow.x, arrow.y) == (log10(16), 1)
-
-
 def test_the_published_bytes_of_a_transformer():
     """Korthikanti et al. 2022, s = h = 2048, a = 16, 24 layers, one row."""
     GB = [
@@ -82,23 +70,3 @@ def test_what_a_chain_of_weights_foretells_is_what_its_layers_do(settings):
     found = {each.name: each.of(asked.predict()) for each in asked.quantities}
     assert found["forwards run again, a step"] == advances(asked.ops)
     assert found["saved activations, peak"] == peak_bytes(asked.ops, asked.chain)
-
-
-def test_it_says_what_a_plan_does():
-    asked = Checkpoint(plan="keep-none", layers=4, dropout=0.0)
-    said = " ".join(asked.explain(asked.predict()))
-    assert "runs 15 forwards again: 1.83 times the work" in said and "Layer 0 runs 6 times" in said
-    assert "k" in Checkpoint.idle_settings(asked.model_dump())
-
-
-def test_the_picture_tells_what_a_plan_takes_beyond_the_line():
-    asked = Checkpoint(plan="sqrt", layers=64)
-    figure = figures.figure("budgets", asked.predict())
-    (gap,) = (line for line in figure.data if line.name == "memory above the line's")
-    memory, work = asked.facts["plans"]["sqrt"]
-    at = gap.x.index(memory)
-    least = min(m for m, w in asked.facts["frontier"] if w <= work)
-    assert gap.y[at - 1] == gap.y[at] == work and gap.x[at - 1] == pytest.approx(least)
-    assert f"<b>+{memory / least - 1:.0%}</b>" in {a.text for a in figure.layout.annotations}
-    with pytest.raises(Impossible, match="knows no recompute plans"):
-        figures.figure("budgets", asked.simulated())

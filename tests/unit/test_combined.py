@@ -7,8 +7,6 @@ from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.combined import Combined
 from bigtrain_lab.order.rates import axes
 from bigtrain_lab.panel import show
-from bigtrain_lab.train.recipe import Recipe
-from bigtrain_lab.view import figures
 
 SMALL = {
     "layers": 2,
@@ -35,12 +33,6 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
     assert clocks_differ(predicted, modelled) == []
     assert modelled.where(Memory).events == predicted.where(Memory).events
     assert [axis.name for axis in axes(modelled) if axis.bytes] == ["dp", "pp", "tp"]
-
-
-def test_stage_1_of_zero_goes_with_split_backwards():
-    """Which have no whole backward to price."""
-    asked = Combined(slices=1, schedule="zb-h1", zero_1=True, **SMALL)
-    assert {span.kind for span in asked.predict().spans(0)} >= {"F", "I", "W", "U"}
 
 
 def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes():
@@ -71,26 +63,3 @@ def test_more_ranks_than_run_here_are_predicted_and_run_is_grey_with_its_reason(
         panel.experiment.run()
     panel.set(slices=2)
     assert not panel.run_button.disabled and panel.status.value == ""
-
-
-@pytest.mark.parametrize(
-    "settings, told",
-    [
-        ({"slices": 2}, "slices is 2, and slicing does not say how"),
-        ({"slices": 2, "slicing": {"up": "column"}}, "sliced_loss is missing"),
-        ({"sequence_parallel": True}, "shares the sequence among slices, and slices is 1"),
-    ],
-)
-def test_a_recipe_says_how_its_layers_are_cut(settings, told):
-    parts = dict.fromkeys(("model", "data", "loss", "optimizer"), lambda *_: None)
-    with pytest.raises(Impossible, match=told):
-        Recipe(**settings, **parts)
-
-
-def test_the_cube_names_each_rank_and_what_each_axis_costs():
-    drawn = figures.figure("mesh", Combined(**SMALL).predict())
-    *lines, ranks = drawn.data
-    assert [line.name[:6] for line in lines] == ["dp = 2", "pp = 2", "tp = 2"]
-    assert ranks.hovertext[5] == "rank 5: dp 1, pp 0, tp 1"
-    with pytest.raises(Impossible, match="tells no mesh"):
-        figures.figure("mesh", Combined(**SMALL).simulated())

@@ -1,6 +1,5 @@
 """The data-parallel lab: what is exposed, by closed forms; cycles and priorities; its mistakes."""
 
-import numpy as np
 import pytest
 
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
@@ -116,19 +115,3 @@ def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
     with pytest.raises(RankFailed):
         run.wait()
     assert told in run.diagnosis
-
-
-def test_a_nan_reaches_every_replica_and_its_rank_is_named(tmp_path):
-    asked = DataParallel(**SMALL | {"dtype": "float32"}, fault="nan")
-    run = asked.run(directory=tmp_path / "run")
-    said = " ".join(asked.explain(run.wait()))
-    assert (
-        "rank 1 sent the first such value in bucket 0 of batch 0" in said
-        and "the NaN of rank 1 to every rank" in said
-    )
-    assert all(
-        np.isnan(array).any()
-        for result in run.results
-        for name, array in result.items()
-        if name.startswith("layers")
-    )

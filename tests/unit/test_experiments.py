@@ -2,16 +2,13 @@
 
 import re
 
-import numpy as np
 import pytest
 
-from bigtrain_lab.core import Impossible, Span, Trace
-from bigtrain_lab.core.peak import peak
+from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models.theory import block_flops
-from bigtrain_lab.order.schedule import B, F, Schedule
-from bigtrain_lab.view.report import column, rows, strip
+from bigtrain_lab.view.report import rows
 
 BAD = [
     ({"micro_batches": 0}, "micro-batches is 0: it must be a whole number from 1 to 32"),
@@ -150,29 +147,6 @@ def test_a_text_that_changed_is_read_again(tmp_path):
     assert (asked.samples(0).inputs != before).all()
 
 
-def test_the_table_of_the_default_lab():
-    asked = PipelineExperiment()
-    trace = asked.predict()
-    table = {name: amount.value for name, amount in column(asked.quantities, trace).items()}
-    assert table["step time"] == 33 and round(table["idle share"], 1) == 27.3
-    assert table["peak memory, rank 0"] == peak(trace, 0).bytes > trace.peak_bytes(0)
-    # 8 micro-batches, 3 boundaries, both ways, 3 steps, of rows x sequence x width float32
-    assert table["bytes sent, all ranks"] == 8 * 3 * 2 * 3 * (2 * 64 * 64 * 4)
-
-
-def test_the_loss_is_what_only_a_run_tells(tmp_path):
-    asked = PipelineExperiment(steps=2, micro_batches=2, layers=4, width=16, heads=2, sequence=8)
-    run = asked.run(directory=tmp_path / "run")
-    run.wait()
-    (loss,) = [q for q in asked.quantities if q.name.startswith("loss")]
-    assert loss.of(asked.predict()) is None
-    assert (
-        loss.of(run.trace("modelled"))
-        == loss.of(run.trace("measured"))
-        == pytest.approx(run.result["loss"][-2:].mean())
-    )
-
-
 def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_path):
     asked = PipelineExperiment(
         steps=200, micro_batches=2, ranks=2, layers=2, width=16, heads=2, sequence=8
@@ -191,35 +165,3 @@ def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_pat
         r for r in rows(asked.quantities, asked.predict(), trace) if r.quantity == "step time"
     ]
     assert str(row.predicted) == "9 slots" and row.modelled is None and row.difference == ""
-
-
-def test_every_bubble_is_explained():
-    said = " ".join(PipelineExperiment(hardware="unit").explain(PipelineExperiment().predict()))
-    assert "Rank 3 idles 3 slots first" in said and "F0 has crossed ranks 0, 1 and 2" in said
-    assert "Rank 0 idles 6 slots before B0" in said and "Rank 3 idles 6 slots at the end" in said
-    assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []
-
-
-def test_a_schedule_may_count_in_numpy_s_integers(family):
-    def steps(self, rank):
-        batch = np.arange(self.micro_batches)
-        return [*(F(rank, m) for m in batch), *(B(rank, m) for m in batch)]
-
-    plain, counted = (
-        type(f"Typed{kind}", (Schedule,), {"name": kind, "__module__": "__main__", "steps": of})
-        for kind, of in (("counted-plain", Schedule.named("gpipe").steps), ("counted-numpy", steps))
-    )
-    asked = PipelineExperiment(schedule=counted.name)
-    assert asked.order_digest == asked.replace(schedule=plain.name).order_digest
-    assert asked.predict().step_time == asked.replace(schedule="gpipe").predict().step_time
-
-
-def test_a_damaged_trace_is_drawn_in_a_shell():
-    """Its first step takes no time."""
-    spans = [
-        Span(0, "compute", "U", "0U0", 0, 0),
-        Span(0, "compute", "F", "0F1", 0, 4),
-        Span(0, "compute", "U", "0U1", 990, 999),
-    ]
-    ((_, cells),) = strip(Trace.of(spans, "modelled", ticks_per_unit=1, steps=2), 40).lanes
-    assert len(cells) > 1

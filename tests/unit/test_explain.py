@@ -5,10 +5,8 @@ import re
 
 import pytest
 
-from bigtrain_lab.core import Span, Trace
 from bigtrain_lab.order.explain import bubbles
 from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.simulate import simulate
 
 SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
@@ -35,40 +33,6 @@ def idle_slots(sentence: str) -> float:
     others."""
     longest, *sums = map(float, re.findall(r"([\d.]+) slots?", sentence))
     return sum(sums) if "such waits" in sentence else longest + sum(sums)
-
-
-def test_waits_for_other_things_are_told_apart():
-    spans = [Span(0, "compute", "F", f"0F{i}", i, i + 1) for i in range(3)] + [
-        Span(0, "compute", "B", f"0B{i}", 20 + i, 21 + i) for i in range(3)
-    ]
-    spans += [
-        Span(1, "compute", kind, f"1{name}", start, start + 1)
-        for kind, name, start in (
-            ("F", "F0", 1),
-            ("F", "F1", 3),
-            ("F", "F2", 7),
-            ("B", "B0", 9),
-            ("B", "B1", 14),
-            ("B", "B2", 16),
-        )
-    ]
-    spans += [Span(2, "compute", "F", f"2F{i}", 9 + i, 10 + i) for i in range(3)]
-    trace = Trace.of(spans, "modelled", ticks_per_unit=1, ranks=3)
-    rank_1 = next(
-        s
-        for s in bubbles(trace, GPipe(3, 3))
-        if s.startswith("Rank 1 idles") and "before" in s and "first" not in s
-    )
-    assert all(
-        words in rank_1
-        for words in (
-            "Rank 1 idles 4 slots before B1",
-            "gradient",
-            "rank 2",
-            "3 such waits take 6 slots",
-            "2 waits for inputs take 4 slots",
-        )
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigtrain_lab.checks import clocks_differ
-from bigtrain_lab.core import Impossible, Trace
+from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -17,10 +17,8 @@ from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.failure.faults import FAULTS, Fault
 from bigtrain_lab.runtime.failure.wait_graph import RankState
 from bigtrain_lab.runtime.record.log import Log
-from bigtrain_lab.runtime.talk.recording import is_finite
 from bigtrain_lab.view.figures.waits import drawing
 from bigtrain_lab.view.report import command, reported
-from bigtrain_lab.view.table import trouble
 from tests.unit.ranks import fails, last_mark, ranks_alive, step, warm_up
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -138,22 +136,6 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values, finite",
-    [
-        ([1.0, 2.0], True),
-        ([1.0, float("nan")], False),
-        ([float("inf"), 1.0], False),
-        ([float("inf"), float("-inf")], False),
-        ([3e38, 3e38], True),
-        ([], True),
-    ],
-)
-def test_what_is_finite(values, finite):
-    assert is_finite(torch.tensor(values, dtype=torch.float32)) == finite
-    assert is_finite(torch.tensor([1, 2]))
-
-
-@pytest.mark.parametrize(
     "settings, sentence",
     [
         ({"fault": "flood"}, "There is no fault 'flood': choose one of none, raise"),
@@ -208,29 +190,7 @@ def test_settings_of_a_fault_are_idle_where_it_has_none_of_them(lab, rank, idle)
     assert lab.idle_settings(struck.model_dump()) & own == {"fault_factor"} | idle
 
 
-def test_the_symptom_is_told_after_the_run_and_not_before():
-    asked = lab("faults", "nan", guess="it is slower")
-    before, after = (asked.explain(t) for t in (asked.predict(), Trace.of([], "modelled")))
-    assert "Before you run it" in before[0] and "not a number" not in " ".join(before)
-    assert "You guessed: it is slower. No:" in after[1]
-
-
 # -- collectives -----------------------------------------------------------------------------------
-
-
-def test_a_forgotten_collective_is_told_long_before_the_stall_limit():
-    def program(rank):
-        if rank.index != 1:
-            rank.group().all_reduce(torch.ones(1), name="gradients")
-        rank.group().recv((rank.index + 1) % 3, name="x")
-
-    run = fails(program, stall_s=1000)
-    assert run.diagnosis.startswith("Deadlock: ")
-    for said in ("rank 2 waits in gradients for rank 1", "rank 1 waits for x from rank 2"):
-        assert said in run.diagnosis
-    first = program.__code__.co_firstlineno
-    assert all(f"{__file__}:{first + i}" in run.diagnosis for i in (2, 3))
-    assert run.waits[0].on == (1,) and [w.cycle for w in run.waits] == [False, True, True]
 
 
 @pytest.mark.parametrize("mode", [{}, {"cost": {"F": 1}}], ids=["measured", "modelled"])
@@ -274,11 +234,3 @@ def test_the_picture_of_waits():
     assert len(list(picture.iter("circle"))) == 4 and len(list(picture.iter("polygon"))) == 3
     assert [p.get("stroke-width") for p in picture.iter("path")] == ["1.2", "2.4", "2.4"]
     assert drawing(waits[3:]) == drawing(()) == ""
-
-
-def test_the_panel_shows_the_sentence_and_the_picture():
-    run = fails(lambda rank: rank.group().recv(1 - rank.index, name="x"), 2)
-    assert "<svg" in trouble(run.diagnosis, run) and "Deadlock: rank 0 waits for x" in trouble(
-        run.diagnosis, run
-    )
-    assert "<svg" not in trouble("Take 2 ranks.")

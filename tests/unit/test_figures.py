@@ -9,12 +9,10 @@ from bigtrain_lab.core.waited import waited
 from bigtrain_lab.core.words import duration, size
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.order.schedules.gpipe import GPipe
-from bigtrain_lab.order.schedules.naive import Naive
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.order.schedules.pipedream import PipeDream
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.view import figures
-from bigtrain_lab.view.figures import words
 from bigtrain_lab.view.figures.memory import byte_ticks
 from bigtrain_lab.view.player import pack
 
@@ -55,20 +53,10 @@ def test_timeline_has_a_box_for_each_span():
     assert drawn >= {("rank 0", 0, 1, "F0"), ("rank 3", 4, 2, "B0"), ("rank 0", 31, 2, "B7")}
 
 
-def test_idle_is_told_only_where_there_is_any():
-    told = [figures.timeline(trace_of(Naive, ranks=ranks)).data[0].showlegend for ranks in (1, 2)]
-    assert told == [False, True]
-
-
 def test_colour_by_version_prints_the_version():
     drawn = {(text, row) for row, _, _, text in boxes(figures.versions(trace_of(PipeDream)))}
     assert ("F5<br>v2", "rank 0") in drawn  # batch 5 on worker 0: p-1 = 3 behind
     assert ("F5<br>v5", "rank 3") in drawn
-
-
-def test_many_spans_are_drawn_without_labels():
-    figure = figures.timeline(trace_of(GPipe, 8, 32))
-    assert len(boxes(figure)) == 8 * 65 and not any(bar.text for bar in figure.data)
 
 
 def test_memory_stacks_kinds_in_order_and_ends_where_the_trace_does():
@@ -131,14 +119,6 @@ def test_waits_name_the_message():
     assert (first.ticks, first.message.name, first.message.src) == (1000, "0F0", 0)
     assert (back.ticks, back.message.name) == (6000, "1B0")
     assert (0, "compute", "0F1") not in found
-
-
-@pytest.mark.parametrize(
-    "name, label",
-    [("2F0", "F0"), ("2F0+2F1+2F2", "F0–2"), ("1F5+1B2", "F5+B2"), ("bucket 3", "bucket 3")],
-)
-def test_labels(name, label):
-    assert words.label(name) == label
 
 
 @pytest.mark.parametrize(

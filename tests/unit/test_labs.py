@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible, Scalar, Trace
-from bigtrain_lab.core.words import size
 from bigtrain_lab.experiments.compilers import (
     BYTES,
     COMPILED,
@@ -19,12 +18,11 @@ from bigtrain_lab.experiments.compilers import (
     break_even,
 )
 from bigtrain_lab.experiments.large_batch import LargeBatch
-from bigtrain_lab.experiments.layouts import LAYOUTS, Layouts
+from bigtrain_lab.experiments.layouts import Layouts
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.experiments.parameter_server import ParameterServing
-from bigtrain_lab.experiments.staleness import Staleness, largest_stable_rate
+from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing, found
-from bigtrain_lab.order.explain import NOT_FINITE, not_finite
 from bigtrain_lab.order.holdings import Part
 from bigtrain_lab.order.rates import ACCURACY, STEP, TRUST, called, of_layers
 from bigtrain_lab.runtime import RankFailed
@@ -79,30 +77,6 @@ def test_the_axis_that_sends_more_belongs_inside_a_node():
     )
 
 
-def test_all_layouts_are_compared_but_those_that_do_not_fit():
-    lab = Layouts(layout="split-n-f")
-    assert list(lab.compared) == list(LAYOUTS)
-    assert lab.compared["split-n-f"] == sent(layout="split-n-f")
-    assert "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
-    assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"}
-
-
-def test_the_figure_draws_the_parts_and_marks_the_chosen_layout():
-    drawn = figure(
-        "layouts", Layouts(layout="split-n-d", ranks=8, swapped=True, **LAYOUTS_SMALL).predict()
-    ).to_plotly_json()
-    x, w, y = (each["text"] for each in drawn["data"] if each["type"] == "heatmap")
-    assert (
-        x == [["0", "2", "4", "6"], ["1", "3", "5", "7"]]
-        and w == [["0 1"], ["2 3"], ["4 5"], ["6 7"]]
-        and y == [["0 2 4 6"], ["1 3 5 7"]]
-    )
-    bars = [row for each in drawn["data"] if each["type"] == "bar" for row in each["y"]]
-    assert [row for row in bars if "<b>" in row] == ["<b>▸ split-n-d</b>"] * 2
-    with pytest.raises(Impossible, match="knows no layouts"):
-        figure("layouts", Layouts().simulated())
-
-
 # -- memory ----------------------------------------------------------------------------------------
 
 MEMORY_SMALL = {"layers": 2, "width": 32, "heads": 2, "rows": 8, "sequence": 24, "vocabulary": 512}
@@ -122,14 +96,6 @@ def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
     ):
         run.wait()
     assert [span.name for span in run.trace("modelled").spans(0)] == ["0F0", "0B0", "0U0"]
-
-
-def test_it_says_where_the_peak_is_and_what_the_second_step_adds():
-    asked = MemoryExperiment(**MEMORY_SMALL)
-    peak, step = asked.explain(asked.predict())[-2:]
-    assert "in the backward of step 2" in peak and "_log_softmax" in peak
-    state = asked.account.after("0U0")["optimizer"]
-    assert asked.account.peak_of(1) - asked.account.peak_of(0) == state and size(state) in step
 
 
 # -- parameter-server ------------------------------------------------------------------------------
@@ -154,15 +120,6 @@ def test_what_a_straggler_costs():
     assert synchronous < 1.5 and bounded > 2 and asynchronous > bounded
     one, two = (rate("synchronous", servers=servers)[2] for servers in (1, 2))
     assert two < 0.6 * one and one == 100 * 4 * 2 * ParameterServing().server_bytes[0]
-
-
-def test_a_message_is_told_before_the_loss_that_it_spoils_at_once():
-    """Links are free and updates take no time: both bear one time."""
-    found = [
-        Scalar(rank, "compute", NOT_FINITE, name, 5, float("nan"))
-        for rank, name in ((0, "loss in 0F2"), (4, "server 0 answers 0.1"))
-    ]
-    assert "it began on rank 4; rank 4 sent" in not_finite(Trace.of(found, "modelled", ranks=5))[0]
 
 
 # -- compile ---------------------------------------------------------------------------------------
@@ -296,15 +253,6 @@ def test_a_part_is_found_by_its_numbers_and_no_other():
     assert [*found("w", torch.zeros(3, 12), whole)] == []
 
 
-@pytest.mark.parametrize("slices", [1, 2, 8])
-def test_the_figure_has_a_cell_for_each_part(slices):
-    drawn = figure(
-        "slices", TensorSlicing(slices=slices, **TENSOR_SLICING_SMALL).predict()
-    ).to_plotly_json()
-    cells = [len(trace["z"]) * len(trace["z"][0]) for trace in drawn["data"]]
-    assert cells == [slices, 1 if slices == 1 else 3 * slices, slices, slices, slices, slices]
-
-
 # -- large-batch -----------------------------------------------------------------------------------
 
 LARGE_BATCH_SMALL = {"batch": 64, "samples": 1024, "layers": 2, "width": 16, "dtype": "float64"}
@@ -359,19 +307,7 @@ def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
     assert 0 < LargeBatch(batch=1024, samples=1024).rate(1) < LargeBatch(batch=1024).full_rate
 
 
-def test_figures_say_what_they_need():
-    """A prediction knows its rates, and neither ratios nor what is learnt."""
-    predicted = LargeBatch(**LARGE_BATCH_SMALL).predict()
-    assert len(figure("trust", predicted).data) == 1
-    with pytest.raises(Impossible):
-        figure("learning", predicted)
-
-
 # -- staleness -------------------------------------------------------------------------------------
-
-
-def test_without_stashing_the_gradient_is_another():
-    assert max(Staleness(stashing=False, steps=2).recipe.alone().gradient_errors) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -385,17 +321,3 @@ def test_without_stashing_the_gradient_is_another():
 )
 def test_each_stage_s_delay(schedule, delays):
     assert Staleness(schedule=schedule).describe().endswith(delays)
-
-
-@pytest.mark.parametrize("delay,rate", [(0, 2), (1, 1), (2, 0.618), (3, 0.445), (12, 0.126)])
-def test_the_largest_stable_rate_of_a_delay(delay, rate):
-    """On w(t+1) = w(t) - rate * w(t - delay): just below it falls, just above it grows."""
-    assert round(largest_stable_rate(delay), 3) == pytest.approx(rate, abs=1e-3)
-
-    def size_after(factor, steps=6000):
-        w = [1.0] * (delay + 1)
-        for _ in range(steps):
-            w.append(w[-1] - factor * largest_stable_rate(delay) * w[-1 - delay])
-        return max(abs(x) for x in w[-50:])
-
-    assert size_after(0.99) < 0.1 and size_after(1.01) > 10

@@ -2,13 +2,12 @@
 are the profile's numbers."""
 
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from bigtrain_lab.core.hardware import PROFILES
-from bigtrain_lab.view.figures.links import MESSAGE, WIDTH, picture, ways
+from bigtrain_lab.view.figures.links import MESSAGE, picture, ways
 from tools import link_page
 
 LINKED = [profile for profile in PROFILES.values() if profile.inside]
@@ -58,14 +57,3 @@ def test_what_100_mb_take():
     said = texts(picture(PROFILES["h100-nvlink"]))
     assert "225 µs" in said and "2 ms" in said and "29.9 µs" in said
     assert [way.by for way in (inside, between)] == ["GPU Direct P2P", "GPU Direct RDMA"]
-
-
-def test_a_profile_of_one_machine_has_one_node_and_nothing_leaves_the_picture():
-    alone = replace(PROFILES["rtx3090-pcie"], between=None, name="a < b", node_size=1024)
-    drawn = ElementTree.fromstring(picture(alone))
-    assert "a < b" in "".join(texts(picture(alone))) and "node 1" not in texts(picture(alone))
-    for element in drawn.iter(f"{SVG}rect"):
-        assert float(element.get("x")) + float(element.get("width")) <= WIDTH
-        assert float(element.get("y")) + float(element.get("height")) <= float(drawn.get("height"))
-    loopback = replace(alone, inside=replace(alone.inside, name="gloo over loopback"))
-    assert "GPU" not in texts(picture(loopback))

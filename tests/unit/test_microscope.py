@@ -1,17 +1,12 @@
 """The microscope over ranks: the last step of several trainings side by side, and a panel that
 draws several predictions."""
 
-from typing import ClassVar
-
 import pytest
 
 from bigtrain_lab.core import Impossible, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import over_step
 from bigtrain_lab.order.rates import sent_so_far
-from bigtrain_lab.panel import Panel
 from bigtrain_lab.view import figures
-
-from .waves import Waves
 
 
 def trained(weights=4_000_000, sent=1000, clock="predicted", ranks=2, per_tick=1):
@@ -108,26 +103,3 @@ def test_of_many_readings_the_highest_of_each_stretch_are_kept():
         and {read.bytes for read in kept} == {16}
         and sent_so_far(trace, 0, 0) == [(0, 0), (1000, 0)]
     )
-
-
-class Sharded(Waves):
-    """Waves whose figure draws further predictions."""
-
-    figures: ClassVar[tuple[str, ...]] = ("microscope",)
-
-    def shown(self, figure, trace):
-        assert figure == "microscope"
-        return {"this one": trace, "another": trained(weights=2_000_000 * self.micro_batches)}
-
-    def predict(self):
-        return trained(weights=1_000_000 * self.micro_batches)
-
-
-def test_a_panel_draws_what_the_experiment_shows_beside():
-    made = Panel(Sharded(micro_batches=3))
-    made.pin()
-    made.set(micro_batches=4)
-    made.tabs.value = "pinned"
-    drawn = made.picture._others.children[0].outputs[0]["data"]["application/vnd.plotly.v1+json"]
-    told = [each["text"] for each in drawn["layout"]["annotations"] if "peak" in each["text"]]
-    assert "<b>10 MB</b>" in told[0] and "another" in told[1] and "<b>19 MB</b>" in told[1]

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible, Scalar, Trace
-from bigtrain_lab.core.formats import ACTIVATIONS, WEIGHTS, layers, looks
+from bigtrain_lab.core.formats import ACTIVATIONS, WEIGHTS, layers
 from bigtrain_lab.runtime.record.exponents import exponents
 from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.precision_flow import flow
 from bigtrain_lab.view import figures
-from bigtrain_lab.view.figures.exponents import LOSSES, SCALES, SHOWN, losses, percent, told
+from bigtrain_lab.view.figures.exponents import LOSSES, SCALES, SHOWN, percent
 
 SMALL, LARGE = torch.full((4,), 1.5 * 2.0**-27), torch.full((12,), 2.0**-3)
 
@@ -78,19 +78,6 @@ def test_each_position_of_the_slider_tells_the_shares_at_its_scale():
         assert set(written) == {f"annotations[{i}].text" for i in places}
     drawn = figure.layout.annotations[places[0]].text
     assert drawn == slider.steps[0].args[1][f"annotations[{places[0]}].text"]
-
-
-@pytest.mark.parametrize("log2_scale", [0, 10])
-def test_what_is_inf_already_counts_as_lost(log2_scale):
-    """Of 8 gradients 1 is 0, 4 are inf or nan, 2 overflow from a scale of 2^10 on, 1 is fine at
-    each."""
-    counted = exponents(
-        torch.tensor([0, torch.inf, torch.inf, -torch.inf, torch.nan, 500.0, 500.0, 2.0**-8])
-    )
-    lines = losses(counted, log2_scale)
-    share = percent((4 + 2 * (log2_scale == 10)) / 7)
-    assert lines[SHOWN.index("fp16")] == f"<b>fp16</b>  0% to 0, 0% subnormal, {share} inf or nan"
-    assert "50.0% inf or nan" in told("weight gradient", counted)
 
 
 # -- the flow of a step ----------------------------------------------------------------------------
@@ -169,42 +156,6 @@ def test_a_weight_that_no_gradient_reaches_is_named():
 
 
 # -- as training goes ------------------------------------------------------------------------------
-
-
-def test_each_look_is_a_point_and_each_scale_a_position():
-    events = [
-        *trace().events,
-        *(
-            report(2, kind, path, SMALL)
-            for kind, path in ((ACTIVATIONS, "b"), (WEIGHTS, "a.in.weight"))
-        ),
-    ]
-    training = Trace.of(events, "measured", settings={"every": 10})
-    found = looks(training)
-    assert [each.nonzero for each in found[ACTIVATIONS]] == [32, 32, 4] and [
-        each.zeros for each in found[WEIGHTS]
-    ] == [3, 3, 0]
-    figure = figures.underflow(training)
-    left = next(line for line in figure.data if line.name == "fp16")
-    assert list(left.x) == [0, 10, 20] and list(left.y) == [0.25, 0.25, 1]
-    (slider,) = figure.layout.sliders
-    for s, step in zip(SCALES, slider.steps, strict=True):
-        lost = float((SMALL[0] * 2.0**s).half() == 0)
-        assert step.args[0]["y"][SHOWN.index("fp16")][2] == lost
-    title = figure.layout.title.text
-    assert "fp16 zeroes 100% of activation gradients and 100% of weight gradients" in title
-
-
-@pytest.mark.parametrize("draw", [figures.exponents, figures.underflow])
-def test_the_slider_says_that_gradients_of_a_scaled_loss_hold_its_scale(draw):
-    plain = trace()
-    scaled = Trace.of(
-        [*plain.events, Scalar(0, "compute", "scalar", "loss scale", 0, 8192.0)], "measured"
-    )
-    assert [draw(t).layout.sliders[0].currentvalue.prefix for t in (plain, scaled)] == [
-        "loss scale ",
-        "the run's own loss scale, which these gradients hold, times ",
-    ]
 
 
 # -- levels side by side ---------------------------------------------------------------------------

@@ -193,30 +193,6 @@ def test_the_first_event_that_differs_is_told(other, said):
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == said
 
 
-def test_the_earliest_difference_is_told_whichever_rank_has_it():
-    late = [e._replace(end=e.end + 1) if isinstance(e, Span) else e for e in BASE[2:]]
-    other = Trace.of(
-        [*BASE[:2], *late, Span(0, "compute", "B", "0B0", 17000, 19000, 0)], "modelled", ranks=2
-    )
-    assert (
-        first_difference(Trace.of(BASE, "modelled", ranks=2), other)
-        == "rank 1, 1F0 until 3 slots against 3.001 slots"
-    )
-
-
-def test_ticks_of_another_size_are_the_same_time():
-    fine = Trace.of(
-        [
-            e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end}))
-            for e in BASE
-        ],
-        "modelled",
-        ranks=2,
-        ticks_per_unit=3000,
-    )
-    assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
-
-
 def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, runs, copy):
     settings = json.loads((copy / "settings.json").read_text())
     settings["settings"]["facts"]["order"] = "another"

@@ -11,12 +11,10 @@ import torch
 
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.data.batches import padded
-from bigtrain_lab.data.published import PUBLISHED_LOG
 from bigtrain_lab.experiments.translate import Translate, spent, starved
 from bigtrain_lab.models import Translator
 from bigtrain_lab.models.translator_pieces import TranslatorPiece, count, joined
 from bigtrain_lab.train import tracking
-from bigtrain_lab.view.figures.published import replay
 
 SMALL = {
     "dtype": "float64",
@@ -82,15 +80,6 @@ def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():
     labs = [Translate(**LARGE, accumulation=4, batch_tokens=tokens) for tokens in (6144, 98_304)]
     small, large = (lab.alone_s / lab.predict().makespan for lab in labs)
     assert small < 2 and 2.5 < large < 3
-
-
-def test_the_published_log_is_what_it_tells():
-    log = PUBLISHED_LOG
-    assert f"{log.rate(log.updates + 1):.3e}" == "1.612e-04" and log.rate(4000) == max(
-        map(log.rate, range(1, 17 * log.updates))
-    )
-    assert log.last == log.best + log.patience and 2 < log.warm_up_epochs < 3
-    assert len(replay().frames) == 17
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.core.peak import peak, readings
-from bigtrain_lab.core.words import size
 from bigtrain_lab.experiments import sharded
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
@@ -46,16 +45,6 @@ def test_the_numbers_of_the_paper():
     assert [zero_bytes(1, 4, stage) for stage in range(4)] == [16, 7, 5.5, 4]
     assert [zero_bytes(1, 4, stage, FLOAT32) for stage in range(4)] == [16, 10, 7, 4]
     assert [zero_sent_bytes(1, 4, stage) for stage in range(4)] == [1.5, 1.5, 1.5, 2.25]
-
-
-def test_peaks_are_of_steps_and_set_up_is_told_apart():
-    """While the optimizer is made a rank holds more than in any step."""
-    asked = Zero(stage=1)
-    trace = asked.predict()
-    most = {each.name: each.of(trace) for each in asked.quantities}["peak memory, most on a rank"]
-    assert most == peak(trace, 0).bytes < asked.dry(0).set_up_bytes
-    told = f"Before the first step rank 0 holds up to {size(asked.dry(0).set_up_bytes)}"
-    assert told in " ".join(asked.explain(trace))
 
 
 @pytest.mark.parametrize("ranks, stage", [(2, 1), (3, 2), (3, 3), (4, 1), (4, 3)])
@@ -128,16 +117,6 @@ def test_what_is_refused_early_is_no_more_than_the_peak(stage, settings):
     asked = Zero(stage=stage, replicas=2, **SMALL | settings)
     least, needed = asked.least_bytes(), asked.needed_bytes()
     assert all(0 < less <= most for less, most in zip(least, needed, strict=True))
-
-
-def test_what_it_says_and_shows():
-    asked = Zero(stage=2, replicas=3, micro_batches=2, **SMALL)
-    trace = asked.predict()
-    said = " ".join(asked.explain(trace))
-    assert "8 bytes a weight on each rank at stage 2" in said and "16, 238.6 kB" in said
-    shown = asked.shown("microscope", trace)
-    assert [*shown] == ["data parallel", "stage 1", "stage 2", "stage 3"]
-    assert shown["stage 2"] is trace and asked.shown("memory", trace) is trace
 
 
 def test_a_model_that_fits_in_parts_and_not_at_its_start_is_told():
