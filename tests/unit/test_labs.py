@@ -39,8 +39,6 @@ def table(lab) -> dict:
 
 # -- layouts ---------------------------------------------------------------------------------------
 
-LAYOUTS_SMALL = {"n": 24, "d": 16, "f": 8, "seed": 3}
-
 
 def sent(**settings) -> list:
     """Forward and backward, then seconds and the memory."""
@@ -201,15 +199,6 @@ TENSOR_SLICING_LARGE = {
     "vocabulary": 32000,
     "layers": 1,
     "steps": 1,
-}
-TENSOR_SLICING_SMALL = {
-    "width": 32,
-    "heads": 8,
-    "sequence": 8,
-    "rows": 1,
-    "vocabulary": 256,
-    "layers": 2,
-    "dtype": "float64",
 }
 
 
