@@ -24,6 +24,7 @@ from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.techniques.bucket_plan import LANE, with_buckets
 from bigtrain_lab.techniques.checkpoint import checkpoint
+from bigtrain_lab.train.optimizer import Optimizer
 
 from .measure import row
 
@@ -171,7 +172,7 @@ def dry(model: GPTConfig, at: int, slices: int, level: str):
         at,
         at + 1,
         ROWS,
-        "adam",
+        Optimizer.named("adam"),
         slices=slices,
         precision=level,
         recompute=again if at == 1 else None,

@@ -23,10 +23,9 @@ import yaml
 import bigtrain_lab
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
-from bigtrain_lab.experiments.data_parallel import DataParallel
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
-from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.runtime import Run
 from bigtrain_lab.view import report
 from tests.unit.jobs import environment, forked
 from tests.unit.ranks import warm_up
@@ -113,51 +112,19 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(
     first = panels_run(tmp_path / "panel", lab)
     assert clocks_differ(lab.predict(), first.trace()) == []
     lines, head = report.commands(lab), f"127.0.0.1:{free_port()}"
-    assert list(lines) == ["shell", "torchrun, one node", "torchrun, two nodes"]
     monkeypatch.chdir(tmp_path)
-    assert (
-        main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0
-        and "✓ modelled" in capsys.readouterr().out
-    )
+    assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0
+    assert "✓ modelled" in capsys.readouterr().out
     [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
     assert code == 0 and output.count("The run is kept in") == 1
     two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)
-    (code, output), (other_code, other_output) = ended(
-        *(typed(two, "two", tmp_path, OMP_NUM_THREADS="3") for _ in range(2))
-    )
-    assert code == other_code == 0 and (output + other_output).count("The run is kept in") == 1
+    done = ended(*(typed(two, "two", tmp_path, OMP_NUM_THREADS="3") for _ in range(2)))
+    assert [code for code, _ in done] == [0, 0]
+    assert sum(output.count("The run is kept in") for _, output in done) == 1
     for name in ("shell", "one", "two"):
         run = Run.open(tmp_path / name)
         assert_same(first, run)
         assert run.settings["threads"] == 1
-
-
-def test_replicas_of_a_pipeline_run_on_two_agents_as_here(tmp_path):
-    """Each agent has one replica, so gradients travel between them."""
-    lab = DataParallel(
-        replicas=2,
-        pipeline=2,
-        micro_batches=2,
-        steps=2,
-        layers=2,
-        width=16,
-        vocabulary=256,
-        sequence=8,
-        ring=True,
-        bucket_mb=0.02,
-    )
-    here = lab.run(directory=tmp_path / "here")
-    assert clocks_differ(lab.predict(), here.wait()) == []
-    line = report.commands(lab)["torchrun, two nodes"].replace(
-        "$HEAD_NODE:29400", f"127.0.0.1:{free_port()}"
-    )
-    done = ended(*(typed(line, "two", tmp_path) for _ in range(2)))
-    assert [code for code, _ in done] == [0, 0], done
-    assert_same(here, Run.open(tmp_path / "two"))
-
-
-def test_an_odd_number_of_ranks_has_no_line_for_two_nodes():
-    assert list(report.commands(LAB.replace(ranks=3))) == ["shell", "torchrun, one node"]
 
 
 # -- two machines ----------------------------------------------------------------------------------
@@ -248,19 +215,10 @@ if may_make_namespaces():
         assert (
             here["moved_s"] < there["error_s"] < there["moved_s"]
         )  # both readings of one clock are right, each to its error
-        assert "By the end they had moved apart by" in " ".join(output.split())
         crossing = [
             t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}
         ]
         assert crossing and all(t.start <= t.end for t in crossing)
-        shown = subprocess.run(
-            ["bigtrain", "show", str(tmp_path / "run")],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "Clocks of 2 machines" in shown.stdout
 
 
 # -- what rank 0 says holds for all ----------------------------------------------------------------
@@ -325,119 +283,52 @@ def test_the_cost_is_rank_0_s_whatever_another_machine_has_measured_of_itself(
     assert clocks_differ(lab.predict(), Run.open(tmp_path / "run").trace()) == []
 
 
-def test_ranks_that_were_asked_for_different_things_are_refused(tmp_path):
-    words = script(
-        tmp_path,
-        """
-        import os, sys
-        from bigtrain_lab.core import Impossible
-        from bigtrain_lab.runtime import launch
-        try:
-            launch(lambda rank: None, 2, steps=3 + int(os.environ["RANK"]), directory="run")
-        except Impossible as error:
-            sys.exit(f"refused: {error}")
-    """,
-    )
-    sentence = (
-        "refused: Rank 1 was started with steps 4 and rank 0 with 3: give every node the same"
-        " command and the same versions."
-    )
-    assert [
-        (code, output.splitlines()[-1]) for code, output in ranks_by_hand(tmp_path, words, 2)
-    ] == [(1, sentence)] * 2
-    assert not (tmp_path / "run").exists()
+REFUSING = """
+    import os, sys
+    import torch.distributed as dist
+    from bigtrain_lab.core import Impossible
+    from bigtrain_lab.runtime import launch
+    from bigtrain_lab.runtime.torchrun import attach
+    rank, attach.SEEN_S = int(os.environ["RANK"]), 0.1
+
+    def begin(*_, **__):
+        {begin}
+
+    if rank == 1:
+        {instead}
+    try:
+        launch(lambda rank: None, 2, steps={steps}, directory="run")
+    except Impossible as error:
+        sys.exit(f"refused: {{error}}")
+"""
+HINDERED = "dist.init_process_group = begin"
+REFUSED = {
+    "asked for different things": (
+        {"steps": "3 + rank"},
+        "Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command",
+    ),
+    "a disk of its own": (
+        {"instead": "attach.readable = lambda path: False"},
+        "Rank 1 on .* does not see the run directory",
+    ),
+    "killed before it connects": (
+        {"begin": "os.kill(os.getpid(), 9)", "instead": HINDERED},
+        r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed",
+    ),
+    "cannot connect": (
+        {"begin": "raise RuntimeError('no such interface')", "instead": HINDERED},
+        r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\)",
+    ),
+}
 
 
-def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
-    words = script(
-        tmp_path,
-        """
-        import os, sys
-        from bigtrain_lab.core import Impossible
-        from bigtrain_lab.runtime import launch; from bigtrain_lab.runtime.torchrun import attach as torchrun
-        torchrun.SEEN_S = 0.1
-        if os.environ["RANK"] == "1":
-            torchrun.readable = lambda path: False  # as on a machine with a disk of its own
-        try:
-            launch(lambda rank: None, 2, directory="run")
-        except Impossible as error:
-            sys.exit(f"refused: {error}")
-    """,
-    )
-    for code, output in ranks_by_hand(tmp_path, words, 2):
-        last = output.splitlines()[-1]
-        assert (
-            code == 1
-            and last.startswith("refused: Rank 1 on ")
-            and "does not see the run directory" in last
-        )
-        assert last.endswith("choose a --directory on a disk that all nodes share.")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "fault, told",
-    [
-        (
-            "os.kill(os.getpid(), 9)",
-            r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed",
-        ),
-        (
-            "raise RuntimeError('no such interface')",
-            (
-                r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let"
-                r" the nodes"
-            ),
-        ),
-    ],
-)
-def test_who_keeps_all_from_connecting_is_told_by_the_other_rank(fault, told, tmp_path):
-    words = script(
-        tmp_path,
-        f"""
-        import os, sys
-        import torch.distributed as dist
-        from bigtrain_lab.core import Impossible
-        from bigtrain_lab.runtime import launch
-        def begin(*_, **__):
-            {fault}
-        if os.environ["RANK"] == "1":
-            dist.init_process_group = begin
-        try:
-            launch(lambda rank: None, 2, directory="run")
-        except Impossible as error:
-            sys.exit(f"refused: {{error}}")
-    """,
-    )
-    (code, output), _ = ranks_by_hand(tmp_path, words, 2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
+    changes, told = REFUSED[name]
+    text = REFUSING.format(**{"begin": "pass", "instead": "pass", "steps": "3", **changes})
+    (code, output), _ = ranks_by_hand(tmp_path, script(tmp_path, text), 2)
     assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
     assert not (tmp_path / "run").exists()
-
-
-def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_path):
-    words = script(
-        tmp_path,
-        """
-        import torch
-        from bigtrain_lab.runtime import launch
-        torch.set_num_threads(2)
-        run = launch(lambda rank: {f"threads{rank.index}": torch.get_num_threads()}, 2, directory="run")
-        again = launch(lambda rank: {"second": rank.index}, 2, directory="again")
-        print([int(n) for n in run.result.values()], [int(n) for n in again.result.values()], torch.get_num_threads())
-    """,
-    )
-    for code, out in ranks_by_hand(
-        tmp_path, words, 2
-    ):  # torch may have the last word, on a store that is gone
-        assert code == 0 and "[1, 1] [0] 2" in out.splitlines(), out
-
-    def threads(rank):
-        import torch
-
-        return {"threads": torch.get_num_threads()}
-
-    assert launch(threads, 1, directory=tmp_path / "here").result["threads"] == 1
-    assert launch(threads, 1, directory=tmp_path / "more", threads=2).result["threads"] == 2
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -483,17 +374,6 @@ FAULTS = {
         if rank.index == 2: os._exit(0)
         group.barrier()""",
         "Rank 2 exited with code 0 before its program returned (os._exit?); rank 2 had done work.",
-    ),
-    "deadlock": (
-        """
-        if rank.index: group.recv(3 - rank.index, name="x")""",
-        "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1",
-    ),
-    "hang": (
-        """
-        if rank.index == 1: time.sleep(1000)
-        group.barrier()""",
-        "Rank 1 hangs: no progress for 5 s at ",
     ),
 }
 
@@ -594,40 +474,10 @@ def test_the_slurm_script_is_bash_and_starts_what_the_panel_copies():
 
 def test_the_kubernetes_job_is_whole_and_starts_what_the_panel_copies():
     service, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
-    assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == (
-        "Service",
-        "Job",
-        "None",
-    )
-    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
-    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {
-        "job-name": job["metadata"]["name"]
-    }
-    assert container["env"] == [
-        {"name": "HEAD_NODE", "value": f"{job['metadata']['name']}-0.{service['metadata']['name']}"}
-    ]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
     (text,) = container["args"]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    assert container["command"] == ["bash", "-c"] and text.splitlines()[-1] == SHOWN
-    assert {mount["name"] for mount in container["volumeMounts"]} == {
-        volume["name"] for volume in pod["volumes"]
-    }
-    assert container["workingDir"] in [mount["mountPath"] for mount in container["volumeMounts"]]
-
-
-def test_what_one_node_is_refused_ends_both_with_its_reason(tmp_path):
-    line = report.commands(LAB)["torchrun, two nodes"].replace(
-        "$HEAD_NODE:29400", f"127.0.0.1:{free_port()}"
-    )
-    (code, output), (other_code, other_output) = ended(
-        typed(line, "run", tmp_path), typed(f"{line} --no-such-setting 1", "run", tmp_path)
-    )
-    assert code and other_code and not (tmp_path / "run").exists()
-    assert re.search(
-        r"^bigtrain: Rank \d on .* cannot take part\. .*no-such-setting", output, flags=re.M
-    ), output
-    assert len(re.findall("^bigtrain: .*no-such-setting", other_output, flags=re.M)) == 1, (
-        other_output
-    )
+    assert text.splitlines()[-1] == SHOWN

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from bigtrain_lab.core.hardware import TAGS
-from bigtrain_lab.models import Translator, TranslatorConfig, cross_entropy, translator_parameters
+from bigtrain_lab.models import Translator, TranslatorConfig, cross_entropy
 from bigtrain_lab.models.epoch import (
     PUBLISHED,
     PUBLISHED_ON_THREE_S,
     RTX3090,
     assumed,
-    layer_works,
     on_ranks,
     pieces,
     step,
@@ -34,14 +33,8 @@ def test_three_ranks_take_what_was_published_within_a_tenth():
 
 def test_the_seconds_on_three_ranks_are_not_assumed():
     told = assumed()
-    assert (
-        PUBLISHED_ON_THREE_S not in [each.value for each in told]
-        and {each.tag for each in told} <= TAGS.keys()
-        and all(each.source for each in told)
-    )
-    assert {each.name: each.value for each in told}[
-        "bytes of gradients"
-    ] == 4 * translator_parameters(TranslatorConfig())
+    assert PUBLISHED_ON_THREE_S not in [each.value for each in told]
+    assert {each.tag for each in told} <= TAGS.keys() and all(each.source for each in told)
 
 
 def test_a_step_is_exposed_to_the_source_table_alone():
@@ -63,7 +56,3 @@ def test_the_chain_of_pieces_is_the_model():
     assert [id(p) for module, _ in chain for p in module.parameters()] == [
         id(p) for p in model.parameters()
     ]
-    works = layer_works(TINY, 3, 6)
-    assert sum(work.flops for work, _ in works["B"]) == pytest.approx(
-        2 * sum(work.flops for work, _ in works["F"])
-    )

@@ -1,12 +1,10 @@
-"""The recurrence of delayed weights against a literal transcription, and the instruments of
-comparison."""
+"""The recurrence of delayed weights against a literal transcription."""
 
 import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab.checks import clocks_differ, tensors_differ
-from bigtrain_lab.core import Memory, Span, Trace
+from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.models import layered_mlp
 from bigtrain_lab.order.schedule import Action, Schedule
 from bigtrain_lab.techniques import one_process
@@ -48,7 +46,7 @@ PUBLISHED = {  # the version that stage s of p uses for micro-batch t
 }
 
 
-def transcribed(samples, lr, version=PUBLISHED["pipedream"]):
+def transcribed(samples, lr, version):
     """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with
     plain matrices."""
     p = STAGES
@@ -70,14 +68,6 @@ def transcribed(samples, lr, version=PUBLISHED["pipedream"]):
     return losses, {f"layers.{s}.weight": w[s][-1] for s in range(p)}
 
 
-def test_delayed_training_is_the_published_recurrence():
-    losses, weights = transcribed(task(), 0.5)
-    found = one_process.delayed(stages(), task(), loss_fn, sgd(0.5))
-    assert not tensors_differ(found.weights, weights)
-    assert not tensors_differ({"loss": found.losses}, {"loss": losses})
-    assert found.gradient_errors == [0.0] * len(losses)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_each_schedule_s_versions_are_those_of_its_paper(name):
     """From the schedule's own versions to the recurrence as printed."""
@@ -93,9 +83,9 @@ def test_each_schedule_s_versions_are_those_of_its_paper(name):
         sgd(0.5),
         versions=lambda s, t: tuple(schedule.version(Action(k, s, t * m)) for k in "FB"),
     )
-    assert not tensors_differ(found.weights, weights) and not tensors_differ(
-        {"l": found.losses}, {"l": losses}
-    )
+    assert not tensors_differ(found.weights, weights)
+    assert not tensors_differ({"loss": found.losses}, {"loss": losses})
+    assert found.gradient_errors == [0.0] * len(losses)
 
 
 def test_2bw_in_batches_of_four():
@@ -146,42 +136,3 @@ def test_synchronous_training_takes_the_mean_gradient_of_a_batch():
     one = one_process.synchronous(stages(), [[whole], [whole]], loss_fn, sgd(0.5))
     assert not tensors_differ(parts.weights, one.weights)
     assert abs(np.mean(parts.losses[8:]) - one.losses[1]) < 1e-14
-
-
-def test_differences_are_told():
-    b = {"w": np.ones(4), "tiny": np.full(2, 1e-20)}
-    assert tensors_differ(b, b) == []
-    assert (
-        tensors_differ({"w": np.ones(4), "tiny": np.zeros(2)}, b) == []
-    )  # noise beside the whole gradient
-    assert tensors_differ({"w": 4 * np.ones(4), "tiny": b["tiny"]}, b)[0].endswith(
-        "exactly 4 times the right value"
-    )
-    assert (
-        "missing" in tensors_differ({}, {"w": 1.0})[0]
-        and "should not be there" in tensors_differ({"w": 1.0}, {})[0]
-    )
-    assert "shape" in tensors_differ({"w": np.ones(3)}, {"w": np.ones(4)})[0]
-    assert tensors_differ({"w": np.array([np.nan])}, {"w": np.ones(1)})
-    assert tensors_differ({"w": np.full(1, 1e-14)}, {"w": np.zeros(1)}) == [
-        "w is off by 1.00e-14, allowed 1e-12"
-    ] and not tensors_differ(b, {**b})
-    assert tensors_differ({"w": np.ones(4) * (1 + 2e-12)}, {"w": np.ones(4)})
-
-
-def test_clocks_are_compared_event_for_event():
-    span, held = (
-        Span(0, "compute", "F", "0F0", 0, 5, 0),
-        Memory(0, "compute", "weights", "start", 0, 8),
-    )
-    a = Trace.of([held, span], "predicted")
-    assert clocks_differ(a, Trace.of([held, span], "modelled")) == []
-    for changed in (
-        [held],
-        [span, held],
-        [held, span._replace(end=6)],
-        [held, span._replace(version=1)],
-        [held._replace(bytes=9), span],
-        [held, span, span._replace(rank=1)],
-    ):
-        assert len(clocks_differ(a, Trace.of(changed, "modelled"))) == 1

