@@ -70,6 +70,8 @@ class Cost:
                 -> where ranks differ.
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
+    shares      lane -> its share of the bandwidth of every link, declared where several lanes use
+                one; a lane that is not named has all of it.
     slowdown    rank -> factor on its durations: a straggler.
     overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
     buses       number of nodes -> Link with the bandwidth that a collective over so many whole
@@ -95,10 +97,17 @@ class Cost:
     overlap_slowdown: object = 1
     buses: Mapping[int, Link] = field(default_factory=dict)
     node_size: int = 1
+    shares: Mapping[str, object] = field(default_factory=dict)
     inside: Mapping[tuple[str, int], tuple[Inside, ...]] = field(default_factory=dict)
     of_batch: Mapping[tuple[int, int], Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self):
+        given = [exact(share) for share in self.shares.values()]
+        if any(share <= 0 for share in given) or sum(given) > 1:
+            raise Impossible(
+                f"The lanes' shares of the links are {dict(self.shares)}: "
+                "give each more than 0, and all together at most 1."
+            )
         for name, table in (
             ("duration", self.durations),
             ("message", self.messages),
@@ -176,8 +185,10 @@ class Cost:
             self._ticks[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))
         return self._ticks[key]
 
-    def collective(self, kind: str, size_bytes: int, ranks: Iterable[int]) -> int:
-        """Ticks of a backend's collective of these ranks, the same on each; `size_bytes`
+    def collective(
+        self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute"
+    ) -> int:
+        """Ticks of a backend's collective of these ranks on a lane, the same on each; `size_bytes`
         is the whole tensor, also where each rank brings or keeps a part. One rank alone takes no
         time. `durations` may name a time for the kind instead. See COLLECTIVES; of a ring of n
         ranks the all-reduce takes
@@ -185,7 +196,7 @@ class Cost:
             2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the
                                                                             slowest link crossed
         """
-        key = (kind, size_bytes, ranks := tuple(sorted(ranks)))
+        key = (kind, size_bytes, ranks := tuple(sorted(ranks)), lane)
         if key not in self._ticks and kind in self.durations:
             total = self._price(self.durations[kind], 0) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
@@ -201,6 +212,7 @@ class Cost:
             if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
                 gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
             others, alpha = len(ranks) - 1, max(link.alpha for link in links)
+            gap /= exact(self.shares.get(lane, 1))
             total = (
                 COLLECTIVES[kind][0] * others * alpha
                 + port_share(kind, len(ranks)) * size_bytes * gap
@@ -222,8 +234,13 @@ class Cost:
         """Changes (kind, bytes) of this action's rank at the action's end."""
         return self.changes.get(action) or self.changes.get((rank, action), ())
 
-    def link(self, src: int, dst: int) -> Link:
-        return self.links.get((src, dst), FREE)
+    def link(self, src: int, dst: int, lane: str = "compute") -> Link:
+        """The link as the lane has it."""
+        link = self.links.get((src, dst), FREE)
+        if lane not in self.shares:
+            return link
+        share = exact(self.shares[lane])
+        return Link(link.alpha, link.ticks * share.denominator, link.bytes * share.numerator)
 
     def _of(self, action, rank: int):
         kind, _, micro_batch = action

@@ -108,7 +108,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 if what not in posted:
                     break
                 _, stamp, size = posted[what]
-                arrived = lane.receive(stamp, cost.link(op.src, rank), size)
+                arrived = lane.receive(stamp, cost.link(op.src, rank, lane_name), size)
                 about = op.message.kind, op.message.name
                 events.append(Transfer(rank, lane_name, *about, stamp, arrived, op.src, size))
                 continue
@@ -136,7 +136,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     ready += waiting.pop(what)
                 latest = posted.setdefault((what, "latest"), issues[rank])
                 start, issues[rank] = issues[rank], None
-                lane.now = latest + cost.collective(op.kind, op.bytes, op.ranks)
+                lane.now = latest + cost.collective(op.kind, op.bytes, op.ranks, lane_name)
                 events.append(Span(rank, lane_name, op.kind, op.name, start, lane.now))
                 if arriving := op.arriving(rank):
                     about = op.kind, op.name
@@ -171,7 +171,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     place, number = turns.take()
                     message, src = op.ask(place, number), op.sources[place]
                     _, stamp, size = posted[message, src, rank, lane_name]
-                    arrived = lane.receive(stamp, cost.link(src, rank), size)
+                    arrived = lane.receive(stamp, cost.link(src, rank, lane_name), size)
                     about = message.kind, message.name
                     events.append(Transfer(rank, lane_name, *about, stamp, arrived, src, size))
                     step = (Action("S", place, number),)
@@ -179,14 +179,14 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     events.append(Span(rank, lane_name, "S", name_of(step), start, end))
                     for place, number in turns.due():
                         message, dst = op.answer(place, number), op.sources[place]
-                        link, size = cost.link(rank, dst), cost.message_bytes(message)
+                        link, size = cost.link(rank, dst, lane_name), cost.message_bytes(message)
                         post((message, rank, dst, lane_name), (*lane.send(link, size), size))
                         turns.answered(place, lane.outgoing + link.alpha)
                 if not turns.over:
                     break
                 del serving[key]
             elif kind is Send:
-                link, size = cost.link(rank, op.dst), cost.message_bytes(op.message)
+                link, size = cost.link(rank, op.dst, lane_name), cost.message_bytes(op.message)
                 post((op.message, rank, op.dst, lane_name), (*lane.send(link, size), size))
             else:  # Launch
                 post((op.label, rank), lane.now)

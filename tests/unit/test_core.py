@@ -189,12 +189,21 @@ def test_durations_are_exact_and_rounded_up_once(cost, step, rank, ticks):
     assert cost.duration(step, rank) == ticks
 
 
+def test_a_lane_has_its_share_of_a_link():
+    link = Link(5, 2, 1)
+    cost = Cost({}, links={(0, 1): link, (1, 0): link}, shares={"comm:dp": "0.25"})
+    for lane, gap, all_reduce in (("compute", 20, 30), ("comm:dp", 80, 90)):
+        assert (cost.link(0, 1, lane).gap(10), cost.link(0, 1, lane).alpha) == (gap, 5)
+        assert cost.collective("all_reduce", 10, (0, 1), lane) == all_reduce
+
+
 @pytest.mark.parametrize(
     "wrong, told",
     [
         (lambda: Mesh(dp=0), "dp=0"),
         (lambda: Mesh(dp=2).coords(2), "Rank 2"),
         (lambda: Mesh(dp=2).peers(0, "x"), "no axis 'x'"),
+        (lambda: Cost({}, shares={"a": "0.6", "b": "0.5"}), "shares .* all together at most 1"),
         (lambda: Cost({"F": float("inf")}), "is no cost"),
         (lambda: Cost({"F": float("nan")}), "is no cost"),
         (lambda: Cost({"F": "x"}), "is no cost"),

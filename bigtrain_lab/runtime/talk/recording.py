@@ -93,7 +93,7 @@ class RecordingGroup(Group):
         self._note_not_finite(tensor, name)
         if not clock.modelled:  # a copy, as under a clock: when it goes is the transport's affair
             return super()._wire(tensor.clone(), dst, name, way)
-        link = clock.cost.link(self.recorder.rank, to)
+        link = clock.cost.link(self.recorder.rank, to, self.name)
         charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
         issue, stamp = clock.lane(self.name).send(link, charged)
         return pack(tensor, issue, stamp, clock.wall())
@@ -119,7 +119,7 @@ class RecordingGroup(Group):
             wall_start = min(sent, wall_end)  # another machine's clock is known to its error
             size = tensor.nbytes
             charged = self._charged(message(name, size), size)
-            link = clock.cost.link(src, rank)
+            link = clock.cost.link(src, rank, self.name)
             done = clock.lane(self.name).receive(start, link, charged)
         kind = message(name, size).kind
         self.recorder.log.write(
@@ -144,7 +144,7 @@ class RecordingGroup(Group):
     def reaches(self, dst):
         clock = self.recorder.clock
         if clock.modelled:
-            link = clock.cost.link(self.recorder.rank, self.members[dst])
+            link = clock.cost.link(self.recorder.rank, self.members[dst], self.name)
             return clock.lane(self.name).outgoing + link.alpha
 
     def _sending(self, dst, way, name):
@@ -242,7 +242,7 @@ class RecordingGroup(Group):
             with recorder.aside():
                 yield
             if clock.modelled:
-                end = latest + clock.cost.collective(kind, size_bytes, members)
+                end = latest + clock.cost.collective(kind, size_bytes, members, lane)
                 clock.lane(lane).now = end
                 clock.wait(self.name, end)
         wall_end, rank = clock.wall(), recorder.rank
