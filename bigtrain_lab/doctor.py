@@ -185,6 +185,13 @@ def gloo(ranks):
                 f"two ranks could not reach each other: {why}",
                 "let programs use the loopback interface (firewall, sandbox).",
             )
+        total = run.result["sum"].item()
+    if total != 3:
+        return (
+            "fail",
+            f"two ranks added 1 and 2 and got {total:g}",
+            "install the project again (make setup).",
+        )
     return "ok", "two real ranks met over loopback and added their numbers"
 
 
@@ -219,21 +226,53 @@ def devices(ranks):
     """Visible GPUs, what hides others, and where ranks would compute."""
     from .runtime.devices import Node, choose
 
-    visible, variable = visible_devices(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible, variable, driver = (
+        visible_devices(),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        nvidia_driver(),
+    )
     now = "ranks compute on the CPU"
     if visible:
         now += (
             f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which"
             " this release has not been tested with"
         )
+    if visible >= ranks:
         return "ok", f"{counted(visible, 'visible GPU')} for {counted(ranks, 'rank')}: {now}"
-    if nvidia_driver() and variable is not None:
+    hidden = (
+        f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
+    )
+    if visible:
+        return (
+            "warn",
+            f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of"
+            " yours that asks "
+            f'for cuda:{visible} fails with "invalid device ordinal", because devices count from 0',
+            f"ask for {counted(visible, 'rank')}"
+            + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."),
+        )
+    if driver and variable is not None:
         return (
             "warn",
             f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all; {now}",
             "unset it; devices count from 0.",
         )
     return "ok", f"no visible GPU: {now}"
+
+
+def cores(ranks):
+    from .runtime import machine
+
+    if (count := machine.cores()) >= ranks:
+        return "ok", f"{counted(count, 'core')} for {counted(ranks, 'rank')}"
+    return (
+        "warn",
+        (
+            f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right,"
+            " measured times grow"
+        ),
+        f"ask for {counted(count, 'rank')}, or go by the modelled clock.",
+    )
 
 
 def memory(ranks):
@@ -245,6 +284,8 @@ def memory(ranks):
     )
     if available < needed_bytes:
         return "fail", says, "close other programs or notebooks, or ask for fewer ranks."
+    if available < needed_bytes + SPARE_BYTES:
+        return "warn", says + ", which leaves little", "close other programs or notebooks."
     return "ok", says
 
 
@@ -294,6 +335,7 @@ CHECKS = {
         gloo,
         speed,
         devices,
+        cores,
         memory,
         widgets,
         runs,

@@ -107,8 +107,19 @@ def test_what_cannot_be_asked_is_refused(words, told, capsys):
                 " more (one GPU a rank"
             ),
         ),
-        (2, None, True, "ok", "4 ranks share 2 GPUs through gloo"),
+        (
+            2,
+            None,
+            True,
+            "warn",
+            (
+                "(4 ranks share 2 GPUs through gloo: NCCL wants one for each rank), which this"
+                " release has not been tested with"
+            ),
+        ),
         (8, "0,1,2,3,4,5,6,7", True, "ok", "8 visible GPUs"),
+        (1, None, True, "warn", 'asks for cuda:1 fails with "invalid device ordinal"'),
+        (2, "0,1", True, "warn", "CUDA_VISIBLE_DEVICES='0,1' hides the others"),
         (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
         (0, "", False, "ok", "no visible GPU"),
     ],
@@ -149,10 +160,13 @@ def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
     assert level == "warn" and "yet this machine has an NVIDIA GPU" in says and "TORCH=cuda" in mend
 
 
-def test_gloo_tells_why_ranks_do_not_meet(monkeypatch):
-    monkeypatch.setattr(doctor, "add_up", lambda rank: 1 / 0)
+@pytest.mark.parametrize(
+    "wrong, words", [(lambda rank: 1 / 0, "ZeroDivisionError"), (lambda rank: {"sum": 2.0}, "2")]
+)
+def test_gloo_tells_why_ranks_do_not_meet_and_checks_their_sum(wrong, words, monkeypatch):
+    monkeypatch.setattr(doctor, "add_up", wrong)
     level, says, mend = doctor.gloo(2)
-    assert level == "fail" and "ZeroDivisionError" in says and "\n" not in says and mend
+    assert level == "fail" and words in says and "\n" not in says and mend
 
 
 # -- the way to a peer -----------------------------------------------------------------------------
