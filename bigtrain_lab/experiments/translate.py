@@ -10,6 +10,7 @@ is priced as if each sentence were as long as the longest right answer of its ba
 """
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from math import prod
@@ -618,7 +619,9 @@ class OfPieces(Evaluation):
 
     def whole(self, training):
         self.model = getattr(self, "model", None) or joined(training.stages, self.asked.config)
-        return training._replace(stages={0: self.model})
+        whole = copy(training)
+        whole.stages = {0: self.model}
+        return whole
 
     def begin(self, training) -> int:
         return super().begin(self.whole(training))

@@ -414,8 +414,10 @@ class Training:
         (kind, stage, _), at_hand = step[0], nullcontext()
         if self.recipe.zero == 3 and kind in "FB":
             at_hand = self.parallel.opened(self.own.index(stage), kind)
-        beside = bool(self.parallel and self.parallel.under_way)
-        with at_hand, self.pipe.span(step, version, beside=beside):
+        with (  # what is under way is asked when the weights are at hand
+            at_hand,
+            self.pipe.span(step, version, beside=bool(self.parallel and self.parallel.under_way)),
+        ):
             yield
 
     def loss(self, output, targets):
