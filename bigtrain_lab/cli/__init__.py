@@ -95,11 +95,13 @@ def list_all() -> int:
     hardware profiles there are."""
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
+    from ..grading import Topic
     from ..order.collective import Collective
     from ..order.recompute.plan import Recompute
     from ..order.schedule import Schedule
     from ..runtime import this_machine
     from ..techniques.mixed_precision import LEVELS
+    from ..train.optimizer import Optimizer
     from ..view.report import hardware_line
     from .screen import columns, screen
 
@@ -108,17 +110,18 @@ def list_all() -> int:
     console.print(
         columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()])
     )
-    console.print(
-        columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()])
-    )
-    console.print(
-        columns("Collectives", [(name, first_line(cls)) for name, cls in Collective.all().items()])
-    )
-    console.print(
-        columns(
-            "Recompute plans", [(name, first_line(cls)) for name, cls in Recompute.all().items()]
+    families = {
+        "Schedules": Schedule,
+        "Collectives": Collective,
+        "Recompute plans": Recompute,
+        "Optimizers": Optimizer,
+    }
+    for title, family in families.items():
+        console.print(
+            columns(title, [(name, first_line(cls)) for name, cls in family.all().items()])
         )
-    )
+    exercises = [(name, first_words(cls)) for name, cls in Topic.all().items()]
+    console.print(columns("Exercises", exercises))
     console.print(
         columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()])
     )
@@ -136,8 +139,12 @@ def purpose(experiment_class: type) -> str:
 
 def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
-    text = cls.__doc__ if cls.__module__ == "__main__" else sys.modules[cls.__module__].__doc__
-    return (text or "").strip().partition("\n")[0]
+    typed = cls.__module__ == "__main__"
+    return first_words(cls if typed else sys.modules[cls.__module__])
+
+
+def first_words(documented) -> str:
+    return (documented.__doc__ or "").strip("# \n").partition("\n")[0]
 
 
 def safeguards(level) -> str:

@@ -21,12 +21,14 @@ from ..core import Impossible
 from .likeness import NEAR, Scene, Topic, Wrong
 from .ranks import Ranks
 
+PARTS = ("probe.py", "bench.py", "right", "wrong.md", "exercise.md")
 MOST_WRONG = 14
 EQUIVALENT = "# Equivalent mutants"
 
 
 def topic(folder: Path) -> type[Topic]:
     """The exercise in a folder of the package `topics`."""
+    refuse_incomplete(folder)
     package = f"{__package__}.topics.{folder.name}"
     probe, bench = (import_module(f"{package}.{name}") for name in ("probe", "bench"))
     right = {name_of(file): read(file) for file in sorted((folder / "right").glob("*.py"))}
@@ -56,6 +58,17 @@ def topic(folder: Path) -> type[Topic]:
     )
     setattr(import_module(package), made.__name__, made)  # where pickle looks for it
     return made
+
+
+def refuse_incomplete(folder: Path) -> None:
+    lacking = [part for part in PARTS if not (folder / part).exists()]
+    if not lacking:
+        told = sections(read(folder / "exercise.md"))
+        lacking = [f"## {part} in exercise.md" for part in ("Start", "Hints") if part not in told]
+    if not lacking and not [*(folder / "right").glob("*.py")]:
+        lacking = ["an answer in right"]
+    if lacking:
+        raise Impossible(f"The exercise in {folder.name} lacks {', '.join(lacking)}.")
 
 
 def played(shows, shown, play, answer, inputs):

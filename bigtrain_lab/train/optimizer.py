@@ -8,8 +8,8 @@ typed in a notebook.
         def make(weights, rate):
             return torch.optim.Adafactor(weights, rate)
 
-Any torch.optim.Optimizer will do. What it keeps, and whether it looks across the elements of a
-tensor, is found by its steps on a small one, and not declared.
+Any torch.optim.Optimizer will do whose step() needs no closure. What it keeps, and whether it looks
+across the elements of a tensor, is found by its steps on a small one, and not declared.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from functools import cache, partial
 
 import torch
 
-from ..core import Family
+from ..core import Family, Impossible
 from ..techniques.guards.optimizers import looks_across
 
 
@@ -42,8 +42,15 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
         steps is none."""
         weight = torch.nn.Parameter(torch.ones(8, 8))
         weight.grad = torch.ones_like(weight)
-        rule = cls.make([weight], 0.1)
-        rule.step()
+        try:
+            rule = cls.make([weight], rate=0.1)
+            rule.step()
+        except Exception as error:
+            raise Impossible(
+                f"The optimizer {cls.name} cannot step a matrix by its gradient"
+                f" ({type(error).__name__}: {error}): write make(weights, rate) so that step()"
+                " needs nothing else."
+            ) from error
         kept = [each for each in rule.state[weight].values() if torch.is_tensor(each)]
         return sum(each.numel() for each in kept if each.dim()) / weight.numel()
 

@@ -20,6 +20,7 @@ from bigtrain_lab.order.collective import Collective
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.runtime import Run, calibrate
+from bigtrain_lab.train.optimizer import Optimizer
 from bigtrain_lab.view import report
 from tests.unit.ranks import ranks_alive
 from tests.unit.waves import Waves
@@ -96,7 +97,7 @@ def test_help_names_the_commands_and_imports_nothing_heavy():
 def test_list_says_what_there_is(cli):
     code, out, _ = cli("list")
     assert code == 0 and PipelineExperiment.question in out
-    for family in (Schedule, Collective, Recompute):
+    for family in (Schedule, Collective, Recompute, Optimizer):
         for name, cls in family.all().items():
             about = sys.modules[cls.__module__].__doc__.split()[0]
             assert re.search(rf"^{name} .*{re.escape(about)}", out, re.M)

@@ -625,7 +625,7 @@ def test_the_widths_of_an_mlp_or_a_config():
         (lambda: peak_bytes((6,), 3), "give at least two"),
         (lambda: peak_bytes((6, 0), 3), "a width=0"),
         (lambda: peak_bytes((6, 5), 0), "batch=0"),
-        (lambda: peak_bytes((6, 5), 3, "lion"), "choose one of sgd, momentum, adam"),
+        (lambda: peak_bytes((6, 5), 3, "no-such-rule"), "choose one of sgd, momentum, adam"),
         (lambda: peak_bytes((6, 5), 3, "adam", torch.int64), "holds no fractions"),
         (lambda: peak_bytes((6, 5), 3, steps=0), "steps=0"),
         (lambda: saved_bytes(SMALL, -1, 3, 1), "0 <= first"),

@@ -4,6 +4,7 @@ the one who asks."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import threading
@@ -73,6 +74,15 @@ FOLDERS = [asked.parent for asked in Path(topics.__file__).parent.glob("*/exerci
 def test_mistakes_that_cannot_be_read_are_refused(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
         folders.mistakes(wrong, right="answer = 1\n")
+
+
+@pytest.mark.parametrize("part", folders.PARTS)
+def test_a_folder_that_lacks_a_part_is_refused(part, tmp_path):
+    whole = tmp_path / "mine"
+    shutil.copytree(FOLDERS[0], whole)
+    (whole / part).rename(tmp_path / part)
+    with pytest.raises(Impossible, match=f"mine lacks .*{part}"):
+        folders.topic(whole)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -35,7 +35,7 @@ def typed():
     before = list(Optimizer._members)
 
     class Lion(Optimizer):
-        name = "lion"
+        name = "typed-lion"
         __module__ = "__main__"
 
         @staticmethod
@@ -43,7 +43,7 @@ def typed():
             return Signed(weights, rate)
 
     class Adafactor(Optimizer):
-        name = "adafactor"
+        name = "typed-adafactor"
         __module__ = "__main__"
 
         @staticmethod
@@ -63,8 +63,8 @@ def test_what_an_optimizer_keeps_and_how_it_steps_is_found(typed):
         "adamw": (2, True),
         "lars": (1, False),
         "lamb": (2, False),
-        "lion": (1, True),
-        "adafactor": (2 / 8, False),
+        "typed-lion": (1, True),
+        "typed-adafactor": (2 / 8, False),
     }
 
 
@@ -72,14 +72,14 @@ def test_a_typed_optimizer_is_in_the_menus_of_all_labs(typed):
     menus = [
         lab.knobs()["optimizer"] for lab in Experiment.all().values() if "optimizer" in lab.knobs()
     ]
-    assert len(menus) >= 10 and all("lion" in menu.menu() for menu in menus)
+    assert len(menus) >= 10 and all("typed-lion" in menu.menu() for menu in menus)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_lab_zero_trains_by_a_stranger_s_optimizer(stage, typed):
-    lab = Zero(optimizer="lion", stage=stage, replicas=2, layers=1, width=16, dtype="float64")
+    lab = Zero(optimizer="typed-lion", stage=stage, replicas=2, layers=1, width=16, dtype="float64")
     assert lab.bytes_a_weight == (8, 8, 8)
-    assert Zero(optimizer="lion", precision="bf16").bytes_a_weight == (2, 2, 8)
+    assert Zero(optimizer="typed-lion", precision="bf16").bytes_a_weight == (2, 2, 8)
     predicted, run = lab.predict(), lab.run()
     trace = run.wait()
     assert clocks_differ(predicted, trace) == bytes_differ(predicted, trace) == []
@@ -93,5 +93,18 @@ def test_the_lab_zero_trains_by_a_stranger_s_optimizer(stage, typed):
 )
 def test_one_that_looks_across_a_tensor_is_refused_where_ranks_have_parts(settings, typed):
     lab, chosen = settings
-    with pytest.raises(Impossible, match="adafactor looks across"):
-        lab(optimizer="adafactor", **chosen)
+    with pytest.raises(Impossible, match="typed-adafactor looks across"):
+        lab(optimizer="typed-adafactor", **chosen)
+
+
+def test_one_that_cannot_step_is_told_in_a_sentence(typed):
+    class Closing(Optimizer):
+        name = "closing"
+        __module__ = "__main__"
+
+        @staticmethod
+        def make(weights, rate):
+            return torch.optim.LBFGS(weights, rate)
+
+    with pytest.raises(Impossible, match="closing cannot step .*closure"):
+        Closing.moments()

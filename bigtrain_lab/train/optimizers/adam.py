@@ -1,5 +1,4 @@
-"""w <- w - rate m / (sqrt(v) + eps), by the mean m of gradients and v of their squares: it keeps
-both.
+"""w <- w - rate m / (sqrt(v) + eps), by the mean m of gradients and v of squares. It keeps both.
 
 Source: Kingma and Ba 2015, Adam (arXiv:1412.6980), algorithm 1."""
 
