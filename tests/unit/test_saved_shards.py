@@ -379,6 +379,46 @@ def mixed(path):
     )
 
 
+def crafted(change, path):
+    """A file with a digest of its own, in the place of whole.pt, or of a part with what whole.pt
+    says of it."""
+    state = saved.load(path / "whole.pt")
+    part = path / state["folder"] / "rank-1.of-3.pt"
+    content = saved.load(part)
+    change(state, content)
+    saved.save(part, content)
+    if isinstance(state["digests"], list) and len(state["digests"]) == 3:
+        state["digests"][1] = saved.guard.stated_digest(part)
+    saved.save(path / "whole.pt", state)
+
+
+def short(state, content):
+    shape, start, stop, piece = content["parts"]["first.weight"]
+    content["parts"]["first.weight"] = shape, start, stop, piece[:1]
+
+
+def short_moment(state, content):
+    own = content["optimizers"][0]["state"][3]
+    own["exp_avg"] = own["exp_avg"][:1]
+
+
+CRAFTED = {
+    "a folder of no text": lambda state, content: state.update(folder=3),
+    "a number of files": lambda state, content: state.update(digests=10**12),
+    "many files": lambda state, content: state.update(digests=[b"0" * 64] * 300_000),
+    "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
+    "numbers": lambda state, content: state.update(numbers=3),
+    "buffers": lambda state, content: state.update(apart=[1]),
+    "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
+    "short": short,
+    "a short moment": short_moment,
+    "parts": lambda state, content: content.update(parts=4),
+    "a hole": lambda state, content: content["parts"].pop("first.weight"),
+    "optimizers": lambda state, content: content.update(optimizers=[{"state": {}}]),
+    "no tensor": lambda state, content: content["parts"].update(rate=((), 0, 1, 2)),
+}
+
+
 def under_way(path):
     Sharded.under_way = True
 
@@ -413,6 +453,7 @@ def under_way(path):
             {"make": partial(torch.optim.SGD, lr=1)},
             "is of another optimizer: train with the one that it had",
         ),
+        *((partial(crafted, change), {}, "damaged|lacks|another") for change in CRAFTED.values()),
         (
             lambda path: torch.save(nn.Linear(2, 2), path / "whole.pt"),
             {},

@@ -420,6 +420,10 @@ REFUSED = {
         lambda: sliced(nn.Sequential(Scaled(16, 16)), {"0": "row"}, Many(2)),
         "this Scaled has a forward of its own",
     ),
+    "an instance's own": (
+        lambda: sliced(patched(nn.Sequential(nn.Linear(16, 16))), {"0": "row"}, Many(2)),
+        "this Linear has a forward of its own",
+    ),
     "a table's own": (
         lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)),
         "Positions has .* take a plain Embedding",
@@ -435,6 +439,10 @@ REFUSED = {
     "grouped, as wide": (
         lambda: sliced(attention_of(4, 16, 16, 2), {"qkv": "heads"}, Many(2)),
         "queries alone, and nothing beside it",
+    ),
+    "a gate of its own": (
+        lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)),
+        "this Gated has a gain and a gate of its own",
     ),
     "replicas": (
         lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)),
@@ -454,9 +462,20 @@ def hooked(model):
     return model
 
 
+def patched(module):
+    module[0].forward = lambda x, plain=module[0].forward: 2 * plain(x)
+    return module
+
+
 class Scaled(nn.Linear):
     def forward(self, x):
         return 3 * super().forward(x)
+
+
+class Gated(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.gain, self.gate = 1.5, nn.Parameter(torch.ones(1))
 
 
 def attention_of(heads: int, width: int, features: int, kv_heads: int | None = None):

@@ -15,10 +15,11 @@ from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
+from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
-from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
 
@@ -307,6 +308,31 @@ def test_a_clip_of_gradients_that_have_left_is_refused(stage, finish, clip):
         optimizer.finish_gradient_synchronization()
     with pytest.raises(Impossible, match="used after it had left .*clip by its clip_grad_norm_"):
         clip(module.parameters(), 0.1)
+
+
+def updated(make, scaler):
+    model, dtype = Model(), torch.float32 if scaler else torch.float64
+    optimizer, scaler = make(model.to(dtype).parameters()), scaler and scaler()
+    for step in range(3):
+        window = [[each.to(dtype) for each in samples(step, part=part)] for part in range(2)]
+        update(
+            window,
+            lambda each: 1e3 * model(each[0], each[2]).pow(2).sum(),
+            lambda each: len(each[0]),
+            optimizer,
+            clip=0.01,
+            scaler=scaler,
+        )
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("scaler", [None, DynamicLossScaler])
+def test_accumulate_clips_by_the_optimizer_s_own_function(scaler):
+    make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
+    expected = updated(partial(torch.optim.SGD, lr=1.0), scaler)
+    assert far(updated(make, scaler), expected) <= (
+        1e-5 if scaler else 1e-12
+    )  # a scaled loss is float32
 
 
 def with_masters(given, prepared_first=True, **options):
