@@ -1,12 +1,17 @@
 """Why a rank waits, one sentence for each bubble, read off the trace and the schedule's needs; who
 would not have memory enough."""
 
-from ..core import Scalar, Span, Trace
+from dataclasses import replace
+from functools import lru_cache
+
+from ..core import Impossible, Scalar, Span, Trace
 from ..core.peak import Peak, peak, readings
 from ..core.trace import ACTION
 from ..core.words import by_kind, duration, exactly, size
 from .schedule import KINDS, Action, Schedule
+from .simulate import simulate
 
+SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
 UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
 NOT_FINITE = (  # the kind of a scalar that says what was a rank's first value that is not finite
     "not finite"
@@ -112,10 +117,24 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
             " be idle however many micro-batches there are. The rest is filling and draining the"
             " pipeline."
         )
+    if not shrinks(schedule):
+        return "."
     return (
         ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes"
         " the share smaller."
     )
+
+
+@lru_cache(maxsize=64)
+def shrinks(schedule: Schedule) -> bool:
+    """True where twice the micro-batches leave a smaller share idle; False for an order that is
+    written down, which has as many as it has."""
+    try:
+        longer = replace(schedule, micro_batches=2 * schedule.micro_batches)
+        many, few = (simulate(each, SLOTS).bubble() for each in (longer, schedule))
+    except Impossible:
+        return False
+    return many < few
 
 
 def not_finite(trace: Trace) -> list[str]:

@@ -5,11 +5,9 @@ import re
 
 import pytest
 
-from bigtrain_lab.order.explain import bubbles
+from bigtrain_lab.order.explain import SLOTS, bubbles
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
-
-SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
 
 
 def told(name, ranks=4, micro_batches=8):
@@ -49,6 +47,12 @@ def test_what_the_whole_promises_holds(name, words):
     (few, said), (many, _) = (told(name, micro_batches=m) for m in (8, 16))
     assert [each for each in words if each not in said[-1]] == []
     assert many.bubble() == few.bubble() if name == "naive" else many.bubble() < few.bubble()
+
+
+def test_an_order_that_is_written_down_is_promised_nothing():
+    schedule = Schedule.of("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
+    said = bubbles(simulate(schedule, SLOTS), schedule)[-1]
+    assert "idle" in said and "micro-batches" not in said
 
 
 def test_what_no_number_of_micro_batches_mends_is_told():
