@@ -91,8 +91,8 @@ def predict(*words: Words) -> int:
 
 @app.command(name="list")
 def list_all() -> int:
-    """Say which experiments, schedules, collectives, recompute plans, levels of precision and
-    hardware profiles there are."""
+    """Say which experiments, schedules, collectives, recompute plans, optimizers, exercises, levels
+    of precision and hardware profiles there are."""
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
     from ..grading import Topic

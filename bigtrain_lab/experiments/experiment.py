@@ -122,6 +122,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
                     raise Impossible(
                         f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
                     )
+        if "optimizer" in self.knobs():
+            self.optimizer_class.moments()  # Impossible for one that cannot step
 
     @cached_property
     def kept(self) -> dict[str, Any]:

@@ -6,12 +6,13 @@ an action and what it is made of.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 
-from ..core import Trace, knob
+from ..core import Impossible, Trace, knob
 from ..core.peak import readings
 from ..core.words import size
 from ..data import chosen_text
@@ -137,8 +138,10 @@ class MemoryExperiment(OneDevice):
 
     @property
     def relief(self) -> str:
-        chosen = self.optimizer_class.moments()
-        smaller = [name for name, rule in Optimizer.all().items() if rule.moments() < chosen]
+        smaller, chosen = [], self.optimizer_class.moments()
+        for name, rule in Optimizer.all().items():
+            with suppress(Impossible):  # one that cannot step
+                smaller += [name] if rule.moments() < chosen else []
         return (
             "Take fewer rows or a shorter sequence"
             + (f", {' or '.join(smaller)} as optimizer" if smaller else "")

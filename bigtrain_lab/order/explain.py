@@ -2,7 +2,6 @@
 would not have memory enough."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 from ..core import Impossible, Scalar, Span, Trace
 from ..core.peak import Peak, peak, readings
@@ -125,10 +124,9 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
     )
 
 
-@lru_cache(maxsize=64)
 def shrinks(schedule: Schedule) -> bool:
     """True where twice the micro-batches leave a smaller share idle; False for an order that is
-    written down, which has as many as it has."""
+    written down, also one cut into layers: it has as many as it has."""
     try:
         longer = replace(schedule, micro_batches=2 * schedule.micro_batches)
         many, few = (simulate(each, SLOTS).bubble() for each in (longer, schedule))

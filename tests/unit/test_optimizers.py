@@ -7,6 +7,8 @@ from bigtrain_lab.checks import bytes_differ, clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.combined import Combined
+from bigtrain_lab.experiments.memory import MemoryExperiment
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.train.optimizer import Optimizer
@@ -106,5 +108,7 @@ def test_one_that_cannot_step_is_told_in_a_sentence(typed):
         def make(weights, rate):
             return torch.optim.LBFGS(weights, rate)
 
-    with pytest.raises(Impossible, match="closing cannot step .*closure"):
-        Closing.moments()
+    for lab in (Zero, PipelineExperiment):
+        with pytest.raises(Impossible, match="closing cannot step .*closure"):
+            lab(optimizer="closing")
+    assert "momentum" in MemoryExperiment(optimizer="adam").relief

@@ -4,9 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from ...core.family import load_member
-from ..folder import topic
+from ..folder import PARTS, topic
 
-for _asked in sorted(Path(__file__).parent.glob("*/exercise.md")):
-    load_member(
-        f"{__name__}.{_asked.parent.name}", str(_asked.parent), partial(topic, _asked.parent)
-    )
+for _folder in sorted(Path(__file__).parent.iterdir()):
+    if any((_folder / part).exists() for part in PARTS):
+        load_member(f"{__name__}.{_folder.name}", str(_folder), partial(topic, _folder))

@@ -106,6 +106,6 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     ]
     for at, when in enumerate(("before the optimizer's step", "after it")):
         row[f"numbers sent a step {when} beyond psi"] = [
-            max(0, round(each[at] / common["steps"] - room)) for each in sent
+            max(0, round(each[at] - room)) for each in sent
         ]
     return row
