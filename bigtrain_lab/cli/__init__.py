@@ -120,8 +120,9 @@ def list_all() -> int:
         console.print(
             columns(title, [(name, first_line(cls)) for name, cls in family.all().items()])
         )
-    exercises = [(name, first_words(cls)) for name, cls in Topic.all().items()]
-    console.print(columns("Exercises", exercises))
+    console.print(
+        columns("Exercises", [(name, first_words(cls)) for name, cls in Topic.all().items()])
+    )
     console.print(
         columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()])
     )

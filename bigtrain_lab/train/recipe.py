@@ -242,8 +242,8 @@ class Recipe:
 
 
 class Lens:
-    """What a lab looks at while it trains, where a run begins and when it ends. This one looks at
-    nothing."""
+    """Callbacks of the training loop. These do nothing, begin at the first window and end at the
+    last."""
 
     span: Callable | None = None  # (step, weight version) -> what is around it, if not a span
 
@@ -283,7 +283,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> "Training":
 
 
 class Training:
-    """What a rank trains with, and one window of the loop.
+    """Everything a rank trains with, and one step of the loop.
 
     copies, pipe, slices   its groups along dp, pp and tp; None: that axis has one rank
     stages, optimizers     by number of the stage; those of this rank
@@ -297,9 +297,8 @@ class Training:
         self.slices = rank.group("tp") if recipe.slices > 1 else None
         self.pipe = rank.group("pp") if self.copies or self.slices else rank.group()
         self.replica = self.copies.rank if self.copies else 0
-        self.own = [
-            s for s in range(self.order.stages) if self.order.rank_of(s, 0) == self.pipe.rank
-        ]
+        order, here = self.order, self.pipe.rank
+        self.own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == here]
         self.stages = {stage: self.stage(stage) for stage in self.own}
         if self.replica and rank.device.type != "meta":
             torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
@@ -309,15 +308,16 @@ class Training:
         scaler = recipe.scaler and recipe.scaler.among(self.holders)
         self.precision = MixedPrecision(recipe.precision, scaler, None if scaler else self.holders)
         self.modules = nn.ModuleList(self.stages.values())
+        self.parallel = None
         if self.copies:
             self.parallel = averaging(
                 recipe, self.stages, self.modules, self.precision, self.copies
             )
         else:
-            self.parallel = self.precision.prepare(self.modules) and None
+            self.precision.prepare(self.modules)
         self.optimizer_of = {stage: self.optimizer(stage) for stage in self.own}
         self.samples, self.waiting = {}, []
-        self.pipeline = self.pipeline_of(self.order)
+        self.pipeline = self.pipeline_of(order)
         rank.watch(self.holdings)
 
     @property
@@ -334,11 +334,10 @@ class Training:
         return self.parallel if self.recipe.zero else None
 
     def stage(self, number: int) -> nn.Module:
-        recipe = self.recipe
-        module = built(partial(guard.module, recipe, number), self.rank.device)
+        module = built(partial(guard.module, self.recipe, number), self.rank.device)
         if not self.slices:
             return module
-        return sliced(module, recipe.slicing, self.slices, recipe.sequence_parallel)
+        return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""
