@@ -22,6 +22,7 @@ FLAGS = (
 )
 LAPTOP = {"width": 1366, "height": 768}
 PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
+NO_SPLASH = "() => document.querySelector('#jupyterlab-splash') === null"
 OWN_FOLDERS = (
     "JUPYTER_CONFIG_DIR",
     "JUPYTER_DATA_DIR",
@@ -268,8 +269,14 @@ class Lab:
         return cells.all_text_contents()[1:]
 
     def theme(self, name: str) -> None:
+        """Change the theme, and wait for JupyterLab's splash to leave before and after.
+
+        Two splashes within its fade of 200 ms make JupyterLab remove the one element twice.
+        """
+        self.page.wait_for_function(NO_SPLASH)
         self.command("apputils:change-theme", theme=name)
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        self.page.wait_for_function(NO_SPLASH)
 
     def close(self, failed: bool = False) -> None:
         """End what the notebook left in the kernel, or the kernel itself, then the page."""
