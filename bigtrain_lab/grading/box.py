@@ -211,8 +211,9 @@ def travelling(exercise) -> dict:
         )
         if home:
             modules[home] = [False, without(modules[home][1], name, home)]
-        elif not name.startswith(PACKAGE.name):
-            foreign.append(name)
+            continue
+        foreign.append(name)
+        if not name.startswith(PACKAGE.name):
             home = getattr(getattr(importlib.import_module(module), last), "__module__", module)
             hidden.append(sys.modules[home].__file__)
     return {
@@ -324,7 +325,7 @@ class Child:
         self._groups.setdefault(at, group)
         try:
             return self.answered(at)
-        except (Refused, Raised, Ended):
+        except (Refused, Raised, Ended, RuntimeError):
             raise
         except Exception as error:
             raise Refused(
@@ -341,6 +342,8 @@ class Child:
                 self.printed = (self.printed + given["text"])[:MOST_PRINTED]
             elif what == "defined":
                 self.defined, self.before = True, given["before"]
+            elif what == "broken":
+                raise RuntimeError(f"This exercise is broken: {given['text']}")
             elif what == "raised":
                 raise Raised(given["error"])
             elif what == "killed":

@@ -15,6 +15,9 @@ exercise.md   what is asked, "## Start" and "## Hints"; "## Steps", which have m
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -57,12 +60,20 @@ def topic(folder: Path) -> type[Topic]:
             "writes": getattr(probe, "WRITES", False),
             "folder": folder,
             "bench": f"{package}.bench",
-            "scenes": staticmethod(probe.scenes),
+            "scenes": staticmethod(partial(told_apart, probe.scenes)),
             "shown": staticmethod(probe.shown),
         },
     )
     setattr(import_module(package), made.__name__, made)  # where pickle looks for it
     return made
+
+
+def told_apart(scenes, draw) -> Iterator[tuple]:
+    """The scenes, numbered where names repeat."""
+    count = Counter()
+    for name, *inputs in scenes(draw):
+        count[name] += 1
+        yield f"{name} ({count[name]})" if count[name] > 1 else name, *inputs
 
 
 def refuse_incomplete(folder: Path) -> None:

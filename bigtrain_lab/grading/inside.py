@@ -412,7 +412,9 @@ def places(names: tuple[str, ...]) -> list[tuple]:
     found = []
     for name in names:
         above, _, last = name.rpartition(".")
-        thing = getattr(importlib.import_module(above), last, None)
+        thing = None
+        with suppress(Exception):  # of this library what is not here is not at hand either
+            thing = getattr(importlib.import_module(above), last)
         for module in list(sys.modules.values()):
             for known_as, other in list(getattr(module, "__dict__", {}).items()):
                 if other is thing and thing is not None:
@@ -514,9 +516,12 @@ def child(wire, texts: Texts, limits: dict, found: list[tuple]) -> None:
     talk, size = Talk(wire), told["size"]
     texts.texts |= told["modules"]
     torch.manual_seed(told["seed"]), random.seed(told["seed"])
-    bench = importlib.import_module(told["bench"])
-    for name in told["allows"]:
-        importlib.import_module(name)
+    try:
+        bench = importlib.import_module(told["bench"])
+        for name in told["allows"]:
+            importlib.import_module(name)
+    except Exception as error:
+        return talk.say("broken", text=f"{type(error).__name__}: {error}")
     take(found)
     sys.stdout = sys.stderr = Out(talk)
     limits = limits | {"AS": limits["AS"] + in_memory(0), "FSIZE": 2**26 * bool(told["room"])}

@@ -190,7 +190,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         """What the right answers show; RuntimeError where one raised, since then this exercise is
         broken."""
         shown = known.rows(cls, seed, cls.right, names=names)
-        return [cls.sound(name, shown[name]) for name in cls.right]
+        return [cls.sound(name, shown.get(name, [])) for name in cls.right]
 
     @classmethod
     def marked(cls, pieces: list[Piece], seeds=SEEDS, box: Box | None = None) -> Marked:
@@ -242,11 +242,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
         """What a right answer showed; RuntimeError where it raised, since then this exercise is
         broken."""
-        if rows[-1].raised:
-            raise RuntimeError(
-                f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}:"
-                f" {rows[-1].told}"
-            )
+        if not rows or rows[-1].raised:
+            why = f"with {rows[-1].scene}: {rows[-1].told}" if rows else "at its definition."
+            raise RuntimeError(f"{cls.name}: the right answer {name!r} failed {why}")
         return rows
 
     @classmethod

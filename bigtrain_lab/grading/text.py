@@ -18,6 +18,7 @@ from typing import NamedTuple
 import cloudpickle
 
 from ..core import Impossible
+from ..runtime.failure import frames
 
 
 class Piece(NamedTuple):
@@ -37,17 +38,23 @@ class Statement(NamedTuple):
 
 
 def text_of(answer) -> list[Piece]:
-    """The pieces that define `answer`. An object without a text travels by value.
-
-    Impossible where it cannot travel.
-    """
-    home = sys.modules.get(getattr(answer, "__module__", "") or "__main__", sys.modules["__main__"])
-    names = [name for name, thing in vars(home).items() if thing is answer]
+    """The pieces that define `answer`; one of an installed package is imported, and an object
+    without a text travels by value. Impossible where it cannot travel."""
+    home = sys.modules.get(getattr(answer, "__module__", None) or "__main__")
+    home = home or sys.modules["__main__"]
+    if is_installed(home):
+        return [Piece(1, f"from {home.__name__} import {answer.__qualname__} as answer")]
     cells = vars(home).get("In") or [source_of(home)]  # as IPython keeps what was run
-    for name in names:
+    for name in [name for name, thing in vars(home).items() if thing is answer]:
         if pieces := sliced(cells, name):
             return pieces
-    return by_value(answer)
+    return by_value(answer, home)
+
+
+def is_installed(module) -> bool:
+    file = getattr(module, "__file__", None)
+    ours = module.__name__.partition(".")[0] == __name__.partition(".")[0]
+    return module.__name__ != "__main__" and (ours or file is None or frames.is_foreign(file))
 
 
 def source_of(module) -> str:
@@ -56,12 +63,11 @@ def source_of(module) -> str:
     return ""
 
 
-def by_value(answer) -> list[Piece]:
-    module = sys.modules.get(getattr(answer, "__module__", ""))
-    own = module is not None and module.__name__ != "__main__" and not is_installed(module)
+def by_value(answer, home) -> list[Piece]:
+    own = home.__name__ != "__main__"
     try:
         if own:
-            cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(home)
         carried = base64.b64encode(cloudpickle.dumps(answer)).decode()
     except Exception as error:
         raise Impossible(
@@ -70,15 +76,10 @@ def by_value(answer) -> list[Piece]:
         ) from error
     finally:
         if own:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.unregister_pickle_by_value(home)
     return [
         Piece(1, f"import base64, pickle\nanswer = pickle.loads(base64.b64decode('{carried}'))")
     ]
-
-
-def is_installed(module) -> bool:
-    file = getattr(module, "__file__", None) or ""
-    return "site-packages" in file or module.__name__.startswith("bigtrain_lab")
 
 
 def sliced(cells: list[str], name: str) -> list[Piece]:
@@ -120,10 +121,11 @@ def statements_of(cell: str) -> list[Statement]:
         return []
     found = []
     for node in tree.body:
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        decorated = [each.lineno for each in getattr(node, "decorator_list", ())]
+        first = min([node.lineno, *decorated])
         text = "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
-        if node.col_offset == 0 and "\n" not in text:
-            text = ast.get_source_segment(cell, node) or text
+        if not decorated:  # other statements may stand in its line
+            text = ast.get_source_segment(cell, node)
         whole = not isinstance(node, (ast.If, ast.Try, ast.For, ast.While, ast.Match))
         found.append(Statement(Piece(first, text), binds(node), needs(node), whole))
     return found
