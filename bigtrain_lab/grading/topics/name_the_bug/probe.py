@@ -117,7 +117,7 @@ def cost(draw, lanes: dict, m: int, fault: str, at: int) -> Cost:
         durations={"F": 2, "B": 4, "W": 4, "U": 1, "all_reduce": 2},
         messages={"F": width, "B": width * (1 + (fault == "wide gradients"))},
         changes=kept,
-        resident={rank: (("weights", 8 * width),) for rank in ranks},
+        resident=dict.fromkeys(ranks, (("weights", 8 * width),)),
         slowdown=slowdown,
     )
 
