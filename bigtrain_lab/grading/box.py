@@ -88,7 +88,10 @@ class Box:
     def __init__(self):
         self._room = tempfile.mkdtemp(prefix="answers-")
         self._control, theirs = socket.socketpair()
-        text, task = Path(inside.__file__).read_text("utf-8"), [theirs.fileno(), sorted(homes())]
+        text, task = (
+            Path(inside.__file__).read_text(encoding="utf-8"),
+            [theirs.fileno(), sorted(homes())],
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", text, json.dumps(task)],
             cwd=self._room,
@@ -199,7 +202,10 @@ def travelling(exercise) -> dict:
     modules = {}
     for path in [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]:
         package = f"{PACKAGE.name}.grading.topics.{path.parent.name}"
-        modules |= {package: [True, ""], f"{package}.bench": [False, path.read_text("utf-8")]}
+        modules |= {
+            package: [True, ""],
+            f"{package}.bench": [False, path.read_text(encoding="utf-8")],
+        }
     modules[f"{PACKAGE.name}.grading.topics"] = [True, ""]
     for name in exercise.allows:
         modules |= texts(name.removeprefix(f"{PACKAGE.name}."))
@@ -229,14 +235,14 @@ def texts(name: str) -> dict[str, list]:
     """{module: [whether it is a package, text]} of a module of this library, or of a package and
     all in it; the packages above it are empty."""
     path = PACKAGE.joinpath(*name.split("."))
-    found = {PACKAGE.name: [True, (PACKAGE / "__init__.py").read_text("utf-8")]}
+    found = {PACKAGE.name: [True, (PACKAGE / "__init__.py").read_text(encoding="utf-8")]}
     for number in range(1, name.count(".") + 1):
         found[".".join([PACKAGE.name, *name.split(".")[:number]])] = [True, ""]
     for file in [*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")]:
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         package = parts[-1] == "__init__"
         dotted = ".".join([PACKAGE.name, *parts[: len(parts) - package]])
-        found[dotted] = [package, file.read_text("utf-8")]
+        found[dotted] = [package, file.read_text(encoding="utf-8")]
     return found
 
 

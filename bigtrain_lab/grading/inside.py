@@ -548,7 +548,7 @@ def child(wire, texts: Texts, limits: dict, found: list[tuple]) -> None:
 
 def in_memory(which: int) -> int:
     """Bytes of this process: of its addresses (0), resident (1). 0 where Linux does not say."""
-    with suppress(OSError), open("/proc/self/statm") as pages:
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as pages:
         return int(pages.read().split()[which]) * resource.getpagesize()
     return 0
 

@@ -60,7 +60,7 @@ def rows(
             for end in unwanted:
                 os.close(end)
         found, file = defaultdict(list), Path(room, "rows")
-        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             name, *row = json.loads(line)
             found[name] += [Row(*row)] if row else []
         return dict(found)

@@ -44,7 +44,7 @@ class Saves:
         if self.count != self.killed_in:
             return SAVE(state, file, *given, **named)
         there = [name for name in FILES if (self.folder / name).exists()]
-        (self.folder / "there").write_text(" ".join(there))
+        (self.folder / "there").write_text(" ".join(there), encoding="utf-8")
         SAVE(state, whole := io.BytesIO())
         half = whole.getvalue()[: whole.tell() // 2]
         if hasattr(file, "write"):
@@ -63,7 +63,7 @@ def play(
     folder = Path(room)
     if reads:
         there = folder / "there"
-        return files(folder, there.read_text().split() if there.exists() else FILES)
+        return files(folder, there.read_text(encoding="utf-8").split() if there.exists() else FILES)
     torch.manual_seed(seed)
     layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
     model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
