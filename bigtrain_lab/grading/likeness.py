@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..core import Family, Impossible
+from ..runtime.process import server
 from . import known
 from .box import ENDED, Box, Row, box
 from .text import Piece, text_of
@@ -278,6 +279,12 @@ def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
     findings, printed, share = exercise.looked_at(answer, seed, step)
     print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
     return exercise.steps[step - 1].points * share
+
+
+def warm() -> None:
+    """Start the processes that answers are forked from; both load torch meanwhile."""
+    box()
+    server.warm()
 
 
 def hint(topic: str, number: int) -> None:
