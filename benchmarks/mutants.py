@@ -9,10 +9,9 @@ import ast
 import copy
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from bigtrain_lab.grading import Topic, box, topics
+from bigtrain_lab.grading import Topic, known
 from bigtrain_lab.grading.folder import EQUIVALENT
 from bigtrain_lab.grading.likeness import Enough, first_difference
 
@@ -147,7 +146,6 @@ class Tally(NamedTuple):
 def tally(topic: type[Topic]) -> Tally:
     """Mutate every right answer of a topic that has a folder."""
     reasons, made, equivalent, missed = listed(topic), 0, [], []
-    before, (box.CPU_S, box.WALL_S) = (box.CPU_S, box.WALL_S), (CPU_S, 4 * CPU_S)
     for name, text in topic.right.items():
         every = {str(number): each for number, each in enumerate(mutants(text))}
         left = {number: mutant for number, (_, _, mutant) in every.items()}
@@ -156,35 +154,22 @@ def tally(topic: type[Topic]) -> Tally:
         made += len(every)
         for number in left:
             line, change, _ = every[number]
-            known = (name, change) in reasons
-            (equivalent if known else missed).append(f"`{name}`, line {line}: `{change}`")
-    box.CPU_S, box.WALL_S = before
+            listed_one = (name, change) in reasons
+            (equivalent if listed_one else missed).append(f"`{name}`, line {line}: `{change}`")
     return Tally(made, equivalent, missed)
-
-
-def folder(topic: type[Topic]) -> Path:
-    """Where a topic lies; no folder where it is a file."""
-    return Path(topics.__file__).parent / topic.__module__.rpartition(".")[2]
 
 
 def listed(topic: type[Topic]) -> set[tuple[str, str]]:
     """(right answer, change) of the mutants that wrong.md calls equivalent."""
-    text = (folder(topic) / "wrong.md").read_text(encoding="utf-8").partition(EQUIVALENT)[2]
+    text = (topic.folder / "wrong.md").read_text(encoding="utf-8").partition(EQUIVALENT)[2]
     return set(re.findall(r"^\* `(.+?)`: `(.+?)`: ", text, flags=re.MULTILINE))
 
 
 def passing(topic: type[Topic], texts: dict[str, str], seed: int) -> list[str]:
     """Names of the answers that no scene of this seed tells from a right one."""
-    with box.Box(topic, seed, texts=topic.right) as known:
-        rights = [topic.sound(name, known.rows(name)) for name in topic.right]
-    left, through = dict(texts), []
+    rights, left, through = topic.rights(seed), dict(texts), []
     while left:  # anew after one that ended the process
-        with box.Box(topic, seed, texts=left, until=Enough(rights, at=10**9)) as played:
-            for name in list(left):
-                rows = played.rows(name)
-                del left[name]
-                if first_difference(rows, rights) is None:
-                    through.append(name)
-                if rows[-1].raised == box.ENDED:
-                    break
+        shown = known.rows(topic, seed, left, Enough(rights, at=10**9), cpu_s=CPU_S)
+        through += [name for name, rows in shown.items() if first_difference(rows, rights) is None]
+        left = {name: text for name, text in left.items() if name not in shown}
     return through

@@ -1,6 +1,11 @@
-"""Small fake trainings that exercises share: tensors from seeds, and what optimizers hold."""
+"""What benches share: the refusal of an answer, and small fake trainings: tensors from seeds, and
+what optimizers hold."""
 
 import torch
+
+
+class Refused(Exception):
+    """A sentence on what an answer may not do, or lacks."""
 
 
 def tensor(numbers) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Name the bug: the answer reads the events of a run, and names its fault."""
 
-from ...fence import Refused
+from ...trainings import Refused
 
 FAULTS = (
     "straggler",
