@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...fence import Refused
+from ...trainings import Refused
 
 OFFERED = {
     "replicas": (1, 2, 4, 8),
