@@ -195,6 +195,45 @@ def box() -> Box:
     return Box()
 
 
+class Reach:
+    """Plays as an exercise does: whether an answer reaches what it must not."""
+
+    name, folder, bench = "reach", PACKAGE / "grading", f"{__package__}.trainings"
+    allows, forbids, writes, near = (), (), False, 0.0
+    text = """
+import os, socket
+
+def reaches(what, *given):
+    try:
+        what(*given)
+    except OSError:
+        return False
+    return True
+
+def answer():
+    return {{
+        "files": reaches(os.listdir, {folder!r}),
+        "processes": reaches(os.kill, os.getppid(), 0),
+        "the network": reaches(socket.socket),
+    }}
+"""
+
+    @staticmethod
+    def scenes(draw) -> Iterator[tuple]:
+        yield "reach", {}
+
+    @staticmethod
+    def shown(inputs: dict, came: dict) -> dict:
+        return came
+
+
+def fence() -> dict[str, bool]:
+    """{"files", "processes", "the network"}: whether answers are kept from them on this machine."""
+    text = Reach.text.format(folder=str(PACKAGE))
+    (row,) = box().rows(Reach, [Piece(1, text)], 0)
+    return {what: not reached for what, reached in row.value.items()}
+
+
 def homes() -> set[str]:
     """Where what an answer may import is installed."""
     return {str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in PACKAGES}
@@ -204,7 +243,8 @@ def homes() -> set[str]:
 def travelling(exercise) -> dict:
     """What of an exercise goes to an answer's process: no truth, no right answer."""
     modules = {}
-    for path in [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]:
+    benches = [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]
+    for path in filter(Path.exists, benches):
         package = f"{PACKAGE.name}.grading.topics.{path.parent.name}"
         modules |= {
             package: [True, ""],

@@ -242,6 +242,10 @@ def test_what_an_answer_cannot_reach(what):
     assert told(body) == []
 
 
+def test_what_the_fence_of_this_machine_keeps_is_told():
+    assert box.fence() == {"files": True, "processes": True, "the network": True}
+
+
 FORGED = {
     "rows of another form": "os.write(fd, b'[1, 2, 3]\\n' * 9)",
     "too much": "os.write(fd, b'\\xff' * 4000)",
