@@ -2,7 +2,7 @@
 
 A text in assignments/ is Markdown. Some of its fenced blocks become cells of a kind of their own:
 
-    python setup         code that a student only runs; `setup` is the cell's id
+    code setup           code that a student only runs; `setup` is the cell's id
     exercise zero-1      what is asked, three hints, the answer's cell, the playground that stands
                          in the block, and a check for each step
     question 2           a question of 2 points, a line ---, and what the instructor expects
@@ -61,7 +61,7 @@ def texts() -> dict[str, str]:
 
 def parts(text: str) -> list[Part]:
     pieces = re.split(
-        r"^```(draw|python|exercise|question) ?(.*)\n((?:.*\n)*?)```\n", text, flags=re.MULTILINE
+        r"^```(draw|code|exercise|question) ?(.*)\n((?:.*\n)*?)```\n", text, flags=re.MULTILINE
     )
     found = [Part("", "", pieces[0].strip())]
     for kind, word, body, after in zip(*(pieces[at::4] for at in (1, 2, 3, 4))):
@@ -99,7 +99,7 @@ def cells_of(part: Part, number: int, names: dict) -> Iterator[NotebookNode]:
     match part.kind:
         case "":
             yield cell("markdown", text, f"text-{number}")
-        case "python":
+        case "code":
             yield cell("code", text, part.word)
         case "exercise" if part.word in Topic.all():
             yield from exercise_cells(Topic.named(part.word), text)
