@@ -26,9 +26,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     help="How large models are trained: predicted at once, and run on real processes.",
 )
-app.command(
-    "bigtrain_lab.cli.course:course", name="course", help="Make the assignments for a class."
-)
+app.command("bigtrain_lab.cli.course:app", name="course", help="Assignments for a class.")
 Words = Annotated[
     str, Parameter(show=False, allow_leading_hyphen=True)
 ]  # passed on to the experiments' own commands

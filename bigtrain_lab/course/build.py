@@ -194,6 +194,8 @@ def build(folder: Path, only: str = "", students: Iterable[str] = ()) -> list[Pa
     names = [name for name in texts() if name.startswith(only)]
     if not names:
         raise Impossible(f"No assignment begins with {only}: choose {', '.join(texts())}.")
+    if wrong := [each for each in students if not re.fullmatch(r"[\w@.-]*\w", each)]:
+        raise Impossible(f"{wrong[0]} is no id of a student: take letters, digits and @ . _ -")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG.name).exists():
         shutil.copy(CONFIG, folder)
