@@ -39,9 +39,9 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 HINTS = ("a question", "a step", "nearly the answer")
 ANSWER_HERE = "*Your answer, in two sentences.*"
 RULES = (
-    "Write into the cells that begin as in the exercise; add cells where you like. A check says"
-    " what is wrong and shows your points. The points that count are given later, to the text of"
-    " your answers alone: a changed check changes nothing."
+    "Each exercise has one cell that you change: the first cell of code below its hints. Its checks"
+    " say what is wrong and show your points, as often as you like. What counts is marked later,"
+    " from the text of your answers alone: a changed check changes nothing."
 )
 
 
