@@ -444,6 +444,14 @@ def test_marks_are_the_least_of_all_seeds():
     assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings[0]
 
 
+@pytest.mark.parametrize("name", TOPICS)
+def test_what_is_handed_out_has_no_points(name):
+    topic, seed = TOPICS[name], 5  # as above, whose known answers are kept
+    judged = topic.judged([Piece(1, topic.start_text())], seed, patience=2)
+    steps = [topic.scenes_of(n, seed) for n in range(1, len(topic.steps) + 1)]
+    assert judged.findings and {topic.share(judged, seed, each) for each in steps} == {0.0}
+
+
 def test_what_is_no_answer_is_a_sentence():
     assert Double.findings(None) == [
         "There is no answer yet, but nothing: give the function or class that you wrote."
