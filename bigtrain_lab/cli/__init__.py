@@ -35,6 +35,9 @@ Asked = Annotated[
 ]
 
 
+app.command("bigtrain_lab.cli.course:app", name="course")
+
+
 def main(arguments=None) -> int:
     """Run one command (by default the process's own words) and return its exit code."""
     for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,1 @@
+"""The course: assignments made of exercises, handed out by nbgrader and graded from their text."""
