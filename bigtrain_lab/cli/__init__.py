@@ -26,6 +26,9 @@ app = App(
     suppress_keyboard_interrupt=False,
     help="How large models are trained: predicted at once, and run on real processes.",
 )
+app.command(
+    "bigtrain_lab.cli.course:course", name="course", help="Make the assignments for a class."
+)
 Words = Annotated[
     str, Parameter(show=False, allow_leading_hyphen=True)
 ]  # passed on to the experiments' own commands
@@ -33,9 +36,6 @@ Place = Annotated[Path, Parameter(help="a run directory, or a file that predict 
 Asked = Annotated[
     Path | None, Parameter(help="a run directory, or a file that predict --save wrote")
 ]
-
-
-app.command("bigtrain_lab.cli.course:app", name="course")
 
 
 def main(arguments=None) -> int:

@@ -9,18 +9,12 @@ from cyclopts import App, Parameter
 
 from .screen import finding_line, screen
 
-app = App(
-    name="course",
-    help="Assignments on nbgrader: build them, prove them, grade what was handed in.",
-    version_flags=[],
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-)
+course = App(name="course", help="Assignments for a class: notebooks to hand out, and their key.")
 Folder = Annotated[Path, Parameter(help="the course folder, as nbgrader has it")]
 Cores = Annotated[int | None, Parameter(help="how many answers to play at once; all cores")]
 
 
-@app.command
+@course.command
 def grade(
     folder: Folder = Path("."),
     *,
@@ -58,7 +52,7 @@ def grade(
     return 0
 
 
-@app.command
+@course.command
 def doctor(folder: Folder = Path("."), *, cores: Cores = None) -> int:
     """Prove each assignment in source/ on this machine before it is handed out: one line each."""
     from ..course.doctor import findings

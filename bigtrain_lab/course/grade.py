@@ -15,7 +15,9 @@ import json
 import multiprocessing
 import os
 import signal
+import sysconfig
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -92,9 +94,9 @@ def grade(
     before = reports.kept(folder)
     changes = differences(before, sheets)
     notes = [f"{BROKEN} for {name}: {why}. Grade again." for name, why in broken.items()]
+    reports.write(folder, sheets, before, handed_in)
     if (folder / "submitted").is_dir():
         notes += record(folder, found, handed_in, sheets)
-    reports.write(folder, sheets, before, handed_in)
     return Graded(sheets, len(tasks) - len(broken), changes, notes)
 
 
@@ -233,6 +235,7 @@ def record(folder: Path, found: list[Source], handed_in: list[Submission], sheet
     """
     if find_spec("nbgrader") is None:
         return [NO_NBGRADER]
+    from nbgrader import utils
     from nbgrader.api import Gradebook
     from nbgrader.coursedir import CourseDirectory
     from traitlets.config import Config, PyFileConfigLoader
@@ -240,7 +243,12 @@ def record(folder: Path, found: list[Source], handed_in: list[Submission], sheet
     settings, notes = folder / "nbgrader_config.py", []
     config = PyFileConfigLoader(str(settings)).load_config() if settings.exists() else Config()
     course = CourseDirectory(config=config, root=str(folder.absolute()))
-    with Gradebook(course.db_url, course.course_id) as book:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    with (
+        utils.setenv(PATH=path),  # nbgrader calls alembic
+        warnings.catch_warnings(action="ignore"),  # SQLAlchemy's, of what nbgrader does
+        Gradebook(course.db_url, course.course_id) as book,
+    ):
         for source in found:
             enter(book, source)
         for submission, sheet in zip(handed_in, sheets, strict=True):

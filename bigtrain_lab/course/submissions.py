@@ -20,7 +20,7 @@ from ..grading.text import Piece, sliced
 
 MOST_BYTES = 32 * 1024**2  # of a notebook: its outputs may hold pictures
 MOST_LETTERS = 100_000  # of a cell
-RESERVED = {"source", "release", "submitted", "autograded", "feedback", "marks"}
+RESERVED = {"source", "solution", "release", "submitted", "autograded", "feedback", "marks"}
 NOTHING = "There is no answer in this submission."
 
 
@@ -61,7 +61,6 @@ class Source:
     exercises: tuple[Exercise, ...]
     checks: tuple[Check, ...]
     questions: tuple[Question, ...]
-    release: tuple[Cell, ...]  # its cells as handed out; () where they are not known
 
     def text(self, id: str) -> str:
         return next(cell.source for cell in self.cells if cell.id == id)
@@ -69,8 +68,9 @@ class Source:
     def start(self, id: str) -> str:
         """What stood in an exercise's or a question's cell when it was handed out."""
         topics = {exercise.id: Topic.named(exercise.topic) for exercise in self.exercises}
-        known = topics[id].start if id in topics else "YOUR ANSWER HERE"
-        return next((cell.source for cell in self.release if cell.id == id), known)
+        known = topics[id].start if id in topics else "YOUR ANSWER HERE"  # nbgrader's
+        cells = (raw for raw in self.notebook["cells"] if cell(raw).id == id)
+        return next((inside(raw, "metadata", "bigtrain", "start") for raw in cells), None) or known
 
 
 @dataclass(frozen=True)
@@ -143,15 +143,8 @@ def source_at(path: Path, assignment: str) -> Source:
             checks.append(Check(id, ours["topic"], ours["step"], points))
         elif inside(theirs, "grade"):
             questions.append(Question(id, points))
-    release = path.absolute().parents[2] / "release" / assignment / path.name
-    return Source(
-        assignment,
-        path,
-        notebook,
-        tuple(map(cell, notebook["cells"])),
-        *map(tuple, (exercises, checks, questions)),
-        tuple(map(cell, read(release)["cells"])) if release.exists() else (),
-    )
+    found = map(tuple, (exercises, checks, questions))
+    return Source(assignment, path, notebook, tuple(map(cell, notebook["cells"])), *found)
 
 
 def faults(source: Source) -> Iterator[str]:
@@ -197,7 +190,7 @@ def assignment_of(path: Path) -> str:
 
 def submissions(folder: Path, source: Source) -> Iterator[Submission]:
     """All that was handed in: nbgrader's submitted/STUDENT/ASSIGNMENT/, or else STUDENT.ipynb and
-    STUDENT/*.ipynb in the folder itself."""
+    STUDENT/*.ipynb in the folder itself. solution/STUDENT/ has the numbers of one's own."""
     name = f"{source.path.stem}.ipynb"
     if (folder / "submitted").is_dir():
         homes = sorted((folder / "submitted").glob(f"*/{source.assignment}"))
@@ -217,11 +210,13 @@ def submissions(folder: Path, source: Source) -> Iterator[Submission]:
         if any(len(each.source) > MOST_LETTERS for each in cells):
             cells = [each for each in cells if len(each.source) <= MOST_LETTERS]
             defects.append(f"A cell of more than {MOST_LETTERS:,} letters was left out.")
+        drawn = folder / "solution" / student / source.assignment / name
+        own = source_at(drawn, source.assignment) if drawn.exists() else source
         try:
-            yield submission(student, source, path, cells, defects)
+            yield submission(student, own, path, cells, defects)
         except (RecursionError, MemoryError):
             defects.append("The code is nested too deep to be read.")
-            yield submission(student, source, path, [], defects)
+            yield submission(student, own, path, [], defects)
 
 
 def handed_in(home: Path, name: str) -> tuple[Path | None, str]:
