@@ -19,6 +19,7 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -235,7 +236,6 @@ def record(folder: Path, found: list[Source], handed_in: list[Submission], sheet
     """
     if find_spec("nbgrader") is None:
         return [NO_NBGRADER]
-    from nbgrader import utils
     from nbgrader.api import Gradebook
     from nbgrader.coursedir import CourseDirectory
     from traitlets.config import Config, PyFileConfigLoader
@@ -243,9 +243,8 @@ def record(folder: Path, found: list[Source], handed_in: list[Submission], sheet
     settings, notes = folder / "nbgrader_config.py", []
     config = PyFileConfigLoader(str(settings)).load_config() if settings.exists() else Config()
     course = CourseDirectory(config=config, root=str(folder.absolute()))
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     with (
-        utils.setenv(PATH=path),  # nbgrader calls alembic
+        scripts_in_path(),
         warnings.catch_warnings(action="ignore"),  # SQLAlchemy's, of what nbgrader does
         Gradebook(course.db_url, course.course_id) as book,
     ):
@@ -258,6 +257,17 @@ def record(folder: Path, found: list[Source], handed_in: list[Submission], sheet
                 book.db.rollback()
                 notes.append(f"{sheet.name} is not in the gradebook: {error}")
     return notes
+
+
+@contextmanager
+def scripts_in_path() -> Iterator[None]:
+    """nbgrader calls alembic, which may be installed where the shell does not look."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), before])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def enter(book, source: Source) -> None:
