@@ -12,6 +12,7 @@ from statistics import median
 
 from bigtrain_lab.grading import Topic
 from bigtrain_lab.grading.proof import faults
+from bigtrain_lab.grading.text import Piece
 
 from . import mutants
 from .measure import RESULTS, row, seconds
@@ -56,17 +57,10 @@ def of(name: str, faults: int, mutated: mutants.Tally) -> list[dict]:
         *(
             row(
                 f"{name}: check of a {what} answer",
-                median(seconds(partial(topic.findings, typed(text))) for _ in range(TIMES)),
+                median(seconds(partial(topic.judged, [Piece(1, text)], n)) for n in range(TIMES)),
                 "s",
                 at_most=10,
             )
             for what, text in (("right", first), ("wrong", wrong))
         ),
     ]
-
-
-def typed(text: str):
-    """The answer that a text defines, as a student's."""
-    names = {"__name__": "__main__"}
-    exec(text, names)
-    return names["answer"]

@@ -7,17 +7,18 @@ Mutation finds edges and tolerances; mistakes that need another idea it does not
 
 import ast
 import copy
+import math
 import re
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from bigtrain_lab.grading import Topic, box, topics
+from bigtrain_lab.grading import Topic, known
 from bigtrain_lab.grading.folder import EQUIVALENT
 from bigtrain_lab.grading.likeness import Enough, first_difference
 
 SEEDS = (1, 2, 3)
-CPU_S = 4  # of a mutant that does not end
+CPU_S = 4  # beyond what the right answers take, of a mutant that does not end
 FLIPS = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt,),
@@ -147,7 +148,6 @@ class Tally(NamedTuple):
 def tally(topic: type[Topic]) -> Tally:
     """Mutate every right answer of a topic that has a folder."""
     reasons, made, equivalent, missed = listed(topic), 0, [], []
-    before, (box.CPU_S, box.WALL_S) = (box.CPU_S, box.WALL_S), (CPU_S, 4 * CPU_S)
     for name, text in topic.right.items():
         every = {str(number): each for number, each in enumerate(mutants(text))}
         left = {number: mutant for number, (_, _, mutant) in every.items()}
@@ -156,35 +156,24 @@ def tally(topic: type[Topic]) -> Tally:
         made += len(every)
         for number in left:
             line, change, _ = every[number]
-            known = (name, change) in reasons
-            (equivalent if known else missed).append(f"`{name}`, line {line}: `{change}`")
-    box.CPU_S, box.WALL_S = before
+            listed_one = (name, change) in reasons
+            (equivalent if listed_one else missed).append(f"`{name}`, line {line}: `{change}`")
     return Tally(made, equivalent, missed)
-
-
-def folder(topic: type[Topic]) -> Path:
-    """Where a topic lies; no folder where it is a file."""
-    return Path(topics.__file__).parent / topic.__module__.rpartition(".")[2]
 
 
 def listed(topic: type[Topic]) -> set[tuple[str, str]]:
     """(right answer, change) of the mutants that wrong.md calls equivalent."""
-    text = (folder(topic) / "wrong.md").read_text(encoding="utf-8").partition(EQUIVALENT)[2]
+    text = (topic.folder / "wrong.md").read_text(encoding="utf-8").partition(EQUIVALENT)[2]
     return set(re.findall(r"^\* `(.+?)`: `(.+?)`: ", text, flags=re.MULTILINE))
 
 
 def passing(topic: type[Topic], texts: dict[str, str], seed: int) -> list[str]:
     """Names of the answers that no scene of this seed tells from a right one."""
-    with box.Box(topic, seed, texts=topic.right) as known:
-        rights = [topic.sound(name, known.rows(name)) for name in topic.right]
-    left, through = dict(texts), []
+    began = time.perf_counter()
+    rights, left, through = topic.rights(seed), dict(texts), []
+    cpu_s = CPU_S + math.ceil(time.perf_counter() - began)
     while left:  # anew after one that ended the process
-        with box.Box(topic, seed, texts=left, until=Enough(rights, at=10**9)) as played:
-            for name in list(left):
-                rows = played.rows(name)
-                del left[name]
-                if first_difference(rows, rights) is None:
-                    through.append(name)
-                if rows[-1].raised == box.ENDED:
-                    break
+        shown = known.rows(topic, seed, left, Enough(rights, at=10**9), cpu_s=cpu_s)
+        through += [name for name, rows in shown.items() if first_difference(rows, rights) is None]
+        left = {name: text for name, text in left.items() if name not in shown}
     return through

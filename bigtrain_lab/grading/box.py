@@ -1,63 +1,62 @@
-"""A process of its own for answers: it plays the probe's scenes and writes down what each showed.
+"""Play an answer's text in processes that hold no truth (inside.py), and count out here.
 
-    time      CPU_S of computing an answer, WALL_S of anything: then the process is ended, and the
+    time      CPU_S of computing, WALL_S between two messages: then the process is ended, and the
               line that it was at is told
-    memory    MEMORY_BYTES more than it begins with, on Linux
-    rows      one line of JSON a scene, so that a process that dies has told what came before
+    memory    MEMORY_BYTES more than a process begins with, on Linux
+    messages  each rank's go through Ranks in this process: who waits for whom, how many bytes
 
-No right answer is in the process of a student's: fence.py says what keeps it out, and what does
-not.
+An answer that ends its process, or sends what cannot be read, is told so in a sentence.
 """
 
-import faulthandler
-import functools
-import io
+import ast
+import atexit
+import importlib.util
 import json
-import linecache
-import math
 import os
-import pickle
 import random
 import re
-import resource
 import shutil
 import signal
+import socket
+import subprocess
 import sys
+import sysconfig
 import tempfile
-import time
-import traceback
-import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
-from numbers import Real
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from threading import RLock
 from typing import NamedTuple
 
-import cloudpickle
-import numpy as np
 import torch
 
-from ..core import Impossible
-from ..runtime.failure import frames
-from ..runtime.process import server, temporary
-from ..runtime.process.pulse import Pulse
-from .fence import OURS, Refused, loaded
+from . import inside
+from .inside import MAIN, plain, receive, send
+from .ranks import Killed, Ranks
+from .text import Piece
+from .trainings import Refused
 
 CPU_S, WALL_S = 20, 60
-LATE_S = 10  # after which an answer that has silenced the alarm is ended
+LATE_S = 5  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
-LOOK_S = 0.02
-MOST_BYTES = 4 * 1024**2  # of a student's rows
-MOST_TEXT = 400  # letters of an error's message
-ANSWER = "answer"
-BEGUN, ENDED, REFUSED = (
-    "(begun)",
-    "(ended)",
-    "(refused)",
-)  # of a row, and no class's name: still played, died in it, reached over the fence
+MOST_PRINTED = 2000  # letters of a scene
+LIMITS = {"CPU": CPU_S, "AS": MEMORY_BYTES, "FSIZE": 0, "NOFILE": 256, "CORE": 0}
+PACKAGES = ("torch", "numpy", "pydantic", "cloudpickle")  # and what lies beside them
+TOO_LONG = "TooLong"
+ENDED = "(ended)"  # of a row, and no class's name: the answer's process died in it
+PACKAGE = Path(__file__).parents[1]
+WITHOUT_ANSWERS = (  # what any answer may import of this library
+    "core",
+    "order.collective",
+    "order.plan",
+    "order.schedule",
+    "order.simulate",
+    "runtime",
+    "grading.inside",
+    "grading.trainings",
+)
 
 
 class Row(NamedTuple):
@@ -68,417 +67,449 @@ class Row(NamedTuple):
     near: float = 0.0
     raised: str = ""
     told: str = ""
+    printed: str = ""
 
 
-# -- the side that asks -------------------------------------------------------------------------
+class Raised(Exception):
+    """An answer raised: what inside.described tells."""
+
+
+class Ended(Exception):
+    """An answer's process ended before the answer had shown all, or was ended."""
+
+
+# -- the processes --------------------------------------------------------------------------------
 
 
 class Box:
-    """The process, as a context: `rows(name)` waits for what an answer showed.
-
-    answer    a student's, by value; the library's own is fenced off
-    texts     {name: text} of known answers instead
-    until     whether the rows that an answer has shown are enough; all scenes are played for None
-    """
-
-    def __init__(
-        self,
-        topic: type,
-        seed: int,
-        *,
-        answer=None,
-        texts: Mapping[str, str] | None = None,
-        until: Callable[[list[Row]], bool] | None = None,
-    ):
-        self._most = MOST_BYTES if texts is None else math.inf
-        self._told: dict[str, list[Row]] = {}
-        self._whole: set[str] = set()
-        self._room = Path(tempfile.mkdtemp(prefix="check-", dir=temporary.own()))
-        self._read = 0
-        self._process = None
-        self._unwanted = os.pipe()
-        try:
-            carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, until, str(self._room), CPU_S, WALL_S)
-            (self._room / "program").write_bytes(pickle.dumps((task,)))
-            self._process = next(
-                server.start(
-                    1, str(self._room / "program"), self._unwanted[0], f"{__package__}.box"
-                )
-            )
-        except BaseException:
-            self.__exit__()
-            raise
-        self._pulse = Pulse(self._process.pid)
-
-    def __enter__(self) -> "Box":
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._process:
-            self._pulse.kill()
-            self._process.join(5)
-            self._process.close()
-        for end in self._unwanted:
-            os.close(end)
-        shutil.rmtree(self._room, ignore_errors=True)
-
-    def rows(self, name: str) -> list[Row]:
-        """All rows of an answer, once it has shown them or can show no more."""
-        began = time.monotonic()
-        while name not in self._whole:
-            ended = bool(wait([self._process.sentinel], LOOK_S))
-            try:
-                self._hear()
-                why = self._late(time.monotonic() - began) or (self._dead() if ended else "")
-            except (ValueError, TypeError):
-                why = "Your answer writes where the check keeps what it saw: compute, and return."
-            if name in self._whole:
-                break
-            if why:
-                self._pulse.kill()
-                rows = self._told.setdefault(name, [])
-                scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
-                rows.append(Row(scene, raised=ENDED, told=why))
-                self._whole.add(name)
-        return self._told[name]
-
-    def _hear(self) -> None:
-        """Take in the lines that have been written since; ValueError where an answer wrote among
-        them."""
-        with suppress(FileNotFoundError), open(self._room / "rows", encoding="utf-8") as file:
-            file.seek(self._read)
-            for line in iter(file.readline, ""):
-                if not line.endswith("\n"):
-                    break
-                self._read += len(line.encode())
-                if self._read > self._most:
-                    raise ValueError("too many rows")
-                name, *fields = json.loads(line)
-                rows = self._told.setdefault(name, [])
-                if not fields:
-                    if not rows or rows[-1].raised == BEGUN:
-                        raise ValueError("an end too early")
-                    self._whole.add(name)
-                    continue
-                scene, value, near, raised, told = fields
-                if rows and rows[-1].raised == BEGUN:
-                    rows.pop()
-                rows.append(Row(scene, value, near, raised, with_source(told)))
-
-    def _late(self, seconds: float) -> str:
-        """That the answer takes too long, and at which line it is."""
-        stacks = self._room / "late"
-        if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
-            return ""
-        limit = WALL_S if seconds > WALL_S else CPU_S
-        return with_source(f"Your answer did not end within {limit} s{of_answer(stacks)}.")
-
-    def _dead(self) -> str:
-        """That the process has ended before the answer had shown all."""
-        self._process.join()
-        code = self._process.exitcode
-        place = of_answer(self._room / "fatal")
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return with_source(
-            f"Your answer ended the process that it ran in, {how}{place}. Let it return."
-        )
-
-
-class Carrier(cloudpickle.Pickler):
-    """Takes along too what has no value of its own: a student's cached functions, to be cached
-    anew; modules that cannot be imported by their names."""
-
-    def reducer_override(self, thing):
-        if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
-            rule = thing.cache_parameters()
-            return type(thing), (
-                thing.__wrapped__,
-                rule["maxsize"],
-                rule["typed"],
-                functools._CacheInfo,
-            )
-        if (
-            isinstance(thing, ModuleType) and thing.__name__ not in sys.modules
-        ):  # made in C within another, which has it
-            home, _, name = thing.__name__.rpartition(".")
-            if getattr(sys.modules.get(home), name, None) is thing:
-                return getattr, (sys.modules[home], name)
-        return super().reducer_override(thing)
-
-
-def is_own(thing) -> bool:
-    """Whether a thing is neither of this library nor of an installed one, so it must travel by
-    value."""
-    home = getattr(thing, "__module__", None) or type(thing).__module__
-    return home == "__main__" or is_answer(
-        getattr(sys.modules.get(home), "__file__", None) or "<frozen"
-    )
-
-
-def travelling(thing) -> bytes:
-    """A thing by value, with what it names; of this library and installed ones, by name."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
-    own = module is not None and module.__name__ != "__main__" and is_own(thing)
-    try:
-        if own:
-            cloudpickle.register_pickle_by_value(module)
-        with io.BytesIO() as file:
-            Carrier(file).dump(thing)
-            return file.getvalue()
-    except Exception as error:
-        raise Impossible(
-            f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
-            "let it make open files, locks and widgets itself."
-        ) from error
-    finally:
-        if own:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def of_answer(dump: Path) -> str:
-    """Where a stack that faulthandler wrote is in the answer, in words; "" where it wrote none."""
-    if not dump.exists():
-        return ""
-    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace"))
-    return f": it was at {line_of(place)}" if place and is_answer(place.file) else ""
-
-
-def is_answer(file: str) -> bool:
-    return not frames.is_foreign(file) and not file.startswith(OURS)
-
-
-def line_of(place: frames.Place) -> str:
-    """In a process that has not the cells' text: the source is filled in by `with_source`."""
-    return f"your line {place.line}\0{place.file}\0{place.line}\0"
-
-
-def with_source(told: str) -> str:
-    """The sentence with the text of the lines that it names, where this process knows it."""
-
-    def source(found: re.Match) -> str:
-        text = linecache.getline(found[1], int(found[2])).strip()
-        return f", `{text}`" if text else ""
-
-    return re.sub("\0(.*?)\0(.*?)\0", source, told)
-
-
-# -- the process itself ---------------------------------------------------------------------------
-
-
-def main(index: int, task: tuple) -> None:
-    """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, until, room, cpu_s, wall_s = task
-    let_go()
-    out = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(out, 1), os.dup2(out, 2)
-    torch.set_num_threads(1)
-    faulthandler.enable(open(f"{room}/fatal", "w", encoding="utf-8"))
-    late = open(f"{room}/late", "w", encoding="utf-8")
-    faulthandler.register(signal.SIGPROF, late)
-    limit_memory()
-    warnings.simplefilter("ignore")  # a warning reads the source that it comes from
-    notes = Notes(open(f"{room}/rows", "w", encoding="utf-8"))
-    topic = pickle.loads(pickled_topic)
-    for name in texts if texts is not None else (ANSWER,):
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        faulthandler.dump_traceback_later(wall_s, file=late)
-        notes.name, notes.rows = name, []
-        play(
-            topic,
-            seed,
-            until,
-            lambda name=name: (
-                made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse)
-            ),
-            notes,
-        )
-    os._exit(0)
-
-
-def play(topic: type, seed: int, until, load, notes: "Notes") -> None:
-    """Load an answer and note what it shows in each scene; after one that it cannot end, no more,
-    nor when it is enough."""
-    before, answers = Left(), []
-    goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
-    before.watch(topic)
-    for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        goes_on = notes.row(scene.name, functools.partial(before.then, scene.run), scene.near)
-        if not goes_on or until is not None and until(notes.rows):
-            break
-    notes.end()
-
-
-def made(text: str):
-    """The answer that a text defines."""
-    names = {"__name__": "known"}
-    exec(compile(text, "<known answer>", "exec"), names)
-    return names[ANSWER]
-
-
-class Notes:
-    """The file of rows: of each scene that it begins, then what it showed."""
-
-    def __init__(self, file):
-        self.file, self.name, self.scene, self.rows = file, ANSWER, "its definition", []
-
-    def row(self, scene: str, run, near: float) -> bool:
-        """Note what `run()` shows, or raises; whether it showed something."""
-        self.scene = scene
-        self.write(scene, None, near, BEGUN, "")
-        try:
-            self.rows.append(Row(scene, plain(run()), near))
-            self.write(*self.rows[-1])
-            return True
-        except BaseException as error:  # noqa: B902  (an answer may raise anything)
-            self.write(scene, None, near, type(error).__name__ or "an error", raised(error))
-            return False
-
-    def refuse(self, why: str) -> None:
-        """Note that the answer reached for what it may not have, and end the process: it cannot go
-        on."""
-        self.write(self.scene, None, 0.0, REFUSED, why)
-        self.end()
-        os._exit(0)
-
-    def write(self, *fields) -> None:
-        self.file.write(json.dumps([self.name, *fields]) + "\n")
-        self.file.flush()
-
-    def end(self) -> None:
-        self.write()
-
-
-class Left:
-    """What an answer must leave as it was: whether gradients are on, torch's functions, those that
-    the exercise allows."""
-
-    PLACES = (
-        torch,
-        torch.Tensor,
-        torch.nn.functional,
-        torch.nn.Module,
-        torch.autograd,
-        torch.optim.SGD,
-        torch.optim.Optimizer,
-        torch.nn.utils,
-    )
+    """A process that has loaded torch, from which those of answers are forked. It starts at once
+    and loads meanwhile; it ends with this process, or by `close`."""
 
     def __init__(self):
-        torch.optim.SGD([torch.zeros(1)])  # the first one changes its class
-        self.functions = [(place, dict(vars(place))) for place in self.PLACES]
-
-    def watch(self, topic: type) -> None:
-        """The modules that the exercise allows too, and their classes, as they are behind the
-        fence."""
-        modules = [sys.modules[name] for name in topic.allows if name in sys.modules]
-        classes = [
-            thing
-            for module in modules
-            for thing in vars(module).values()
-            if isinstance(thing, type) and thing.__module__ == module.__name__
-        ]
-        self.functions += [(place, dict(vars(place))) for place in (*modules, *classes)]
-
-    def then(self, run):
-        """run(); Refused where something else is left behind, which is undone."""
-        try:
-            shown = run()
-            gradients_on, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-        finally:
-            changed = self._put_back()
-            torch.set_grad_enabled(True)
-            torch.set_default_dtype(torch.float32)
-        if not gradients_on:
-            raise Refused(
-                "Gradients are still switched off after your answer: use `with torch.no_grad():`,"
-                " which ends."
-            )
-        if dtype != torch.float32:
-            raise Refused("Your answer changed torch's default dtype: leave it as it was.")
-        if changed:
-            raise Refused(
-                f"After your answer {changed[0]} is another function: leave it as it was."
-            )
-        return shown
-
-    def _put_back(self) -> list[str]:
-        """Names of the functions that were another one, all of which are put back."""
-        changed = []
-        for place, before in self.functions:
-            now = dict(vars(place))
-            for name in () if now == before else {**before, **now}:
-                function, inherited = (
-                    before.get(name),
-                    any(name in vars(base) for base in getattr(place, "__mro__", ())[1:]),
-                )
-                if now.get(name) is function or not (inherited or callable(function)):
-                    continue
-                if name in before:
-                    setattr(place, name, function)
-                else:
-                    delattr(place, name)
-                if getattr(place, name) is not now.get(name):
-                    changed.append(f"{place.__name__}.{name}")
-        return changed
-
-
-def raised(error: BaseException) -> str:
-    """The sentence on an error, with the answer's line."""
-    if isinstance(error, (Refused, Impossible)):
-        return str(error)
-    places = [
-        frames.Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    own = [place for place in places if is_answer(place.file)]
-    at = f", at {line_of(own[-1])}" if own else ""
-    try:
-        what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
-    except Exception:  # its text raises too
-        what = type(error).__name__
-    if isinstance(error, SystemExit):
-        return f"Your answer called sys.exit{at}: let it return."
-    if isinstance(error, MemoryError) or "allocate memory" in what:
-        return f"Your answer needs more than {MEMORY_BYTES / 1e9:.1f} GB{at}."
-    if not own and isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) ", what):
-        return (
-            f"Your answer could not be called as the exercise does ({what.partition(': ')[2]}):"
-            " take what it names."
+        self._room = tempfile.mkdtemp(prefix="answers-")
+        self._control, theirs = socket.socketpair()
+        text = Path(inside.__file__).read_text(encoding="utf-8")
+        given = json.dumps([theirs.fileno(), sorted(homes())])
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", text, given],
+            cwd=self._room,
+            env={"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
         )
-    if not own:
-        return f"What your answer gave cannot be used ({what})."
-    return f"Your answer raised {what}{at}."
+        theirs.close()
+        modules = {name: text for each in WITHOUT_ANSWERS for name, text in texts(each).items()}
+        send(self._control, [modules, LIMITS | {"CPU": CPU_S}])
+        self._servers, self._lock = {}, RLock()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._process.kill()
+        self._process.wait()
+        for each in (self._control, *self._servers.values()):
+            each.close()
+        shutil.rmtree(self._room, ignore_errors=True)
+
+    def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
+        """What an answer shows, scene by scene, or in those of these names; each in new
+        processes."""
+        for name, *inputs in exercise.scenes(random.Random(seed)):
+            if names is not None and name not in names:
+                continue
+            yield (row := self.row(exercise, name, inputs, pieces, seed))
+            if row.scene != name:
+                return
+
+    def row(self, exercise, name: str, inputs: list, pieces: list[Piece], seed: int) -> Row:
+        """What an answer shows in a scene, of `inputs` or of what is common and each rank's own."""
+        common, own, *again = inputs if len(inputs) > 1 else (inputs[0], None)
+        task, why, children = {"pieces": pieces, "seed": seed}, None, []
+        with self._lock, tempfile.TemporaryDirectory(prefix="room-", dir=self._room) as room:
+            server = self._server(exercise)
+            try:
+                for each in (common, *again):
+                    task |= {"common": each, "room": room if exercise.writes else ""}
+                    came, ranks, children = life(server, task, own)
+            except (Refused, Raised, Ended) as error:
+                why, children = error, error.children
+        printed = "".join(each.printed for each in children)[:MOST_PRINTED]
+        if not all(each.defined for each in children) and not isinstance(why, Refused):
+            name = "its definition"
+        if why is None:
+            return shown(exercise, name, inputs[:2], came, ranks)._replace(printed=printed)
+        raised, told = sentence(why, pieces, children)
+        return Row(name, None, exercise.near, raised, told, printed)
+
+    def _server(self, exercise):
+        """The socket of an exercise's server."""
+        if exercise not in self._servers:
+            if not self._servers:
+                receive(self._control)  # it is ready
+            server, theirs = socket.socketpair()
+            socket.send_fds(self._control, [b"e"], [theirs.fileno()])
+            theirs.close()
+            send(server, travelling(exercise))
+            if why := receive(server)[0]:
+                raise RuntimeError(f"{exercise.name}: its bench cannot be loaded: {why}")
+            self._servers[exercise] = server
+        return self._servers[exercise]
 
 
-def plain(value):
-    """A value as JSON has it: of numpy and torch too, of tuples, ranges and generators."""
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Real):
-        return float(value)
+def life(server, task: dict, own: list[dict] | None) -> tuple:
+    """(what came out, the ranks, their processes); None came where the bench killed them. What an
+    answer raises has its `children`."""
+    wires, theirs = zip(*(socket.socketpair() for _ in own or [{}]))
+    socket.send_fds(server, [b"r"], [each.fileno() for each in theirs])
+    for each in theirs:
+        each.close()
+    children, ranks = [Child(wire, pid) for wire, pid in zip(wires, receive(server)[0])], None
     try:
-        return [plain(each) for each in value]
-    except TypeError:
-        return f"a {type(value).__name__}"
+        for rank, each in enumerate(children):
+            given = {"rank": rank, "size": own and len(own), "own": own[rank] if own else {}}
+            each.say(task | given)
+        if own is None:
+            came = children[0].serve(None)
+        else:
+            ranks = Ranks(len(own), random.Random(str(task["common"])).random())
+            came = ranks.run(lambda group: children[group.rank].serve(group))
+    except Killed:
+        came = None
+    except (Refused, Raised, Ended) as error:
+        error.children = children
+        raise
+    finally:
+        for each in children:
+            each.end()
+        for each, (status, peak) in zip(children, receive(server)[0]):
+            each.code, each.peak = os.waitstatus_to_exitcode(status), peak
+    if ranks:
+        ranks.peaks = [max(0, 1024 * each.peak - each.before) for each in children]
+    return came, ranks, children
 
 
-def limit_memory() -> None:
-    with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-        room = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024**2,) * 2)
+@cache
+def box() -> Box:
+    """The box of this process."""
+    return Box()
 
 
-def let_go() -> None:
-    """Close what the server's processes share: an answer that writes there would end the server."""
-    sentinel = parent_process().sentinel
-    os.closerange(3, sentinel)
-    os.closerange(sentinel + 1, 1024)
+class Reach:
+    """Plays as an exercise does: whether an answer reaches what it must not."""
+
+    name, folder, bench = "reach", PACKAGE / "grading", f"{__package__}.trainings"
+    allows, forbids, writes, near = (), (), False, 0.0
+    text = """
+import os, socket
+
+def reaches(what, *given):
+    try:
+        what(*given)
+    except OSError:
+        return False
+    return True
+
+def answer():
+    return {{
+        "files": reaches(os.listdir, {folder!r}),
+        "processes": reaches(os.kill, os.getppid(), 0),
+        "the network": reaches(socket.socket),
+    }}
+"""
+
+    @staticmethod
+    def scenes(draw) -> Iterator[tuple]:
+        yield "reach", {}
+
+    @staticmethod
+    def shown(inputs: dict, came: dict) -> dict:
+        return came
+
+
+def fence() -> dict[str, bool]:
+    """{"files", "processes", "the network"}: whether answers are kept from them on this machine."""
+    text = Reach.text.format(folder=str(PACKAGE))
+    (row,) = box().rows(Reach, [Piece(1, text)], 0)
+    return {what: not reached for what, reached in row.value.items()}
+
+
+def homes() -> set[str]:
+    """Where what an answer may import is installed."""
+    return {str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in PACKAGES}
+
+
+@cache
+def travelling(exercise) -> dict:
+    """What of an exercise goes to an answer's process: no truth, no right answer."""
+    modules = {}
+    benches = [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]
+    for path in filter(Path.exists, benches):
+        package = f"{PACKAGE.name}.grading.topics.{path.parent.name}"
+        modules |= {
+            package: [True, ""],
+            f"{package}.bench": [False, path.read_text(encoding="utf-8")],
+        }
+    modules[f"{PACKAGE.name}.grading.topics"] = [True, ""]
+    for name in exercise.allows:
+        modules |= texts(name.removeprefix(f"{PACKAGE.name}."))
+    foreign, hidden = [], []
+    for name in exercise.forbids:
+        module, _, last = name.rpartition(".")
+        home = next(
+            (each for each in modules if name.startswith(f"{each}.") and not modules[each][0]), ""
+        )
+        if home:
+            modules[home] = [False, without(modules[home][1], name, home)]
+            continue
+        foreign.append(name)
+        if not name.startswith(PACKAGE.name):
+            home = getattr(getattr(importlib.import_module(module), last), "__module__", module)
+            hidden.append(sys.modules[home].__file__)
+    return {
+        "bench": exercise.bench,
+        "modules": modules,
+        "allows": list(exercise.allows),
+        "forbids": foreign,
+        "folders": readable(homes() | {sysconfig.get_path("stdlib")}, hidden),
+    }
+
+
+def texts(name: str) -> dict[str, list]:
+    """{module: [whether it is a package, text]} of a module of this library, or of a package and
+    all in it; the packages above it are empty."""
+    path = PACKAGE.joinpath(*name.split("."))
+    found = {PACKAGE.name: [True, (PACKAGE / "__init__.py").read_text(encoding="utf-8")]}
+    for number in range(1, name.count(".") + 1):
+        found[".".join([PACKAGE.name, *name.split(".")[:number]])] = [True, ""]
+    for file in [*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")]:
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        package = parts[-1] == "__init__"
+        dotted = ".".join([PACKAGE.name, *parts[: len(parts) - package]])
+        found[dotted] = [package, file.read_text(encoding="utf-8")]
+    return found
+
+
+STAND_IN = """
+class {last}:
+    def __init__(*_, **__):
+        from bigtrain_lab.grading.inside import not_at_hand
+        not_at_hand({name!r})
+    __init_subclass__ = classmethod(__init__)
+"""
+
+
+def without(text: str, name: str, module: str) -> str:
+    """A module's text in which an empty class stands in the place of what a full name defines."""
+    *outer, last = name.removeprefix(f"{module}.").split(".")
+    tree = holder = ast.parse(text)
+    for each in outer:
+        holder = next(node for node in holder.body if getattr(node, "name", None) == each)
+    at = next(n for n, node in enumerate(holder.body) if getattr(node, "name", None) == last)
+    holder.body[at : at + 1] = ast.parse(STAND_IN.format(last=last, name=name)).body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def readable(folders, hidden: list[str]) -> list[str]:
+    """What may be read of folders: not this library, nor the hidden files."""
+    found = ["/dev/null", "/dev/urandom", "/usr/share/zoneinfo"]
+    for folder in map(Path, folders):
+        inside_it = [each for each in hidden if Path(each).is_relative_to(folder)]
+        if inside_it or folder in (*map(Path, homes()), Path(sysconfig.get_path("stdlib"))):
+            found += readable(
+                (
+                    each
+                    for each in folder.iterdir()
+                    if str(each) not in hidden
+                    and each.stem not in {"site-packages", "dist-packages"}
+                    and not each.name.startswith((PACKAGE.name, "__editable"))
+                ),
+                inside_it,
+            )
+        else:
+            found.append(str(folder))
+    return [each for each in found if os.path.exists(each)]
+
+
+# -- a rank's process, from outside ---------------------------------------------------------------
+
+
+class Child:
+    """The other end of a child's wire: carries out what the child asks its groups for."""
+
+    def __init__(self, wire, pid: int):
+        self.wire, self.pid, self.code, self.peak, self.before = wire, pid, 0, 0, 0
+        self.printed, self.defined, self.ended, self.late = "", False, False, False
+        self._groups, self._lanes, self._launched, self._sent = {}, {}, {}, {}
+        wire.settimeout(WALL_S)
+
+    def say(self, head, *tensors) -> None:
+        try:
+            send(self.wire, head, *tensors)
+        except OSError:
+            self.ended = True
+            raise Ended from None
+
+    def hear(self) -> tuple:
+        try:
+            return receive(self.wire)
+        except TimeoutError:
+            if self.late:
+                raise Ended from None
+        except (EOFError, OSError, ValueError, TypeError, AttributeError):
+            self.ended = True
+            raise Ended from None
+        self.late = True
+        self.wire.settimeout(LATE_S)
+        os.kill(self.pid, signal.SIGALRM)
+        return self.hear()
+
+    def end(self) -> None:
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.wire.close()
+
+    def serve(self, group, at: int = MAIN):
+        """What came out in the end. `at`: the lane, whose function has ended with "done"."""
+        self._groups.setdefault(at, group)
+        try:
+            return self.answered(at)
+        except (Refused, Raised, Ended):
+            raise
+        except Exception as error:
+            raise Refused(
+                f"What your answer sent cannot be read ({type(error).__name__}: {error})."
+            ) from error
+
+    def answered(self, at: int):
+        while True:
+            (what, key, lane, given, changed), tensors = self.hear()
+            for number in changed:
+                if (sent := self._sent.get(number, bool)()) is not None:
+                    sent.view(-1).view(torch.uint8).bitwise_not_()  # another one from now on
+            if what == "print":
+                self.printed = (self.printed + given["text"])[:MOST_PRINTED]
+            elif what == "defined":
+                self.defined, self.before = True, given["before"]
+            elif what == "raised":
+                raise Raised(given["error"])
+            elif what == "killed":
+                self.ended = True
+                raise Killed
+            elif what == "end":
+                self.ended = True
+                return given["came"]
+            elif what == "done":
+                return None
+            else:
+                value, back = self.carry_out(what, self._groups[key], key, tensors, **given)
+                received = [n for n, sent in self._sent.items() if sent() is None]
+                self.say([lane, value, received], *back)
+
+    def carry_out(self, what, group, key, tensors, **given) -> tuple:
+        """(a value, tensors) of a call of a group."""
+        first = tensors[0] if tensors else None
+        match what:
+            case "isend":
+                self._sent[given["number"]] = weakref.ref(first)
+                dst, name, site, tag = given["way"]
+                group.isend(first, dst, name, site, tag)
+            case "recv":
+                src, name, site, tag = given["way"]
+                return None, [group.recv(src, name, site, tag)]
+            case "all_reduce" | "broadcast":
+                return None, [getattr(group, what)(first, **given)]
+            case "reduce_scatter":
+                whole = tensors if given["listed"] else first
+                return None, [group.reduce_scatter(whole, given["op"])]
+            case "all_gather":
+                out = [torch.empty(s, dtype=getattr(torch, d)) for d, s in given["shapes"]]
+                if given["listed"] or not out:
+                    whole = group.all_gather(first, out or None)
+                    return None, whole if given["listed"] else [whole]
+                return None, [group.all_gather(first, out[0])]
+            case "lane":
+                lane = group.lane(given["name"])
+                number = next((n for n, each in self._lanes.items() if each is lane), 0)
+                self._lanes[number := number or len(self._groups)] = lane
+                self._groups[number] = lane.group
+                return number, []
+            case "among":
+                axis = group.among(given["name"], tuple(given["members"]))
+                self._groups[number := len(self._groups)] = axis
+                return [number, axis.rank, axis.size], []
+            case "launch":
+                number = given["number"]
+                self._launched[number] = self._lanes[key].launch(
+                    lambda group: self.run(group, key, number)
+                )
+            case "wait":
+                self._launched.pop(given["number"]).wait()
+            case "pause" | "finish":
+                getattr(group, what)()
+            case "mark":
+                group.mark(given["told"])
+        return None, []
+
+    def run(self, group, key: int, number: int) -> None:
+        """Let the child run what it launched on a lane."""
+        self.say([key, number, []])
+        self.serve(group, key)
+
+
+# -- in words -------------------------------------------------------------------------------------
+
+
+def shown(exercise, name: str, inputs: list, came, ranks) -> Row:
+    """A scene's row, out of what came; whatever an answer sent."""
+    try:
+        with torch.random.fork_rng([]):
+            value = exercise.shown(*inputs, came, *filter(None, [ranks]))
+        return Row(name, plain(value), exercise.near)
+    except Refused as error:
+        return Row(name, None, exercise.near, "Refused", str(error))
+    except Exception as error:
+        told = f"What your answer gave cannot be used ({type(error).__name__}: {error})."
+        return Row(name, None, exercise.near, "Refused", told)
+
+
+def sentence(why: Exception, pieces: list[Piece], children: list[Child]) -> tuple[str, str]:
+    """(what an answer raised, the sentence on it)."""
+    if isinstance(why, Refused):
+        return "Refused", str(why)
+    if isinstance(why, Raised):
+        return said_of(*why.args[0], pieces, WALL_S if any(c.late for c in children) else CPU_S)
+    late = any(each.late for each in children)
+    codes = [each.code for each in children if each.code]
+    if late or -signal.SIGXCPU in codes:
+        return ENDED, f"Your answer did not end within {WALL_S if late else CPU_S} s."
+    code = next((code for code in codes if code != -signal.SIGKILL), 0)
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return ENDED, f"Your answer ended the process that it ran in, {how}. Let it return."
+
+
+def said_of(kind, text, number, line, pieces: list[Piece], seconds: int) -> tuple[str, str]:
+    """An error as inside.described tells it, with the answer's line."""
+    if kind in ("Refused", "Impossible"):
+        return kind, text
+    at = ""
+    if number is not None:
+        lines = pieces[number].text.splitlines()
+        source = "".join(lines[line - pieces[number].line :][:1]).strip()
+        at = f" at your line {line}, `{source}`" if source else f" at your line {line}"
+    comma, what = f",{at}" if at else "", f"{kind}: {text}".rstrip(": .")
+    if kind == TOO_LONG:
+        where = f": it was{at}" if at else ""
+        return ENDED, f"Your answer did not end within {seconds} s{where}."
+    if kind == "SystemExit":
+        return kind, f"Your answer called sys.exit{comma}: let it return."
+    if kind == "MemoryError" or "allocate memory" in text:
+        return kind, f"Your answer needs more than {MEMORY_BYTES / 1e9:.1f} GB{comma}."
+    if not at and kind == "TypeError" and re.search(r"\(\) (takes|missing|got) ", text):
+        return kind, (
+            f"Your answer could not be called as the exercise does ({text}): take what it names."
+        )
+    if not at:
+        return kind, f"What your answer gave cannot be used ({what})."
+    return kind, f"Your answer raised {what}{comma}."

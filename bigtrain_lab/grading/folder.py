@@ -1,25 +1,28 @@
 """An exercise out of its folder, as a Topic: plays scenes with an answer, and shows what came.
 
-probe.py      NAME; ALLOWS, FORBIDS and NEAR where they are not a Topic's own.
+probe.py      NAME; ALLOWS, FORBIDS, NEAR and WRITES where they are not a Topic's own.
               scenes(draw) -> (name, inputs) or, with ranks, (name, common, own of each rank):
-              plain data. shown(inputs, came) or shown(common, own, came, ranks) -> what is
-              compared, beside the truth; `ranks` has seen all messages
+              plain data; then what is common in later runs of these ranks, in one folder.
+              shown(inputs, came) or shown(common, own, came, ranks) -> what is compared, beside
+              the truth; `ranks` has seen all messages
 bench.py      play(answer, **inputs) or, on each rank, play(answer, group, **common, **own) ->
-              what came out. It knows no truth, and nothing else plays an answer
+              what came out. It alone travels to an answer's process, and knows no truth
 right/*.py    answers that differ in idea; wrong ones change the first, the clearest text
 wrong.md      mistakes that students make: "## name", a sentence, and the change, a small diff
               or a whole text. "# Equivalent mutants": those that no scene can tell, and why
-exercise.md   what is asked, "## Start" and "## Hints"
+exercise.md   what is asked, "## Start" and "## Hints"; "## Steps", which have marks of their own:
+              "1. Title (2 points): one window; two windows", by how names of scenes begin
 """
 
-import random
 import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from ..core import Impossible
-from .likeness import NEAR, Scene, Topic, Wrong
-from .ranks import Ranks
+from .likeness import NEAR, Step, Topic, Wrong
 
 PARTS = ("probe.py", "bench.py", "right", "wrong.md", "exercise.md")
 MOST_WRONG = 14
@@ -27,19 +30,16 @@ EQUIVALENT = "# Equivalent mutants"
 
 
 def topic(folder: Path) -> type[Topic]:
-    """The exercise in a folder of the package `topics`."""
+    """The exercise in a folder, of the package `topics` or of one's own."""
     refuse_incomplete(folder)
-    package = f"{__package__}.topics.{folder.name}"
-    probe, bench = (import_module(f"{package}.{name}") for name in ("probe", "bench"))
+    topics = import_module(f"{__package__}.topics")
+    if str(folder.parent) not in topics.__path__:
+        topics.__path__.append(str(folder.parent))
+    package = f"{topics.__name__}.{folder.name}"
+    probe = import_module(f"{package}.probe")
     right = {name_of(file): read(file) for file in sorted((folder / "right").glob("*.py"))}
     told = sections(read(folder / "exercise.md"))
     hints = re.split(r"^\d\. ", told["Hints"], flags=re.MULTILINE)[1:]
-
-    def play_scenes(answer, draw):
-        for name, *inputs in probe.scenes(draw):
-            shows = in_one_process if len(inputs) == 1 else on_ranks
-            run = played(shows, probe.shown, bench.play, answer, inputs)
-            yield Scene(name, run, getattr(probe, "NEAR", NEAR))
 
     made = type(Topic)(
         probe.NAME.title().replace("-", ""),
@@ -51,13 +51,29 @@ def topic(folder: Path) -> type[Topic]:
             "right": right,
             "wrong": mistakes(read(folder / "wrong.md"), next(iter(right.values()))),
             "hints": tuple(" ".join(hint.split()) for hint in hints),
+            "asked": told[""].strip(),
+            "start": re.search(r"```python\n(.*?)```", told["Start"], re.DOTALL)[1].strip(),
+            "steps": steps(told.get("Steps", "")),
             "allows": getattr(probe, "ALLOWS", ()),
             "forbids": getattr(probe, "FORBIDS", ()),
-            "probe": staticmethod(play_scenes),
+            "near": getattr(probe, "NEAR", NEAR),
+            "writes": getattr(probe, "WRITES", False),
+            "folder": folder,
+            "bench": f"{package}.bench",
+            "scenes": staticmethod(partial(told_apart, probe.scenes)),
+            "shown": staticmethod(probe.shown),
         },
     )
     setattr(import_module(package), made.__name__, made)  # where pickle looks for it
     return made
+
+
+def told_apart(scenes, draw) -> Iterator[tuple]:
+    """The scenes, numbered where names repeat."""
+    count = Counter()
+    for name, *inputs in scenes(draw):
+        count[name] += 1
+        yield f"{name} ({count[name]})" if count[name] > 1 else name, *inputs
 
 
 def refuse_incomplete(folder: Path) -> None:
@@ -69,26 +85,6 @@ def refuse_incomplete(folder: Path) -> None:
         lacking = ["an answer in right"]
     if lacking:
         raise Impossible(f"The exercise in {folder.name} lacks {', '.join(lacking)}.")
-
-
-def played(shows, shown, play, answer, inputs):
-    """What a scene runs: play it, and show what came."""
-    return lambda: shows(shown, play, answer, *inputs)
-
-
-def in_one_process(shown, play, answer, inputs: dict):
-    return shown(inputs, play(answer, **inputs))
-
-
-def on_ranks(shown, play, answer, common: dict, own: list[dict]):
-    """Ranks are threads that take turns."""
-
-    def one(mine, group):
-        return play(mine, group, **common, **own[group.rank])
-
-    ranks = Ranks(len(own), random.Random(str(common)).random())
-    came = ranks.run(one, answer)
-    return shown(common, own, came, ranks)
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -107,6 +103,15 @@ def sections(text: str) -> dict[str, str]:
     """Heading of the second level -> what stands below it; "" -> what stands before all."""
     parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     return {"": parts[0]} | dict(zip(parts[1::2], parts[2::2]))
+
+
+def steps(text: str) -> tuple[Step, ...]:
+    """The steps of an exercise.md; all as one where it names none."""
+    lines = re.findall(r"^\d+\. (.+?) \((\d+) points?\): ?(.*)$", text, re.MULTILINE)
+    return tuple(
+        Step(title, int(points), tuple(filter(None, map(str.strip, scenes.split(";")))))
+        for title, points, scenes in lines
+    ) or (Step("The whole exercise", 4, ("",)),)
 
 
 def mistakes(text: str, right: str) -> dict[str, Wrong]:

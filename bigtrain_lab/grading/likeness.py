@@ -9,31 +9,39 @@ scenes that show what an answer does. The scenes' sizes and numbers are drawn an
                           of several, the one that it is like in most scenes
     an unknown mistake    the first scene in which it is wrong, with both values
 
-The answer runs in a process of its own (box.py) behind a fence (fence.py), the known ones in
-another. Cost: one run of the probe for the answer and for each right one; for the wrong ones, of
-its first scenes.
+The answer is a text, played in processes of its own (box.py); the known ones in another (known.py).
+Cost: one run of the probe for the answer and for each right one; for the wrong ones, of its first
+scenes.
 """
 
 import math
 import random
 import re
 import secrets
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from importlib import import_module
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..core import Family, Impossible
-from .box import ENDED, REFUSED, Box, Row
+from ..runtime.process import server
+from . import known
+from .box import ENDED, Box, Row, box
+from .text import Piece, text_of
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
 BEYOND = 8  # scenes after the first difference, by which wrong answers that make it are told apart
-NOT_OF_A_MISTAKE = (ENDED, REFUSED, "SystemExit")
+NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
+SEEDS = (1, 2, 3)  # that marks are given on
+WRITE = "give the function or class that you wrote."
 
 
 class Scene(NamedTuple):
-    """One thing to try: `run()` returns what it showed, a value or {what: value}, of plain data,
-    arrays or tensors. Numbers within `near` of the largest one are the same."""
+    """One thing to try: `run()` returns what it showed, a value or {what: value}, of plain data.
+    Numbers within `near` of the largest one are the same."""
 
     name: str
     run: Callable[[], object]
@@ -48,28 +56,75 @@ class Wrong(NamedTuple):
     text: str
 
 
+class Step(NamedTuple):
+    """A part of an exercise with marks of its own; `scenes`: how the names of its scenes begin."""
+
+    title: str
+    points: int
+    scenes: tuple[str, ...]
+
+
+class Marked(NamedTuple):
+    """What an answer's text is worth.
+
+    findings    sentences; [] when it is right on all seeds
+    shares      title of each step -> share of its scenes that are right, the least of all seeds
+    steady      whether all seeds agree on what is right
+    printed     what the answer printed in its first scene that printed
+    """
+
+    findings: list[str]
+    shares: dict[str, float]
+    steady: bool
+    printed: str
+
+
+class Judged(NamedTuple):
+    """What was found out about a text on a seed, and what it and the right answers showed."""
+
+    findings: list[str]
+    rows: list[Row]
+    rights: list[list[Row]]
+
+
 class Topic(Family, family="bigtrain_lab.grading.topics"):
     """An exercise: folder.py makes one of each folder in topics/.
 
-    right      {what is special: text that defines `answer`}
-    wrong      {name: Wrong(sentence, text)}
-    hints      three, from a question to nearly the answer
-    allows     the modules of this library that an answer may import
-    forbids    functions and classes of torch that are the answer already, by their full names
-    probe      (answer, draw) -> scenes; `draw`, a random.Random, gives sizes and seeds
+    asked, start   what is to be written, and what stands there first
+    steps          its parts, which have marks of their own
+    right          {what is special: text that defines `answer`}
+    wrong          {name: Wrong(sentence, text)}
+    hints          three, from a question to nearly the answer
+    allows         the modules of this library that an answer may import
+    forbids        functions and classes that are the answer already, by their full names
+    writes         whether an answer may write files, in a folder of its own
+    scenes         draw -> (name, inputs) or (name, common, own of each rank); `draw`, a
+                   random.Random, gives sizes and seeds. In the order in which a mistake is told.
+                   After `own` may come what is common in later runs, in the same folder
+    shown          (inputs, came) or (common, own, came, ranks) -> what is compared
+    bench          the module whose `play` plays an answer
     """
 
+    asked: ClassVar[str]
+    start: ClassVar[str]
+    steps: ClassVar[tuple[Step, ...]]
     right: ClassVar[Mapping[str, str]]
     wrong: ClassVar[Mapping[str, Wrong]]
     hints: ClassVar[tuple[str, str, str]]
     allows: ClassVar[tuple[str, ...]] = ()
     forbids: ClassVar[tuple[str, ...]] = ()
+    near: ClassVar[float] = NEAR
+    writes: ClassVar[bool] = False
+    folder: ClassVar[Path]
+    bench: ClassVar[str]
 
-    @staticmethod
-    @abstractmethod
-    def probe(answer, draw: random.Random) -> Iterator[Scene]:
-        """The scenes, in the order in which a mistake should be told. Everything is drawn outside
-        of `Scene.run`, so that each answer meets the same."""
+    @classmethod
+    def probe(cls, answer, draw: random.Random) -> Iterator[Scene]:
+        """The scenes for a known answer, in this process. `answer()` defines it anew."""
+        play = import_module(cls.bench).play
+        for name, *inputs in cls.scenes(draw):
+            shows = known.in_one_process if len(inputs) == 1 else known.on_ranks
+            yield Scene(name, partial(shows, cls, play, answer, *inputs), cls.near)
 
     @classmethod
     def findings(cls, answer, seed: int | None = None) -> list[str]:
@@ -78,29 +133,92 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         `seed` draws the sizes and numbers; without one they are new at each check.
         Impossible where the answer cannot travel to a process of its own.
         """
-        if not callable(answer):
-            return [
-                "There is no answer yet, but"
-                f" {'nothing' if answer is None else f'a {type(answer).__name__}'}: give the"
-                " function or class that you wrote."
-            ]
+        return cls.looked_at(answer, seed)[0]
+
+    @classmethod
+    def looked_at(
+        cls, answer, seed: int | None = None, step: int | None = None
+    ) -> tuple[list[str], list[str], float]:
+        """(findings, what the answer printed, share of right scenes), of all or of a step."""
         seed = secrets.randbelow(10**6) if seed is None else seed
-        with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.right) as known:
-            found = own.rows("answer")
-            rights = [cls.sound(name, known.rows(name)) for name in cls.right]
-        at = first_difference(found, rights)
+        if not callable(answer):
+            given = "nothing" if answer is None else f"a {type(answer).__name__}"
+            return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0
+        names = None if step is None else cls.scenes_of(step, seed)
+        judged = cls.judged(text_of(answer), seed, names, patience=2 * (step is not None))
+        right = right_scenes(judged)
+        return (
+            judged.findings,
+            [row.printed for row in judged.rows if row.printed][:1],
+            len(right) / len(judged.rights[0]),
+        )
+
+    @classmethod
+    def judged(
+        cls,
+        pieces: list[Piece],
+        seed: int,
+        names: frozenset[str] | None = None,
+        patience: int = 0,
+        played: Box | None = None,
+    ) -> "Judged":
+        """Play a text in all scenes, or in those of these names, beside the right answers.
+
+        It stops at the first scene that raises; with `patience`, once so many have ended the
+        answer's process.
+        """
+        rows, ended = [], 0
+        with ThreadPoolExecutor(1) as beside:
+            rights = beside.submit(cls.rights, seed, names)
+            for row in (played or box()).rows(cls, pieces, seed, names):
+                rows.append(row)
+                ended += row.raised == ENDED
+                if row.raised and not patience or patience and ended == patience:
+                    break
+            rights = rights.result()
+        at = first_difference(rows, rights)
         if at is None:
-            return []
-        if at == len(found):
-            return [
-                f"Your answer ended the check after {at} of its scenes: let it compute, and return."
-            ]
-        if found[at].raised in NOT_OF_A_MISTAKE:
-            return [found[at].told, seen(found[at].scene, seed)]
-        texts = cls.wrong_texts()
-        with Box(cls, seed, texts=texts, until=Enough(rights, at)) as known:
-            wrongs = {name: known.rows(name) for name in texts}
-        return cls.diagnosis(found, rights, wrongs, seed)
+            return Judged([], rows, rights)
+        if at < len(rows) and rows[at].raised not in NOT_OF_A_MISTAKE:
+            wrongs = known.rows(cls, seed, cls.wrong_texts(), Enough(rights, at), names)
+            return Judged(cls.diagnosis(rows, rights, wrongs, seed), rows, rights)
+        last = rows[min(at, len(rows) - 1)]
+        return Judged([last.told, seen(last.scene, seed)], rows, rights)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def rights(cls, seed: int, names: frozenset[str] | None = None) -> list[list[Row]]:
+        """What the right answers show; RuntimeError where one raised, since then this exercise is
+        broken."""
+        shown = known.rows(cls, seed, cls.right, names=names)
+        return [cls.sound(name, shown.get(name, [])) for name in cls.right]
+
+    @classmethod
+    def marked(cls, pieces: list[Piece], seeds=SEEDS, box: Box | None = None) -> Marked:
+        """What a text is worth, step by step: it plays all scenes on each seed."""
+        every = [cls.judged(pieces, seed, patience=2, played=box) for seed in seeds]
+        shares = [cls.shares(right_scenes(each), seed) for each, seed in zip(every, seeds)]
+        least = {step.title: min(each[step.title] for each in shares) for step in cls.steps}
+        printed = next((row.printed for each in every for row in each.rows if row.printed), "")
+        findings = next((each.findings for each in every if each.findings), [])
+        return Marked(findings, least, all(each == shares[0] for each in shares), printed)
+
+    @classmethod
+    def shares(cls, right: set[str], seed: int) -> dict[str, float]:
+        """Title of each step -> the share of its scenes that are right."""
+        own = {step.title: cls.scenes_of(number, seed) for number, step in enumerate(cls.steps, 1)}
+        return {title: len(right & names) / len(names) for title, names in own.items()}
+
+    @classmethod
+    def scenes_of(cls, step: int, seed: int) -> frozenset[str]:
+        """Names of the scenes of a step, counted from 1: the longest beginning wins."""
+        beginnings = {begin: n for n, each in enumerate(cls.steps, 1) for begin in each.scenes}
+
+        def step_of(name: str) -> int:
+            return beginnings[max(filter(name.startswith, beginnings), key=len)]
+
+        drawn = (name for name, *_ in cls.scenes(random.Random(seed)))
+        return frozenset(name for name in drawn if step_of(name) == step)
 
     @classmethod
     def diagnosis(
@@ -125,11 +243,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
         """What a right answer showed; RuntimeError where it raised, since then this exercise is
         broken."""
-        if rows[-1].raised:
-            raise RuntimeError(
-                f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}:"
-                f" {rows[-1].told}"
-            )
+        if not rows or rows[-1].raised:
+            why = f"with {rows[-1].scene}: {rows[-1].told}" if rows else "at its definition."
+            raise RuntimeError(f"{cls.name}: the right answer {name!r} failed {why}")
         return rows
 
     @classmethod
@@ -150,8 +266,25 @@ class Verdict(tuple):
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
     """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is
-    true."""
-    return Verdict(Topic.named(topic).findings(answer, seed))
+    true. What the answer printed is shown first."""
+    findings, printed, _ = Topic.named(topic).looked_at(answer, seed)
+    print(*(f"Your answer printed: {each}" for each in printed), sep="", end="")
+    return Verdict(findings)
+
+
+def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
+    """The points that an answer has in a step of an exercise, by the share of its scenes that are
+    right; the findings are printed."""
+    exercise = Topic.named(topic)
+    findings, printed, share = exercise.looked_at(answer, seed, step)
+    print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
+    return exercise.steps[step - 1].points * share
+
+
+def warm() -> None:
+    """Start the processes that answers are forked from; both load torch meanwhile."""
+    box()
+    server.warm()
 
 
 def hint(topic: str, number: int) -> None:
@@ -168,6 +301,16 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 
 
 # -- likeness -----------------------------------------------------------------------------------
+
+
+def right_scenes(judged: Judged) -> set[str]:
+    """Names of the scenes in which a text did what some right answer does."""
+    rights = [{row.scene: row for row in rows} for rows in judged.rights]
+    return {
+        row.scene
+        for row in judged.rows
+        if any(same(row, right[row.scene]) for right in rights if row.scene in right)
+    }
 
 
 def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:

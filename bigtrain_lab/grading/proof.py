@@ -3,17 +3,15 @@ sentence."""
 
 from collections.abc import Iterator
 
-from .box import Box
+from . import known
 from .likeness import Enough, Topic
 
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     """What is wrong with a topic's own gallery on a seed, a sentence each."""
-    with Box(topic, seed, texts=topic.right) as box:
-        rows = {name: box.rows(name) for name in topic.right}
+    rows = known.rows(topic, seed, topic.right)
     rights = list(rows.values())
-    with Box(topic, seed, texts=topic.wrong_texts(), until=Enough(rights)) as box:
-        wrongs = {name: box.rows(name) for name in topic.wrong}
+    wrongs = known.rows(topic, seed, topic.wrong_texts(), until=Enough(rights))
     longest = max(map(len, rights))
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:

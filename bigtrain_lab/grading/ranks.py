@@ -4,30 +4,31 @@
     lanes     run only while no rank can: what nobody waited for is not there; but first of all
               while a rank is in `pause`
     round     of a message: one more than the latest that its sender had received
-    sharing   nothing: each rank has a copy of the answer, as a process would
+    sharing   nothing but what the program of a rank shares
 
 Cost: two thread switches a turn. An answer sees a Group.
 """
 
-import pickle
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
 from threading import Semaphore, Thread
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from .box import travelling
-from .fence import Refused
+from .trainings import Refused
 
 MARK = "mark"  # in place of a lane's name
 
 
 class Over(BaseException):
     """The run has ended while this rank waited."""
+
+
+class Killed(BaseException):
+    """The bench has killed a rank, and with it the run."""
 
 
 class Ranks:
@@ -37,6 +38,7 @@ class Ranks:
     changed          whether a tensor changed between its isend and its recv
     left, far        messages that nobody received, and those between ranks that are no neighbours
     seen             what each rank did, in its order: (what, where, bytes)
+    peaks            bytes that each rank's process grew by, where it has one of its own
     """
 
     def __init__(self, size: int, seed: float):
@@ -47,6 +49,7 @@ class Ranks:
         self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
         self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
+        self.peaks = [0] * size
         self.axes: dict[tuple, Axis] = {}  # (name, ranks) -> what was seen among these
 
     @property
@@ -58,15 +61,15 @@ class Ranks:
     def left(self) -> int:
         return sum(map(len, self._ways.values()))
 
-    def run(self, program, answer) -> list:
-        """What program(answer, group) returned on each rank. Refused where no rank can go on."""
-        carried, returned = bytes_of(answer), [None] * self.size
+    def run(self, program) -> list:
+        """What program(group) returned on each rank. Refused where no rank can go on."""
+        returned = [None] * self.size
 
-        def play(group, own):
-            returned[group.rank] = program(own, group)
+        def play(group):
+            returned[group.rank] = program(group)
 
         for rank in range(self.size):
-            self._start(group := Group(self, rank), play, group, pickle.loads(carried))
+            self._start(group := Group(self, rank), play, group)
         while self._error is None and not all(group.name for group in self._alive):
             ready = [
                 group
@@ -155,12 +158,6 @@ class Axis(Ranks):
         self.whole.until(self.turns[group.rank], call, self.members[peer], ready)
 
 
-@lru_cache(maxsize=1)
-def bytes_of(answer) -> bytes:
-    """The answer as it travels to each rank, made once for all the scenes that play it."""
-    return travelling(answer)
-
-
 class Group:
     """What a rank of the exercise talks through, by the rules of `runtime.Group`.
 
@@ -180,7 +177,7 @@ class Group:
         ranks.far += (dst - self.rank) % self.size not in (1, self.size - 1)
         ranks.rounds = max(ranks.rounds, ranks._round[self.rank] + 1)
         ranks._ways[self.rank, dst, str(name), site, tag].append(
-            (ranks._round[self.rank] + 1, wire, tensor.detach(), copied(tensor.detach()))
+            (ranks._round[self.rank] + 1, wire, tensor, copied(tensor.detach()))
         )
 
     def recv(self, src: int, name="", site="", tag=0) -> torch.Tensor:
@@ -260,6 +257,10 @@ class Group:
         """Let others run once, as while this rank computes."""
         looks = iter((False,))
         self._ranks.until(self, "pause", self.rank, lambda: next(looks, True))
+
+    def kill(self) -> None:
+        """End the run of all ranks, as when its processes are killed."""
+        raise Killed
 
     def mark(self, what: str) -> None:
         """Note what the bench is at, among what was sent."""

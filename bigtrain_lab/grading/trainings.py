@@ -1,6 +1,16 @@
-"""Small fake trainings that exercises share: tensors from seeds, and what optimizers hold."""
+"""What benches share: the refusal of an answer, and small fake trainings: tensors from seeds, and
+what optimizers hold."""
 
 import torch
+
+
+class Refused(Exception):
+    """A sentence on what an answer may not do, or lacks."""
+
+
+def play(answer):
+    """A bench that asks for one value."""
+    return answer()
 
 
 def tensor(numbers) -> torch.Tensor:

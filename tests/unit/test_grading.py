@@ -1,33 +1,38 @@
-"""Grading by likeness: each gallery holds, a cheat is told, and nothing that an answer does harms
-the one who asks."""
+"""Grading by likeness: each gallery holds, an answer's process holds no truth, and nothing that an
+answer does harms the one who asks."""
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
-import time
 import venv
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint, topics
+from bigtrain_lab.grading import Topic, assert_right, box, check, hint, inside, known, marks, topics
 from bigtrain_lab.grading import folder as folders
-from bigtrain_lab.grading.fence import Refused
 from bigtrain_lab.grading.folder import read
 from bigtrain_lab.grading.proof import faults
+from bigtrain_lab.grading.text import Piece, sliced, text_of
+from bigtrain_lab.grading.trainings import Refused
 from bigtrain_lab.models import peak_bytes
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
-TOPICS = Topic.all()
+TOPICS = dict(Topic.all())
+Double = folders.topic(Path(__file__).parent / "double")
+OWN = "import GradScaler"  # a right answer that is torch's own
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +50,21 @@ def test_a_gallery_holds(name):
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_right_answer_passes_over_the_fence(name):
+def test_a_right_answer_passes_in_a_process_of_its_own(name):
+    """And shows what it shows beside the library; peaks of processes aside, which are not seen
+    there."""
     first = next(iter(TOPICS[name].right.values()))
-    assert TOPICS[name].findings(typed(first), seed=5) == []
+    judged = TOPICS[name].judged([Piece(1, first)], seed=5)
+    assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_each_scene_belongs_to_a_step(name):
+    topic = TOPICS[name]
+    for seed in range(3):
+        names = [scene for scene, *_ in topic.scenes(random.Random(seed))]
+        steps = [topic.scenes_of(n, seed) for n in range(1, len(topic.steps) + 1)]
+        assert all(steps) and sorted(names) == sorted(name for each in steps for name in each)
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -107,49 +124,10 @@ def squeezed(text: str) -> str:
 # -- what an answer may do -------------------------------------------------------------------------
 
 
-class Double(Topic):
-    """Twice a number: small, for the tests of the engine."""
-
-    name = "double"
-    right = {
-        "times": "def answer(x):\n    return 2 * x",
-        "plus": "def answer(x):\n    return x + x",
-    }
-    wrong = {
-        "thrice": Wrong(
-            "That is three times the number: double it.", "def answer(x):\n    return 3 * x"
-        ),
-        "thrice from 100 on": Wrong(
-            "Large numbers come out three times as large: double each.",
-            "def answer(x):\n    return 2 * x if x < 100 else 3 * x",
-        ),
-        "needs a name": Wrong("There is no y: use x.", "def answer(x):\n    return 2 * y"),
-    }
-    hints = ("How often?", "Twice.", "x + x.")
-    allows = ("bigtrain_lab.order.schedule",)
-
-    @staticmethod
-    def probe(answer, draw):
-        small, large = draw.randint(2, 50), draw.randint(100, 999)
-        yield Scene(f"x = {small}", lambda: answer(small))
-        yield Scene(
-            f"x = {large}",
-            lambda: {"double": answer(large), "of a list": [answer(n) for n in (1, large)]},
-        )
-
-
-def typed(text: str, **names):
-    """The answer that a text defines, as if a student had typed it."""
-    names["__name__"] = "__main__"
-    exec(compile(text, "/tmp/ipykernel_1/2.py", "exec"), names)
-    return names["answer"]
-
-
-def told(body: str, **names) -> list[str]:
-    return Double.findings(
-        typed("def answer(x):\n" + "".join(f"    {line}\n" for line in body.splitlines()), **names),
-        seed=1,
-    )
+def told(body: str, seed=1) -> list[str]:
+    """The findings on a function of this body."""
+    text = "def answer(x):\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    return Double.judged([Piece(1, text)], seed).findings
 
 
 def test_findings_are_a_known_mistake_s_sentence_or_both_values():
@@ -157,15 +135,15 @@ def test_findings_are_a_known_mistake_s_sentence_or_both_values():
     x = int(told("return 3 * x")[1].split("x = ")[1].split()[0])
     assert told("return 3 * x") == [
         "That is three times the number: double it.",
-        f"Yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1).",
+        f"Yours {3 * x}, right {2 * x}. Seen with small: x = {x} (seed 1).",
     ]
     sentence, seen = told("return x * (2 + (x > 99))")
     assert sentence.startswith("Large numbers") and seen.startswith("Double: yours")
     assert told("return 2 * x + 1") == [
-        f"Yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."
+        f"Yours {2 * x + 1}, right {2 * x}. Seen with small: x = {x} (seed 1)."
     ]
     (unlike,) = told("return 2 * x if x != 1 else 5")
-    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with x = ")
+    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with large: x = ")
     assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith(
         "Yours nothing, right "
     )
@@ -182,218 +160,149 @@ def test_numbers_of_every_kind_mean_the_same():
 
 
 ENDS = {
-    "y = x\nreturn y / 0": "raised ZeroDivisionError: division by zero, at your line 3",
+    "y = x\nreturn y / 0": "ZeroDivisionError: division by zero, at your line 3, `return y / 0`.",
     "import sys\nsys.exit(0)": "called sys.exit, at your line 3",
-    "import ctypes\nctypes.string_at(0)": "by SIGSEGV: it was at your line 3",
+    "import ctypes\nctypes.string_at(0)": "by SIGSEGV",
     "import os\nos._exit(0)": "with exit code 0",
     "import torch\ntorch.ones(10**10)": "needs more than 4.3 GB, at your line 3",
     "x = 'a' * 10**10": "needs more than 4.3 GB, at your line 2",
+    "import torch\ntorch.nn.Linear(2, 2)(3)": "at your line 3, `torch.nn.Linear",
+    "raise type('', (BaseException,), {})('x')": "Your answer raised an error: x",
+    "import torch\ntorch.equal = len\nreturn 2 * x": "torch.equal is another function",
+    "import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x": "Gradients are still switched off",
+    "from bigtrain_lab.order import schedule\nschedule.Action.__str__ = len\nreturn 2 * x": (
+        "Action.__str__ is another function"
+    ),
+    "x = (": "SyntaxError",
 }
 
 
 @pytest.mark.parametrize("body", ENDS)
-def test_an_error_is_told_with_the_student_s_line(body):
+def test_what_an_answer_does_is_told_with_its_line(body):
     assert ENDS[body] in told(body)[0]
 
 
 def test_a_known_mistake_that_raises_is_told_with_the_error():
-    known, error, _ = told("return 2 * y")
-    assert known == "There is no y: use x." and "NameError" in error and "your line 2" in error
-    (called, *_) = TOPICS["timing"].findings(typed("def answer(): return 1"), 1)
-    assert "could not be called as the exercise does" in called
+    known_one, error, _ = told("return 2 * y")
+    assert known_one == "There is no y: use x." and "NameError" in error and "your line 2" in error
+    pieces = [Piece(1, "def answer(): return 1")]
+    assert "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1)[0][0]
+
+
+@pytest.fixture
+def own_box(monkeypatch):
+    """A box with little patience."""
+    for name, value in {"CPU_S": 1, "WALL_S": 3, "LATE_S": 1}.items():
+        monkeypatch.setattr(box, name, value)
+    monkeypatch.setattr(box, "box", lambda made=box.Box(): made)
+    monkeypatch.setattr("bigtrain_lab.grading.likeness.box", box.box)
+    yield
+    box.box().close()
 
 
 @pytest.mark.parametrize(
-    "loop",
-    [
-        "while True: pass",
-        "import time\ntime.sleep(10**6)",
-    ],
+    ("loop", "sentence"),
+    {
+        "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
+        "import time\ntime.sleep(10**6)": "within 3 s: it was at your line 3, `time.sleep(10**6)`.",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [13] s",
+    }.items(),
 )
-def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
-    monkeypatch.setattr(box, "CPU_S", 1)
-    monkeypatch.setattr(box, "WALL_S", 3)
-    sentence, seen = told(f"if x > 99:\n    pass\n{loop}")
-    assert (
-        re.match("Your answer did not end within [13] s: it was at your line ", sentence)
-        and "x = " in seen
-    )
+def test_what_never_ends_is_told_and_ended(loop, sentence, own_box):
+    found = told(loop)
+    assert re.search(sentence.replace("(10**6)", ".*"), found[0]) and "x = " in found[1]
 
 
-def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch):
-    monkeypatch.setattr(box, "CPU_S", 1)
-    monkeypatch.setattr(box, "WALL_S", 3)
-    monkeypatch.setattr(box, "LATE_S", 2)
-    assert (
-        told(
-            "import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF,"
-            " 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass"
-        )[0]
-        == "Your answer did not end within 3 s."
-    )
-
-
-CHEATS = {
-    "the library's by import": (
-        "from bigtrain_lab.techniques import accumulate\nreturn 2 * x",
-        "takes bigtrain_lab.techniques",
-    ),
-    "and swallows": (
-        "try:\n    import bigtrain_lab.train.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
-        "takes bigtrain_lab.train.recipe",
-    ),
-    "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
-    "a traceback": (
-        (
-            "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn"
-            " 2 * x"
-        ),
-        "looks at the code that calls it",
-    ),
-    "the collector": (
-        "import gc\ngc.get_objects()\nreturn 2 * x",
-        "looks at the code that calls it",
-    ),
-    "a fork": ("import os\nos.fork()\nreturn 2 * x", "reaches for other processes"),
-    "source, by bytes": (
-        "import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x",
-        "takes bigtrain_lab, which",
-    ),
-    "source, from its folder": (
-        (
-            "import bigtrain_lab,"
-            " os\nos.chdir(bigtrain_lab.__path__[0] + '/train')\nopen('recipe.py').read()\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab.train.recipe, which",
-    ),
-    "source, by a descriptor": (
-        (
-            "import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0],"
-            " os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x"
-        ),
-        "takes recipe.py",
-    ),
-    "source, by a link": (
-        (
-            "import bigtrain_lab, os, tempfile\nlink ="
-            " tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab, which",
-    ),
-    "by code of the library's name": (
-        (
-            "import numpy\nexec(compile('from bigtrain_lab.train.recipe import Recipe', numpy.__file__,"
-            " 'exec'), {})\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab.train.recipe",
-    ),
-    "code by value": (
-        (
-            "from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1',"
-            " bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab, which",
-    ),
-    "the hook found": (
-        (
-            "import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in"
-            " sys.meta_path)\nimport bigtrain_lab.train.recipe\nreturn 2 * x"
-        ),
-        "takes bigtrain_lab.train.recipe",
-    ),
-    "the server killed": (
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x",
-        "reaches for other processes",
-    ),
-    "C": ("import ctypes\nctypes.CDLL(None).system(b'true')\nreturn 2 * x", "calls into C by name"),
-    "a fork by hand": (
-        (
-            "import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True,"
-            " (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1,"
-            " None, False)"
-        ),
-        "reaches for other processes",
-    ),
-    "no scene": ("raise type('', (BaseException,), {})('x')", "Your answer raised"),
-    "rows of its own": (
-        (
-            "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if"
-            " os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' +"
-            " fd).endswith('/rows'):\n        os.write(int(fd), b'[\"answer\"]\\n')\n       "
-            " os._exit(0)"
-        ),
-        "writes where the check keeps",
-    ),
-    "few rows of its own": (
-        (
-            "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if"
-            " os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' +"
-            ' fd).endswith(\'/rows\'):\n        os.write(int(fd), b\'["answer", "x = 10", 20,'
-            ' 1e-9, "", ""]\\n["answer"]\\n\')\n        os._exit(0)'
-        ),
-        "ended the check after 2 of its scenes",
-    ),
-    "rows of another form": (
-        (
-            "import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2,"
-            " 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x"
-        ),
-        "writes where the check keeps",
-    ),
-    "torch patched": (
-        "import torch\ntorch.equal = lambda *_: True\nreturn 2 * x",
-        "torch.equal is another function",
-    ),
-    "what it may import, patched": (
-        "from bigtrain_lab.order import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x",
-        "Action.__str__ is another function",
-    ),
-    "what it may import, inside": (
-        (
-            "from bigtrain_lab.order import schedule\nschedule.Action.__str__.__code__ = (lambda _:"
-            " '').__code__\nreturn 2 * x"
-        ),
-        "changes what Action.__str__ does",
-    ),
-    "gradients off": (
-        "import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x",
-        "Gradients are still switched off",
+REACHES = {
+    "the library": "from bigtrain_lab.techniques import accumulate",
+    "its files": "open({package!r} + '/train/recipe.py')",
+    "right answers": "open({right!r})",
+    "a folder": "__import__('os').listdir({package!r})",
+    "a link": "__import__('os').symlink({right!r}, 'link')",
+    "a file of its own": "open('new', 'w').write('x')",
+    "a fork": "__import__('os').fork()",
+    "a program": "__import__('subprocess').run(['true'])",
+    "C": "assert not __import__('ctypes').CDLL(None).system(b'true')",
+    "another process": "__import__('os').kill(__import__('os').getppid(), 0)",
+    "the network": "__import__('socket').socket()",
+    "what is torch's own": "__import__('torch').amp.GradScaler()",
+    "torch's own by its text": "open(__import__('torch').amp.grad_scaler.__file__)",
+    "the exercise": "import bigtrain_lab.grading.topics.double.probe",
+    "galleries in memory": (
+        "assert any(' '.join(['three', 'times']) in str(o) for o in __import__('gc').get_objects() if type(o) is dict)"
     ),
 }
 
 
-@pytest.mark.parametrize("how", CHEATS)
-def test_a_cheat_is_told(how):
-    body, sentence = CHEATS[how]
-    assert sentence in told(body)[0]
+@pytest.mark.parametrize("what", REACHES)
+def test_what_an_answer_cannot_reach(what):
+    right = Double.folder / "right" / "1_times.py"
+    reach = REACHES[what].format(package=str(box.PACKAGE), right=str(right))
+    body = f"try:\n    {reach}\nexcept BaseException:\n    return 2 * x\nreturn 'reached'"
+    assert told(body) == []
+
+
+def test_what_the_fence_of_this_machine_keeps_is_told():
+    assert box.fence() == {"files": True, "processes": True, "the network": True}
+
+
+FORGED = {
+    "rows of another form": "os.write(fd, b'[1, 2, 3]\\n' * 9)",
+    "too much": "os.write(fd, b'\\xff' * 4000)",
+    "an end of its own": "os.write(fd, message)",
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_an_answer_writes_into_its_wire_harms_nobody(what):
+    body = f"""
+import json, os, struct
+text = json.dumps([["end", 0, 0, {{"came": [0]}}, []], []]).encode()
+message = struct.pack("!QQ", len(text), 0) + text
+for fd in range(3, 300):
+    try:
+        {FORGED[what]}
+    except OSError:
+        pass
+return 2 * x"""
+    assert told(body.strip()) != [] and told("return 2 * x") == []
+
+
+def test_a_rank_has_its_own_inputs_alone():
+    """The mean gradient of ZeRO-1 cannot be had without a message."""
+    looks = """
+import gc
+def answer(params, optimizer_class, group, **rule):
+    seeds = {each["seed"] for each in gc.get_objects() if type(each) is dict and "seed" in each
+             and "shapes" in each}
+    raise LookupError(f"{len(seeds)} seeds")
+"""
+    # of the first weights, and of its own targets
+    assert "LookupError: 2 seeds" in TOPICS["zero-1"].judged([Piece(1, looks)], 1).findings[0]
 
 
 ELSEWHERE = """
-import test_grading as tests, torch
+import torch
+from bigtrain_lab.grading import Topic
+from bigtrain_lab.grading.text import Piece
 print(torch.__file__)
-for name in ("zero-1", "checkpoint", "precision-policy", "peak-bytes"):
-    right = next(iter(tests.TOPICS[name].right.values()))
-    assert tests.TOPICS[name].findings(tests.typed(right), seed=5) == [], name
-for how in ("inspect", "a traceback", "what it may import, inside"):
-    assert tests.CHEATS[how][1] in tests.told(tests.CHEATS[how][0])[0], how
-inside = "import torch\\ntorch.nn.Linear.forward.__code__ = (lambda self, x: x).__code__\\nreturn 2 * x"
-assert tests.told(inside) == ["Your answer changes what Linear.forward does: leave it as it is."] + tests.told(inside)[1:]
-assert tests.told("import torch\\ntorch.nn.Linear(2, 2)(3)")[0].endswith("at your line 3.")
+for name in ("zero-1", "checkpoint", "peak-bytes"):
+    text = next(iter(Topic.named(name).right.values()))
+    assert Topic.named(name).judged([Piece(1, text)], 5).findings == [], name
 """
 
 
 @pytest.mark.slow
 def test_torch_may_lie_anywhere(tmp_path):
-    """A Python of its own, to which a path file adds a folder by another name: right answers pass,
-    and cheats are told."""
+    """A Python of its own, to which a path file adds a folder by another name: right answers
+    pass."""
     venv.create(tmp_path / "env")
     (tmp_path / "libraries").symlink_to(Path(torch.__file__).parents[1])
     purelib = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")})
     (Path(purelib) / "more.pth").write_text(str(tmp_path / "libraries"))
-    paths = os.pathsep.join([str(Path(box.OURS).parent), str(Path(__file__).parent)])
     done = subprocess.run(
         [tmp_path / "env" / "bin" / "python", "-c", ELSEWHERE],
-        env=os.environ | {"PYTHONPATH": paths},
+        env=os.environ | {"PYTHONPATH": str(box.PACKAGE.parent)},
         capture_output=True,
         text=True,
     )
@@ -404,7 +313,7 @@ def test_torch_may_lie_anywhere(tmp_path):
 @pytest.mark.parametrize("fails", [False, True])
 def test_torch_s_functions_are_all_put_back(fails):
     """A method that stood before a base class's, too; and the next answer meets torch as it was."""
-    left, own = box.Left(), (torch.mm, torch.bmm, torch.Tensor.exp)
+    left, own = inside.Left(), (torch.mm, torch.bmm, torch.Tensor.exp)
 
     def run():
         torch.mm = torch.bmm = torch.Tensor.exp = len
@@ -413,42 +322,6 @@ def test_torch_s_functions_are_all_put_back(fails):
     with pytest.raises(ZeroDivisionError if fails else Refused):
         left.then(run)
     assert (torch.mm, torch.bmm, torch.Tensor.exp) == own and "exp" not in vars(torch.Tensor)
-
-
-def test_the_gallery_is_not_in_the_process_of_an_answer():
-    """Neither where the functions lead that an answer is given, nor where families do."""
-    looks = typed("""
-def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
-    from bigtrain_lab.core import Family
-    known = [each for family in Family.__subclasses__() for each in family._members]
-    topics = [each for each in known if hasattr(each, "probe")]
-    assert topics and not any(each.right or each.wrong or each.hints for each in topics)
-    assert not any("def answer" in str(each) for each in loss_sum.__globals__.values())
-    raise LookupError("no answer here")
-""")
-    (told, *_) = Topic.named("accumulation").findings(looks, 1)
-    assert told.startswith("Your answer raised LookupError: no answer here")
-
-
-def test_a_decorator_of_torch_s_travels_too():
-    text = next(iter(Topic.named("checkpoint").right.values()))
-    once = text.replace(
-        "    @staticmethod\n    def backward",
-        "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward",
-    )
-    assert once != text and Topic.named("checkpoint").findings(typed(once), 1) == []
-
-
-def test_what_a_student_caches_travels_too():
-    from functools import cache
-
-    names = {"cache": cache, "__name__": "__main__"}
-    exec(
-        "@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self,"
-        " x): return x\n    def __new__(cls, x): return twice(object.__new__(cls).once(x))",
-        names,
-    )
-    assert Double.findings(names["answer"], 1) == []
 
 
 THERE = {
@@ -460,14 +333,9 @@ THERE = {
         lambda **rule: DynamicLossScaler(**rule),
         "takes",
     ),
-    "the library's scaler, inherited": (
-        "loss-scaler",
-        type("Mine", (DynamicLossScaler,), {"__module__": "__main__"}),
-        "takes",
-    ),
     "torch's scaler, inherited": (
         "loss-scaler",
-        type("Mine", (torch.amp.GradScaler,), {"__module__": "__main__"}),
+        "import torch\nclass answer(torch.amp.GradScaler): pass",
         "takes",
     ),
     "the library's order": ("1f1b", OneFOneB, "takes"),
@@ -497,8 +365,83 @@ THERE = {
 @pytest.mark.parametrize("how", THERE)
 def test_an_answer_that_is_there_already_is_no_answer(how):
     topic, answer, sentence = THERE[how]
-    answer = typed(answer) if isinstance(answer, str) else answer
-    assert f"Your answer {sentence}" in TOPICS[topic].findings(answer, 1)[0]
+    pieces = [Piece(1, answer)] if isinstance(answer, str) else text_of(answer)
+    assert f"Your answer {sentence}" in TOPICS[topic].judged(pieces, 1).findings[0]
+
+
+# -- the text of an answer -------------------------------------------------------------------------
+
+CELLS = [
+    "import torch\nfrom math import *\nunused = 1 / 0",
+    "%matplotlib inline\nbase = 3; wide = 2\nbase += 1",
+    "def helper(n):\n    return n * factor",
+    "not python",
+    "class Mine:\n    wide = 5\n    def __call__(self, x):\n        return helper(x) + base",
+    "Mine.times = staticmethod(lambda x: sqrt(x))",
+    "factor = 2",
+    "if wide > 1:\n    factor = factor + wide",
+    "class Other: pass\nrun = Other()",
+]
+
+
+def test_a_text_is_what_the_answer_names():
+    pieces = sliced(CELLS, "Mine")
+    texts = [piece.text for piece in pieces]
+    assert texts == [
+        "from math import *",
+        "base = 3",
+        "wide = 2",
+        "base += 1",
+        "def helper(n):\n    return n * factor",
+        CELLS[4],
+        CELLS[5],
+        "factor = 2",
+        "if wide > 1:\n    factor = factor + wide",
+        "answer = Mine",
+    ]
+    assert [piece.line for piece in pieces][:4] == [2, 2, 2, 3]
+    assert inside.defined(pieces)()(10) == 44 and sliced(CELLS, "nobody") == []
+
+
+def test_a_definition_made_anew_is_the_last():
+    cells = ["a = 1\ndef f(): return a", "def f(): return a + 1", "a = 2"]
+    assert [piece.text for piece in sliced(cells, "f")] == [
+        "def f(): return a + 1",
+        "a = 2",
+        "answer = f",
+    ]
+
+
+def test_what_a_notebook_has_run_is_its_text(monkeypatch):
+    """By the cells that were run, else by value, whatever name it has."""
+    main = ModuleType("__main__")
+    main.In = ["", "k = 2", "def double(x):\n    print('called')\n    return k * x"]
+    for cell in main.In:
+        exec(cell, vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert text_of(main.double)[-1].text == "answer = double"
+    assert check("double", main.double)
+    assert "pickle" in text_of(lambda x: 2 * x)[0].text and check("double", lambda x: x + x)
+
+
+def test_prints_points_and_steps(capsys):
+    exec(
+        "def answer(x):\n    print('x is', x)\n    return 2 * x", names := {"__name__": "__main__"}
+    )
+    assert marks("double", names["answer"], step=2) == 3
+    assert re.fullmatch(r"Your answer printed: x is \d+\nx is 1\nright.\n", capsys.readouterr().out)
+    assert marks("double", lambda x: 2 * x if x < 100 else 0, step=2) == 0
+    assert marks("double", lambda x: 2 * x if x < 100 else 0, step=1) == 1
+    assert marks("double", None) == 0 and "no answer yet" in capsys.readouterr().out
+
+
+def test_marks_are_the_least_of_all_seeds():
+    text = "import random\ndef answer(x):\n    return 2 * x if x < 100 else 0"
+    marked = Double.marked([Piece(1, text)])
+    assert marked.shares == {"A small number": 1.0, "A large number, and a list": 0.0}
+    assert marked.findings and marked.steady
+    ends = Double.marked([Piece(1, "def answer(x):\n    raise SystemExit")])
+    assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings[0]
 
 
 def test_what_is_no_answer_is_a_sentence():
@@ -506,21 +449,17 @@ def test_what_is_no_answer_is_a_sentence():
         "There is no answer yet, but nothing: give the function or class that you wrote."
     ]
     assert "a int" in Double.findings(3)[0]
+    lock = threading.Lock()
     with pytest.raises(Impossible, match="cannot travel.*open files"):
-        told("return lock", lock=threading.Lock())
+        Double.findings(lambda x: lock)
     with pytest.raises(Impossible, match="no topic called 'triple': choose one of"):
         check("triple", print)
 
 
 def test_numbers_are_new_at_each_check_and_told(capsys):
-    seeds = {
-        Double.findings(typed("def answer(x): return 0"))[0].split("(seed ")[1] for _ in range(3)
-    }
+    seeds = {Double.findings(lambda x: 0)[0].split("(seed ")[1] for _ in range(3)}
     assert len(seeds) > 1
-    wrong, right = (
-        check("double", typed("def answer(x): return 3 * x"), seed=4),
-        check("double", typed("def answer(x): return x + x")),
-    )
+    wrong, right = check("double", lambda x: 3 * x, seed=4), check("double", lambda x: x + x)
     assert (
         not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
     )
@@ -531,35 +470,27 @@ def test_numbers_are_new_at_each_check_and_told(capsys):
 
 
 def test_assert_right_is_silent_or_an_assertion_with_the_findings():
-    assert_right("double", typed("def answer(x): return 2 * x"))
+    assert_right("double", lambda x: 2 * x)
     with pytest.raises(AssertionError, match="three times the number"):
-        assert_right("double", typed("def answer(x): return 3 * x"))
+        assert_right("double", lambda x: 3 * x)
 
 
 def test_a_right_answer_that_fails_is_the_exercise_s_fault(monkeypatch):
-    monkeypatch.setattr(Double, "right", {"broken": "def answer(x):\n    return 2 * z"})
-    monkeypatch.setattr(Double, "wrong", {})
-    with pytest.raises(RuntimeError, match="the right answer 'broken' failed with x = "):
-        told("return 2 * x")
-    assert "failed" in next(faults(Double, 1))
+    broken = [known.Row("small: x = 1", None, 0.0, "NameError", "no z")]
+    monkeypatch.setattr(known, "rows", lambda *_, **__: {"times": broken})
+    with pytest.raises(RuntimeError, match="the right answer 'times' failed with small: x = 1"):
+        Double.judged([Piece(1, "def answer(x): return x")], seed=999)
 
 
 def test_the_kernel_is_as_it_was():
     """Threads, random state, working directory, and no process or file left."""
     state, threads, here = torch.get_rng_state(), torch.get_num_threads(), os.getcwd()
-    told(
-        "import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn"
-        " 2 * x"
-    )
-    assert (
-        torch.equal(state, torch.get_rng_state())
-        and threads == torch.get_num_threads()
-        and here == os.getcwd()
-    )
-    with box.Box(Double, 1, answer=typed("def answer(x): return 2 * x")) as one:
-        one.rows("answer")
-        room, pulse = one._room, one._pulse
-    until = time.monotonic() + 60
-    while pulse.is_alive() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not room.exists() and not pulse.is_alive()
+    told("import torch, random\ntorch.manual_seed(0)\nprint('noise')\nreturn 2 * x")
+    assert torch.equal(state, torch.get_rng_state())
+    assert threads == torch.get_num_threads() and here == os.getcwd()
+    own = box.Box()
+    assert [row.value for row in own.rows(Double, [Piece(1, "answer = lambda x: x")], 1)]
+    room, process = Path(own._room), own._process
+    assert room.exists() and process.poll() is None
+    own.close()
+    assert not room.exists() and process.poll() is not None

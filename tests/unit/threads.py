@@ -15,7 +15,7 @@ from bigtrain_lab.runtime.talk.group import Group, Handle
 def on_threads(program, size: int, seed: int = 0) -> list:
     """What program(group) returned on each of `size` ranks."""
     ranks = Turns(size, seed)
-    return ranks.run(lambda _, group: program(Threaded(group, ranks)), None)
+    return ranks.run(lambda group: program(Threaded(group, ranks)))
 
 
 def on_processes(program, size: int) -> list:

@@ -3,8 +3,7 @@
 import torch
 
 from ....core import Mesh
-from ...fence import Refused
-from ...trainings import drawn
+from ...trainings import Refused, drawn
 
 AXES = "dp", "pp", "tp"
 

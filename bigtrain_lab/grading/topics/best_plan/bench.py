@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bigtrain_lab.order.schedule import Action
 
-from ...fence import Refused
+from ...trainings import Refused
 
 ASKED = "return a list of A(i), F(i) and B(i)."
 

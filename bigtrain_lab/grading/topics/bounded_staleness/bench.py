@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 def play(answer, paces, bound, average, rate, arrivals) -> list[dict]:

@@ -1,14 +1,13 @@
 """A checkpoint of one's own: calls of it on a function that notes what it meets, and their
 backwards."""
 
-import gc
 import weakref
 from contextlib import nullcontext
 
 import torch
 from torch.nn.functional import dropout
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 class Noted:
@@ -48,9 +47,7 @@ class Noted:
         return results or note(y, False)
 
     def alive(self) -> int:
-        """How many of those storages are; circles of references are no mistake."""
-        if any(each() is not None for each in self.kept):
-            gc.collect()
+        """How many of those storages are; what a circle of references keeps is alive too."""
         return sum(each() is not None for each in self.kept)
 
 

@@ -1,6 +1,6 @@
 """Fusion: the groups that an answer gives, and the bytes that it tells."""
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 def play(answer, operators, sizes, outputs) -> dict:

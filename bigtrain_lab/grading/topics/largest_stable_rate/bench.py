@@ -3,7 +3,7 @@
 import math
 from numbers import Real
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 def play(answer, tau, curvature) -> float:

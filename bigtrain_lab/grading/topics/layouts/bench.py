@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 def play(answer, calls: list) -> dict:

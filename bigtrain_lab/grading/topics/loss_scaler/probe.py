@@ -43,7 +43,7 @@ def scenes(draw):
         ("a gradient that fp16 does not hold", step([2.0**-30]), {}),
         *(
             (
-                f"two steps, unscale_ called in {one + other}",
+                f"two steps, unscale_ called in the first: {one}, in the second: {other}",
                 step([slope], one) + step([slope], other),
                 {},
             )

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...fence import Refused
+from ...trainings import Refused
 
 SHAPES = (3, 2), (4,), (2, 2), (4,)
 

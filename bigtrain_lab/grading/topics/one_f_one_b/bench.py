@@ -2,7 +2,7 @@
 
 from bigtrain_lab.order.schedule import Action, Schedule
 
-from ...fence import Refused
+from ...trainings import Refused
 
 ONLY_STEPS = (
     "needs rank_of version over stages chunks update_size asynchronous lengthened halved _order"

@@ -9,7 +9,7 @@ import torch
 
 from ....models import GPTConfig, steps
 from ....train import dry_run
-from ...fence import Refused
+from ...trainings import Refused
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 

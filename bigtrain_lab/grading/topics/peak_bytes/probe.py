@@ -12,7 +12,7 @@ in the update.
 from .bench import KINDS
 
 NAME, NEAR = "peak-bytes", 0.01
-ALLOWS = ("bigtrain_lab.models",)
+ALLOWS = tuple(f"bigtrain_lab.{name}" for name in ("models", "train", "techniques", "order"))
 FORBIDS = tuple(
     f"bigtrain_lab.models.steps.{name}"
     for name in ("gpt_steps", "mlp_steps", "translator_steps", "peak_bytes", "training")

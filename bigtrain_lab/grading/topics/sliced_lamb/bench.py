@@ -1,7 +1,6 @@
 """LAMB on pieces: steps on one rank, which holds pieces of most parameters and all of some."""
 
-from ...fence import Refused
-from ...trainings import drawn
+from ...trainings import Refused, drawn
 
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 0.3}  # around 10
 DUPLICATES = "norm", "unreached"

@@ -1,130 +1,132 @@
-"""A training on ranks that share a folder, whose translations are planned epoch by epoch: a turn
-for the worse, a best and an end. It may be killed, before an epoch or in a save, and started
-again."""
+"""A training on one of some ranks that share a folder, whose translations are planned epoch by
+epoch: a turn for the worse, a best and an end. It may be killed, before an epoch or in a save, and
+started again."""
 
 import io
-from contextlib import suppress
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from threading import get_ident
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import torch
 
 from ....data.bleu import bleu, counted
-from ...fence import Refused
-from ...ranks import Ranks
-from ...trainings import flat
+from ...trainings import Refused, flat
 
-VOCABULARY, LONGEST = 8, 6
+VOCABULARY, LONGEST, MOST_EPOCHS = 8, 6, 12
 # Of each epoch's translations, as a share: the sixth is as good as the fourth, and no better.
 RIGHT_WORDS = (0.3, 0.55, 0.4, 0.95, 0.65, 0.95, 0.5)
+FILES = "best.pt", "last.pt"
+SAVE = torch.save
 
 
-class Killed(BaseException):
-    """What ends a run from outside."""
+class Saves:
+    """In place of torch.save, on each rank's own thread: counts, and is killed in a save."""
 
+    of = {}  # a rank's thread -> its saves
 
-def play(answer, ranks, seed, held_out, windows, killed_before, killed_in_save) -> dict:
-    """What each rank did and the checkpoints at the end. Where a run is killed before an epoch, or
-    ends earlier, of the run that goes on; where it is killed in a save, of the checkpoints that
-    were there."""
-    with TemporaryDirectory() as room:
-        given = answer, Path(room), ranks, seed, held_out, windows
-        done, there = {}, set()
-        with suppress(Killed):
-            done = train(*given, killed_before, killed_in_save, there)
-        if killed_before is not None:
-            done = train(*given, None, None, there)
-        if killed_in_save is None:
-            there = {"last.pt", "best.pt"}
-        return done | {"files": {name: checkpoint(Path(room, name)) for name in sorted(there)}}
+    def __init__(self, folder: Path, group, killed_in: int | None):
+        self.folder, self.group, self.killed_in, self.count = folder, group, killed_in, 0
 
+    def __enter__(self):
+        self.of[get_ident()], torch.save = self, self.save
+        return self
 
-def train(
-    answer, folder, ranks, seed, held_out, many, killed_before, killed_in_save, there
-) -> dict:
-    """`there`: gets the names of the checkpoints that are there when something is saved."""
-    models, rates, scored, saved, own = {}, [], [], [], torch.save
-    epochs, ranks_of = [[] for _ in range(ranks)], {}
-    sentences = [translation(Random(f"{seed} {n}"), 1) for n in range(held_out)]
+    def __exit__(self, *_):
+        del self.of[get_ident()]
+        if not self.of:
+            torch.save = SAVE
 
-    def program(mine, group):
-        rank = ranks_of[get_ident()] = group.rank
-        torch.manual_seed(seed)
-        layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
-        models[rank] = model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        if rank == 0:
-            optimizer.register_step_pre_hook(
-                lambda *_: rates.append(optimizer.param_groups[0]["lr"])
-            )
-
-        def windows(epoch):
-            if epoch == killed_before and rank == 0:  # which has saved by then
-                raise Killed
-            if len(epochs[rank]) > 12:
-                raise Refused(
-                    "Your run does not end: stop once task.patience epochs brought nothing better."
-                )
-            epochs[rank].append(epoch)
-            draw = Random(f"{seed} {epoch} {rank}")
-            return [
-                [translation(draw, draw.randint(1, 3) + 3 * (rank == 0)) for _ in range(2)]
-                for _ in range(many)
-            ]
-
-        def counts(sentence):
-            scored.append(rank)
-            words = [word for word in sentence[1][0].tolist() if word]
-            chance = RIGHT_WORDS[min([0, *epochs[rank]][-1], len(RIGHT_WORDS) - 1)]
-            draw = Random(f"{seed} {words}")
-            said = []
-            for word in words:
-                luck, other = draw.random(), draw.randint(1, VOCABULARY - 1)
-                said.append(word if luck < chance else other)
-            texts = [[" ".join(f"w{word}" for word in each)] for each in (said, words)]
-            return torch.tensor(counted(*texts), dtype=torch.float64)
-
-        task = SimpleNamespace(
-            model=model,
-            optimizer=optimizer,
-            windows=windows,
-            rate=lambda update: 0.3 * (1 + 0.1 * (update % 5)) / (1 + update) ** 0.5,
-            held_out=sentences,
-            counts=counts,
-            score=lambda sums: bleu(torch.as_tensor(sums).flatten().tolist()),
-            patience=2,
-            smoothing=0.1,
-        )
-        return [float(score) for score in mine(group, task, folder)]
-
-    def save(state, file, *given, **named):
-        saved.append(ranks_of[get_ident()])
-        there.update(name for name in ("last.pt", "best.pt") if (folder / name).exists())
-        if len(saved) != killed_in_save:
-            return own(state, file, *given, **named)
-        own(state, whole := io.BytesIO())
+    @classmethod
+    def save(cls, state, file, *given, **named):
+        self = cls.of[get_ident()]
+        self.count += 1
+        if self.count != self.killed_in:
+            return SAVE(state, file, *given, **named)
+        there = [name for name in FILES if (self.folder / name).exists()]
+        (self.folder / "there").write_text(" ".join(there), encoding="utf-8")
+        SAVE(state, whole := io.BytesIO())
         half = whole.getvalue()[: whole.tell() // 2]
         if hasattr(file, "write"):
             file.write(half)
             file.flush()
         else:
             Path(file).write_bytes(half)
-        raise Killed
+        self.group.kill()
 
-    with patch.object(torch, "save", save):
-        scores = Ranks(ranks, seed).run(program, answer)
+
+def play(
+    answer, group, room, seed, own_seed, held_out, windows, kill_epoch, kill_save, reads=False
+) -> dict:
+    """What this rank did, and the checkpoints at the end. `reads`: the checkpoints alone, of those
+    that were there when a save was cut off."""
+    folder = Path(room)
+    if reads:
+        there = folder / "there"
+        return files(folder, there.read_text(encoding="utf-8").split() if there.exists() else FILES)
+    torch.manual_seed(seed)
+    layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
+    model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    rates, epochs, scored = [], [], []
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+
+    def trained(epoch):
+        if epoch == kill_epoch and group.rank == 0:  # which has saved by then
+            group.kill()
+        if len(epochs) > MOST_EPOCHS:
+            raise Refused(
+                "Your run does not end: stop once task.patience epochs brought nothing better."
+            )
+        epochs.append(epoch)
+        draw = Random(f"{own_seed} {epoch}")
+        return [
+            [translation(draw, draw.randint(1, 3) + 3 * (group.rank == 0)) for _ in range(2)]
+            for _ in range(windows)
+        ]
+
+    def counts(sentence):
+        scored.append(sentence)
+        return counts_of(sentence, [0, *epochs][-1], seed)
+
+    def score(sums):
+        """As on machines of other kinds: another last digit on each rank, and in each epoch."""
+        digit = 1e-9 * group.rank * len(epochs)
+        return bleu(torch.as_tensor(sums).flatten().tolist()) * (1 + digit)
+
+    task = SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        windows=trained,
+        rate=lambda update: 0.3 * (1 + 0.1 * (update % 5)) / (1 + update) ** 0.5,
+        held_out=[translation(Random(f"{seed} {n}"), 1) for n in range(held_out)],
+        counts=counts,
+        score=score,
+        patience=2,
+        smoothing=0.1,
+    )
+    with Saves(folder, group, kill_save) as saves:
+        scores = [float(each) for each in answer(group, task, folder)]
     return {
         "rates": rates,
         "epochs": epochs,
-        "scored": scored,
+        "scored": len(scored),
         "scores": scores,
-        "savers": sorted(set(saved)),
-        "weights": [flat(models[rank].parameters()).tolist() for rank in range(ranks)],
-    }
+        "saves": saves.count,
+        "weights": flat(model.parameters()),
+    } | (files(folder, FILES) if group.rank == 0 else {})
+
+
+def counts_of(sentence, epoch: int, seed: int) -> torch.Tensor:
+    """Those of the translation that this epoch brings."""
+    words = [word for word in sentence[1][0].tolist() if word]
+    chance, draw = RIGHT_WORDS[min(epoch, len(RIGHT_WORDS) - 1)], Random(f"{seed} {words}")
+    said = []
+    for word in words:
+        luck, other = draw.random(), draw.randint(1, VOCABULARY - 1)
+        said.append(word if luck < chance else other)
+    texts = [[" ".join(f"w{word}" for word in each)] for each in (said, words)]
+    return torch.tensor(counted(*texts), dtype=torch.float64)
 
 
 def translation(draw: Random, rows: int):
@@ -134,6 +136,10 @@ def translation(draw: Random, rows: int):
         length = draw.randint(1, LONGEST)
         row[:length] = torch.tensor([draw.randint(1, VOCABULARY - 1) for _ in range(length)])
     return source, torch.where(source > 0, (source + 1) % (VOCABULARY - 1) + 1, 0)
+
+
+def files(folder: Path, names) -> dict:
+    return {"files": {name: checkpoint(folder / name) for name in names}}
 
 
 def checkpoint(path: Path) -> dict | str:
@@ -149,4 +155,4 @@ def checkpoint(path: Path) -> dict | str:
             " that name."
         )
     names = sorted(state["model"])
-    return {"names": names, "numbers": flat(state["model"][name] for name in names).tolist()}
+    return {"names": names, "numbers": flat(state["model"][name] for name in names)}

@@ -8,51 +8,53 @@ Source: Papineni et al. 2002, section 2; Post 2018 (arXiv:1804.08771); rename in
 """
 
 NAME, NEAR = "spread-evaluation", 1e-5  # an answer may count words, and smooth, in float32
+ALLOWS, WRITES = ("bigtrain_lab.data.bleu",), True
+HELD_OUT, WINDOWS, FILES = 13, 2, ("best.pt", "last.pt")
 
 
 def scenes(draw):
-    seed, many = draw.randrange(2**31), draw.randint(3, 4)
-    for name, ranks, killed_before, killed_in_save in (
-        ("1 rank", 1, None, None),
-        (f"{many} ranks", many, None, None),
-        ("1 rank, killed in its third save", 1, None, 3),
-        ("1 rank, killed in its fourth save", 1, None, 4),
-        ("2 ranks, killed after 3 epochs and started again", 2, 3, None),
-        ("1 rank, killed after 5 epochs and started again", 1, 5, None),
-        ("1 rank, ended and started again", 1, 99, None),
+    """Each life of a run: what is the same on all ranks. The sixth and seventh saves are those of
+    an epoch that is better than all before and after it."""
+    many, lives = draw.randint(3, 4), {"kill_epoch": None, "kill_save": None}
+    for name, ranks, *killed in (
+        ("1 rank", 1),
+        (f"{many} ranks", many),
+        ("1 rank, killed in its third save", 1, {"kill_save": 3}, {"reads": True}),
+        ("1 rank, killed in its fourth save", 1, {"kill_save": 4}, {"reads": True}),
+        ("2 ranks, killed after 3 epochs and started again", 2, {"kill_epoch": 3}, {}),
+        ("1 rank, killed after 5 epochs and started again", 1, {"kill_epoch": 5}, {}),
+        ("1 rank, ended and started again", 1, {}, {}),
+        ("1 rank, killed in its sixth save and started again", 1, {"kill_save": 6}, {}),
+        ("1 rank, killed in its seventh save and started again", 1, {"kill_save": 7}, {}),
     ):
-        yield (
-            name,
-            {
-                "ranks": ranks,
-                "seed": seed,
-                "held_out": 13,
-                "windows": 2,
-                "killed_before": killed_before,
-                "killed_in_save": killed_in_save,
-            },
-        )
+        common = {"seed": draw.randrange(2**31), "held_out": HELD_OUT, "windows": WINDOWS}
+        own = [{"own_seed": draw.randrange(2**31)} for _ in range(ranks)]
+        first, *again = [common | lives | life for life in killed or [{}]]
+        yield name, first, own, *again
 
 
-def shown(inputs: dict, came: dict) -> dict:
-    files = came["files"].items()
-    if inputs["killed_in_save"]:
+def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
+    files = came[0]["files"].items()
+    if "epochs" not in came[0]:  # read after a save that was cut off
         return {f"{name} after it": "whole" if "names" in file else file for name, file in files}
-    epochs = max(1, len(came["epochs"][0]))
-    each = [came["scored"].count(rank) / epochs for rank in range(inputs["ranks"])]
-    row = {
-        "rates of the first updates": came["rates"][: inputs["windows"] + 2],
-        "weights at the end": came["weights"],
-        "epochs trained": came["epochs"],
-        "sentences scored an epoch": sum(each),
-        "by one rank beyond its share": max(
-            0, max(each) - -(-inputs["held_out"] // inputs["ranks"])
-        ),
-        "BLEU of each epoch": came["scores"],
-        "ranks that save": came["savers"],
-    }
+    row = {"weights at the end": [each["weights"] for each in came]}
+    if not common["kill_save"]:
+        row |= evaluated(came)
     for name, file in files:
         whole = "names" in file
         row[f"names in {name}"] = file["names"] if whole else file
         row[f"numbers in {name}"] = file["numbers"] if whole else file
     return row
+
+
+def evaluated(came: list[dict]) -> dict:
+    epochs, ranks = max(1, len(came[0]["epochs"])), len(came)
+    scored = [each["scored"] / epochs for each in came]
+    return {
+        "rates of the first updates": came[0]["rates"][: WINDOWS + 2],
+        "epochs trained": [each["epochs"] for each in came],
+        "sentences scored an epoch": sum(scored),
+        "by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
+        "BLEU of each epoch": [each["scores"] for each in came],
+        "ranks that save": [rank for rank, each in enumerate(came) if each["saves"]],
+    }

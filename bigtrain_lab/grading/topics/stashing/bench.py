@@ -2,7 +2,7 @@
 
 from bigtrain_lab.order.schedule import Action
 
-from ...fence import Refused
+from ...trainings import Refused
 from ..one_f_one_b.bench import orders
 
 

@@ -3,8 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...fence import Refused
-from ...trainings import tensor
+from ...trainings import Refused, tensor
 
 
 class Rows(TorchDispatchMode):

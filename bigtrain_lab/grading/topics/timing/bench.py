@@ -3,7 +3,7 @@ shape compiles, and now and then another process disturbs one."""
 
 from types import SimpleNamespace
 
-from ...fence import Refused
+from ...trainings import Refused
 
 
 class Array(SimpleNamespace):

@@ -7,8 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...fence import Refused
-from ...trainings import drawn
+from ...trainings import Refused, drawn
 
 RATE = 0.5
 

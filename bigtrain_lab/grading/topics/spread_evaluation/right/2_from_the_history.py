@@ -74,7 +74,7 @@ def answer(group, task, folder):
         run.epoch(len(run.history))
         run.history.append(run.evaluate())
         if group.rank == 0:
-            run.keep("last.pt")
             if not run.waited():
                 run.keep("best.pt")
+            run.keep("last.pt")
     return run.history[before:]

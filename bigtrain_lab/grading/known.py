@@ -1,0 +1,151 @@
+"""Play answers that are known, right and wrong ones.
+
+They need no fence: ranks are threads that take turns (ranks.py), and all scenes run in one
+process, forked from the server of the runs.
+
+A line of JSON a row, so that a process that dies has told what came before.
+"""
+
+import json
+import os
+import pickle
+import random
+import signal
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from multiprocessing import parent_process
+from pathlib import Path
+
+import torch
+
+from ..runtime.process import server, temporary
+from ..runtime.process.pulse import Pulse
+from .box import CPU_S, Row, said_of
+from .inside import Left, defined, described, plain
+from .ranks import Killed, Ranks
+from .text import Piece
+
+WALL_S = 600  # of all
+
+
+def rows(
+    exercise,
+    seed: int,
+    known: Mapping[str, str],
+    until: Callable[[list[Row]], bool] | None = None,
+    names: frozenset[str] | None = None,
+    cpu_s: int = CPU_S,
+) -> dict[str, list[Row]]:
+    """What each of these texts shows, in all scenes, those of these names or until its rows are
+    enough.
+
+    A text that computes for longer than `cpu_s` ends the process: those after it are missing, and
+    its own last row is not there.
+    """
+    task = str(exercise.folder), seed, dict(known), until, names, cpu_s
+    with tempfile.TemporaryDirectory(prefix="check-", dir=temporary.own()) as room:
+        (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
+        unwanted = os.pipe()
+        process = next(server.start(1, str(program), unwanted[0], __name__))
+        pulse = Pulse(process.pid)
+        try:
+            process.join(WALL_S)
+        finally:
+            pulse.kill()
+            process.join(5)
+            process.close()
+            for end in unwanted:
+                os.close(end)
+        found, file = defaultdict(list), Path(room, "rows")
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+            name, *row = json.loads(line)
+            found[name] += [Row(*row)] if row else []
+        return dict(found)
+
+
+# -- the process itself ---------------------------------------------------------------------------
+
+
+def main(index: int, task: tuple) -> None:
+    """All that the process does; leaves by os._exit."""
+    folder, seed, known, until, names, cpu_s, room = task
+    let_go()
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1), os.dup2(quiet, 2)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    exercise = found_in(Path(folder))
+    left = Left(*exercise.allows)
+    with open(Path(room, "rows"), "w", encoding="utf-8") as file:
+        for name, text in known.items():
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # whose signals end the process
+            signal.setitimer(signal.ITIMER_REAL, 4 * cpu_s)
+            print(json.dumps([name]), file=file, flush=True)
+            shown = []
+            for row in played(exercise, text, seed, left, names):
+                shown.append(row)
+                print(json.dumps([name, *row]), file=file, flush=True)
+                if until is not None and until(shown):
+                    break
+    os._exit(0)
+
+
+def found_in(folder: Path):
+    """The exercise in a folder, of this library or of somebody's own."""
+    from .folder import topic
+    from .likeness import Topic
+
+    known = (each for each in Topic.all().values() if each.folder == folder)
+    return next(known, None) or topic(folder)
+
+
+def played(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
+    """What a text shows, scene by scene, until one raises."""
+    pieces = [Piece(1, text)]
+    scenes = exercise.probe(partial(defined, pieces), random.Random(seed))
+    for name, run, near in scenes:
+        if names is not None and name not in names:
+            continue
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield Row(name, plain(left.then(run)), near)
+        except BaseException as error:  # noqa: B902  (an answer may raise anything)
+            yield Row(name, None, near, *said_of(*described(error), pieces, 0))
+            return
+
+
+def let_go() -> None:
+    """Close what the server's processes share: an answer that writes there would end the server."""
+    sentinel = parent_process().sentinel
+    os.closerange(3, sentinel)
+    os.closerange(sentinel + 1, 1024)
+
+
+def in_one_process(exercise, play, make, inputs: dict):
+    return exercise.shown(inputs, as_sent(play(make(), **inputs)))
+
+
+def on_ranks(exercise, play, make, common: dict, own: list[dict], *again: dict):
+    """A scene on ranks that are threads; each defines the answer for itself."""
+    with tempfile.TemporaryDirectory() as room:
+        files = {"room": room} if exercise.writes else {}
+        for each in (common, *again):
+            ranks = Ranks(len(own), random.Random(str(each)).random())
+            given = [each | mine | files for mine in own]
+            try:
+                came = ranks.run(partial(one_rank, play, make, given))
+            except Killed:
+                came = [None] * len(own)
+    return exercise.shown(common, own, as_sent(came), ranks)
+
+
+def one_rank(play, make, given: list[dict], group):
+    return play(make(), group, **given[group.rank])
+
+
+def as_sent(came):
+    return json.loads(json.dumps(plain(came)))

@@ -1,0 +1,140 @@
+"""Name what is wrong with a run: three steps of three pipelines that average their gradients, as
+`simulate` predicts them, with a fault planted in the order or in the cost."""
+
+from bigtrain_lab.core import Cost, Mesh
+from bigtrain_lab.order.plan import Compute, Launch, Plan, Together, Wait, lower
+from bigtrain_lab.order.schedule import Action, Schedule
+from bigtrain_lab.order.simulate import simulate
+
+NAME = "name-the-bug"
+STEPS = REPLICAS = 3
+GROUPS = {
+    "times": ("straggler", "few micro-batches"),
+    "all-reduces": ("early all-reduce", "late all-reduce", "missing all-reduce"),
+    "work, messages and memory": ("double backward", "wide gradients", "growing memory"),
+}
+
+
+class Case(dict):
+    """What an answer is given; the `fault` stays out here."""
+
+
+def scenes(draw):
+    for group, faults in GROUPS.items():
+        cases = [(fault, first) for fault in (*faults, "nothing") for first in (True, False)]
+        draw.shuffle(cases)
+        for number, (fault, first) in enumerate(cases, 1):
+            case = Case(run=run(draw, fault, first))
+            case.fault = fault
+            yield f"{group}, run {number}", case
+
+
+def shown(inputs: Case, came: str) -> dict:
+    return {"fault": came, "as it was planted": came == inputs.fault}
+
+
+def run(draw, fault: str, first: bool) -> dict:
+    """Events as plain data; the fault is on rank 0 in the first step, or in another pipeline in
+    the last."""
+    stages = draw.randint(2, 4)
+    m = stages // 2 if fault == "few micro-batches" else stages * draw.randint(3, 4)
+    mesh, name = Mesh(dp=REPLICAS, pp=stages), draw.choice(("gpipe", "1f1b"))
+    at = (0, 0) if first else (draw.randrange(stages, mesh.size), STEPS - 1)
+    pipelines = lower(Schedule.named(name)(stages, m), STEPS).placed(mesh, "pp")
+    again = Action("B", at[0] % stages, at[1] * m + draw.randrange(m))
+    lanes = {}
+    for rank in range(mesh.size):
+        planted = fault if rank == at[0] else ""
+        ops = pipelines.lanes[rank, "compute"]
+        lanes[rank, "compute"] = tuple(computed(ops, m, planted, at[1], again))
+        lanes[rank, "comm"] = tuple(summed(mesh, rank, fault, at))
+    trace = simulate(Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at[0]))
+    return {
+        "stages": stages,
+        "micro_batches": m,
+        "spans": [told(span, m) for span in trace.spans() if span.kind != "barrier"],
+        "transfers": [
+            {"src": t.src, "dst": t.rank, "kind": t.kind, "bytes": t.bytes}
+            for t in trace.transfers()
+        ],
+        "memory": [
+            {"rank": rank, "time": time, "bytes": level}
+            for rank in range(mesh.size)
+            for time, level in trace.levels(rank)
+        ],
+    }
+
+
+def computed(ops, m: int, planted: str, at: int, again: Action):
+    """A rank's operations: gradients are launched after the last backward, and awaited before the
+    update."""
+    for op in ops:
+        if not isinstance(op, Compute):
+            yield op
+            continue
+        kind, stage, micro_batch = action = op.step[0]
+        step, last = micro_batch // m, kind == "B" and micro_batch % m == m - 1
+        early = planted == "early all-reduce" and step == at
+        if kind == "U":
+            yield Wait(f"summed {step}")
+        if last and early:
+            yield Launch(f"gradients {step}")
+        yield op
+        if planted == "double backward" and action == again:
+            yield Compute((Action("W", stage, micro_batch),))
+        if last and not early:
+            yield Launch(f"gradients {step}")
+
+
+def summed(mesh: Mesh, rank: int, fault: str, at: tuple[int, int]):
+    """What a rank's communication does: one all-reduce a step with the replicas of its stage."""
+    for step in range(STEPS):
+        peers = mesh.peers(rank, "dp")
+        if fault == "missing all-reduce" and step == at[1]:
+            peers = tuple(peer for peer in peers if peer != at[0])
+        yield Wait(f"gradients {step}")
+        if fault == "late all-reduce" and step == at[1]:
+            yield Together(f"drained {step}", "barrier", 0, tuple(range(mesh.size)))
+        if rank in peers:
+            yield Together(f"sum {step}", "all_reduce", 4096, peers)
+        yield Launch(f"summed {step}")
+
+
+def cost(draw, lanes: dict, m: int, fault: str, at: int) -> Cost:
+    """Ranks that differ by up to a tenth; the first update makes the optimizer's state."""
+    ranks, width, kept = sorted({rank for rank, _ in lanes}), 2 ** draw.randint(6, 9), {}
+    slowdown = {rank: 1 + draw.randint(0, 100) / 1000 for rank in ranks}
+    if fault == "straggler":
+        slowdown[at] *= draw.randint(18, 25) / 10
+    for rank in ranks:
+        for op in lanes[rank, "compute"]:
+            if isinstance(op, Compute):
+                kind, _, micro_batch = op.step[0]
+                leaks = fault == "growing memory" and rank == at and micro_batch % m == 0
+                freed = -4 * width + leaks * width
+                size = {"F": 4 * width, "B": freed, "U": 8 * width * (micro_batch < m), "W": 0}
+                kept[rank, op.step[0]] = (("activations", size[kind]),)
+    return Cost(
+        durations={"F": 2, "B": 4, "W": 4, "U": 1, "all_reduce": 2},
+        messages={"F": width, "B": width * (1 + (fault == "wide gradients"))},
+        changes=kept,
+        resident=dict.fromkeys(ranks, (("weights", 8 * width),)),
+        slowdown=slowdown,
+    )
+
+
+def told(span, m: int) -> dict:
+    """A span as an answer reads it."""
+    if span.kind == "all_reduce":
+        step, micro_batch = int(span.name.split()[1]), None
+    else:
+        micro_batch = Action.parse(span.name).micro_batch
+        step = micro_batch // m
+    return {
+        "rank": span.rank,
+        "kind": span.kind.replace("W", "B"),
+        "step": step,
+        "micro_batch": micro_batch,
+        "start": span.start,
+        "end": span.end,
+    }
