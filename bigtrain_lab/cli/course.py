@@ -1,4 +1,4 @@
-"""`bigtrain course`: grade what was handed in, and prove an assignment before it is handed out."""
+"""`bigtrain course`: build assignments, prove them before they are handed out, grade a class."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -9,12 +9,38 @@ from cyclopts import App, Parameter
 
 from .screen import finding_line, screen
 
-course = App(name="course", help="Assignments for a class: notebooks to hand out, and their key.")
+app = App(
+    name="course",
+    help="Assignments on nbgrader: build them, prove them, grade what was handed in.",
+    version_flags=[],
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
 Folder = Annotated[Path, Parameter(help="the course folder, as nbgrader has it")]
 Cores = Annotated[int | None, Parameter(help="how many answers to play at once; all cores")]
 
 
-@course.command
+@app.command
+def build(
+    folder: Annotated[Path, Parameter(help="the course folder, as nbgrader has it")] = Path("."),
+    *,
+    assignment: Annotated[str, Parameter(help="one alone, by how its name begins: 05")] = "",
+    student: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", help="a student's id, for a copy with other numbers; may be given again"
+        ),
+    ] = (),
+) -> int:
+    """Make the assignments: what students get, and the instructor's copies with the answers."""
+    from ..course.build import build
+
+    for path in build(folder, assignment, student):
+        print(path)
+    return 0
+
+
+@app.command
 def grade(
     folder: Folder = Path("."),
     *,
@@ -52,7 +78,7 @@ def grade(
     return 0
 
 
-@course.command
+@app.command
 def doctor(folder: Folder = Path("."), *, cores: Cores = None) -> int:
     """Prove each assignment in source/ on this machine before it is handed out: one line each."""
     from ..course.doctor import findings

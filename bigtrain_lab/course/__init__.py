@@ -1,1 +1,1 @@
-"""The course: assignments made of exercises, handed out by nbgrader and graded from their text."""
+"""The course: assignments out of exercises, handed out and collected by nbgrader."""

@@ -6,13 +6,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..doctor import Finding
+from ..grading.box import fence
 from ..grading.text import sliced
 from .grade import NO_NBGRADER, played
 from .submissions import Source, faults, sources
 
+MEND = "grade on Linux 5.13 or newer, or in a container that you throw away."
+
 
 def machine() -> Iterator[Finding]:
-    """What of the fence holds here."""
+    """What of the fence holds here, and whether there is a gradebook."""
+    for what, kept in fence().items():
+        if kept:
+            yield Finding("ok", "fence", f"an answer cannot reach {what}.")
+        else:
+            yield Finding("warn", "fence", f"an answer can reach {what} on this machine", MEND)
     if find_spec("nbgrader") is None:
         yield Finding("warn", "nbgrader", NO_NBGRADER)
     else:
