@@ -167,7 +167,7 @@ def played(tasks: dict[str, tuple], cores: int) -> Iterator[tuple[str, object]]:
             while waiting and idle:
                 name, task = waiting.pop()
                 player = idle.pop()
-                player.pipe.send(task)
+                player.pipe.send((*task, SEEDS))
                 busy[player.pipe] = name, player
             for pipe in wait(list(busy)):
                 name, player = busy.pop(pipe)
@@ -208,9 +208,9 @@ def play(pipe) -> None:
     box = Box()
     try:
         while True:
-            topic, pieces = pipe.recv()
+            topic, pieces, seeds = pipe.recv()
             try:
-                verdict = Topic.named(topic).marked(pieces, SEEDS, box=box)
+                verdict = Topic.named(topic).marked(pieces, seeds, box=box)
             except Exception as error:  # noqa: B902  (a broken check is told, and stops no other)
                 verdict = f"{type(error).__name__}: {error}"
             pipe.send(verdict)
