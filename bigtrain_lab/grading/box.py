@@ -38,7 +38,7 @@ from .ranks import Killed, Ranks
 from .text import Piece
 from .trainings import Refused
 
-CPU_S, WALL_S = 20, 60
+CPU_S, WALL_S = 10, 60
 LATE_S = 5  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 MOST_PRINTED = 2000  # letters of a scene

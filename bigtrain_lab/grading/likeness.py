@@ -208,7 +208,11 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def marked(cls, pieces: list[Piece], seeds=SEEDS, box: Box | None = None) -> Marked:
         """What a text is worth, step by step: it plays all scenes on each seed."""
-        every = [cls.judged(pieces, seed, patience=2, played=box) for seed in seeds]
+        every = []
+        for seed in seeds:
+            every.append(cls.judged(pieces, seed, patience=2, played=box))
+            if any(row.raised == ENDED for row in every[-1].rows):
+                break  # an endless answer has had its time
         steps = range(1, len(cls.steps) + 1)
         shares = [
             [cls.share(each, seed, cls.scenes_of(step, seed)) for step in steps]
