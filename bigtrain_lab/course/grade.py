@@ -19,17 +19,16 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from .. import grading
 from ..core import Impossible, write_whole
-from ..grading import Topic
-from ..grading.box import Box
+from ..grading import Marked, Topic
 from . import reports
 from .reports import Line, Sheet
 from .submissions import Source, Submission, faults, rebuilt, sources, submissions
@@ -159,70 +158,33 @@ def exercise_digest(topic: str) -> str:
 
 def played(tasks: dict[str, tuple], cores: int) -> Iterator[tuple[str, object]]:
     """Each task's name with its Marked, as it comes; with a sentence where the check failed."""
-    waiting, busy = list(tasks.items()), {}
-    processes = [Player() for _ in range(min(cores, len(tasks)))]
+    pool = ProcessPoolExecutor(
+        max(1, min(cores, len(tasks))), multiprocessing.get_context("spawn"), initializer=begin
+    )
     try:
-        idle = list(processes)
-        while waiting or busy:
-            while waiting and idle:
-                name, task = waiting.pop()
-                player = idle.pop()
-                player.pipe.send((*task, SEEDS))
-                busy[player.pipe] = name, player
-            for pipe in wait(list(busy)):
-                name, player = busy.pop(pipe)
-                try:
-                    verdict = pipe.recv()
-                except (EOFError, OSError):
-                    verdict = "its process ended"
-                    processes.append(player := Player())
-                idle.append(player)
-                yield name, verdict
+        names = {pool.submit(play, *task, SEEDS): name for name, task in tasks.items()}
+        for done in as_completed(names):
+            error = done.exception()
+            told = f"{type(error).__name__}: {error}"
+            yield names[done], told if error else done.result()
     finally:
-        for player in processes:
-            player.end()
+        pool.shutdown(cancel_futures=True)
 
 
-class Player:
-    """A process with a box of its own."""
-
-    def __init__(self):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=play, args=(theirs,))
-        self.process.start()
-        theirs.close()
-
-    def end(self) -> None:
-        """An idle process ends by itself once nobody can ask it any more."""
-        self.pipe.close()
-        self.process.join(5)
-        self.process.terminate()
-        self.process.join()
-
-
-def play(pipe) -> None:
-    """All that a player does, until the one who asks has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends it
+def begin() -> None:
+    """Let the process that asks end this one, by whatever end it comes to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    box = Box()
-    try:
-        while True:
-            topic, pieces, seeds = pipe.recv()
-            try:
-                verdict = Topic.named(topic).marked(pieces, seeds, box=box)
-            except Exception as error:  # noqa: B902  (a broken check is told, and stops no other)
-                verdict = f"{type(error).__name__}: {error}"
-            pipe.send(verdict)
-    except (EOFError, OSError):
-        pass
-    finally:
-        box.close()
 
 
 def end_with_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
+
+
+def play(topic: str, pieces: list, seeds: tuple[int, ...]) -> Marked:
+    """Mark an answer, in the box of this process."""
+    return Topic.named(topic).marked(pieces, seeds)
 
 
 # -- nbgrader -------------------------------------------------------------------------------------
@@ -306,7 +268,9 @@ def record_one(folder: Path, book, submission: Submission, sheet: Sheet) -> None
     before = texts_of(path)
     book.update_or_create_student(sheet.student)
     stamp = submission.path and submission.path.with_name("timestamp.txt")
-    when = {"timestamp": stamp.read_text().strip()} if stamp and stamp.exists() else {}
+    when = (
+        {"timestamp": stamp.read_text(encoding="utf-8").strip()} if stamp and stamp.exists() else {}
+    )
     book.update_or_create_submission(sheet.assignment, sheet.student, **when)
     outputs = {}
     for line in sheet.lines:
@@ -327,7 +291,7 @@ def record_one(folder: Path, book, submission: Submission, sheet: Sheet) -> None
     home.mkdir(parents=True, exist_ok=True)
     write_whole(path, rebuilt(submission, outputs))
     if when:
-        write_whole(home / "timestamp.txt", stamp.read_text())
+        write_whole(home / "timestamp.txt", when["timestamp"] + "\n")
 
 
 def texts_of(path: Path) -> dict[str, str]:

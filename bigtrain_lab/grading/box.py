@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -105,12 +104,11 @@ class Box:
         atexit.register(self.close)
 
     def close(self) -> None:
+        """End all its processes, which remove their folder."""
         atexit.unregister(self.close)
-        self._process.kill()
-        self._process.wait()
-        for each in (self._control, *self._servers.values()):
+        for each in (*self._servers.values(), self._control):
             each.close()
-        shutil.rmtree(self._room, ignore_errors=True)
+        self._process.wait()
 
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
         """What an answer shows, scene by scene, or in those of these names; each in new

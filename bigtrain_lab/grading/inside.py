@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -548,6 +549,7 @@ def main(control: int, path: list[str]) -> None:
             serve(socket.socket(fileno=wires[0]), texts, limits)
             os._exit(0)
         os.close(wires[0])
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
 
 
 def handed(control) -> list[int]:
