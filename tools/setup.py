@@ -260,13 +260,18 @@ def install(choice):
 
 
 def keep_lab_quiet():
-    """JupyterLab asks no other machine for news or updates, and covers no lesson with the question
-    whether it may."""
+    """JupyterLab asks no other machine for news or updates, covers no lesson with the question
+    whether it may, and shows no buttons of nbgrader's, which are for instructors."""
     settings = VENV / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "overrides.json").write_text(
         json.dumps({"@jupyterlab/apputils-extension:notification": news})
+    )
+    page = VENV / "etc/jupyter/labconfig"
+    page.mkdir(parents=True, exist_ok=True)
+    (page / "page_config.json").write_text(
+        json.dumps({"disabledExtensions": {"@jupyter/nbgrader": True}})
     )
 
 
