@@ -20,6 +20,8 @@ def scenes(draw):
     straggler = [*each[1:], [slow] * 5]
     hiccup = [[*own[:worker], slow, *own[worker + 1 :]] for worker, own in enumerate(each)]
     leaver = [own[: 6 - 2 * (worker == 0)] for worker, own in enumerate(each)]
+    slower = [[7 + worker] * 4 for worker in range(1, few)]
+    others = [[3 + worker] * 5 for worker in range(1, few)]
     alike = [[first, 3, 3, 3, 3], [first, 5, 5, 5], [first, 11, 11]]
     for name, paces, bound, average, *arrivals in (
         ("one worker", [[draw.randint(2, 5)] * 3], None, False, "first"),
@@ -31,7 +33,22 @@ def scenes(draw):
         (f"{few} workers, bound {s}, hiccups", hiccup, s, False, "last", "first"),
         (f"{few} workers of one pace, bound {s}", [[3] * 4] * few, s, False, "last", "first"),
         (f"{few} workers, no bound, one leaves", leaver, None, False, "last", "first"),
-        (f"{few} workers, bound {s}, one leaves", leaver, s, False, "last", "first"),
+        (
+            f"{few} workers, bound 1, one leaves ahead",
+            [[2] * 3, *slower],
+            1,
+            False,
+            "last",
+            "first",
+        ),
+        (
+            f"{few} workers, bound 1, one leaves behind",
+            [[slow], *others],
+            1,
+            False,
+            "last",
+            "first",
+        ),
         (f"{few} workers, average", each, 0, True, "first"),
         (f"{few} workers, average, hiccups", hiccup, None, True, "last", "first"),
         ("5 workers, no bound", several(draw), None, False, draw.randrange(2**31)),
