@@ -31,8 +31,8 @@ def play(answer, k, lengths, pads, slopes, clip, scaled) -> dict:
     a, b, c = weights = [torch.nn.Parameter(each) for each in ones]
     groups = [{"params": [a]}, {"params": [b, c]}]
     optimizer = torch.optim.SGD(groups, 0.1)
-    for p in weights:
-        optimizer.state[p]["momentum_buffer"] = torch.full((1,), 0.5)  # which this one never uses
+    # which this one never uses
+    optimizer.state |= {p: {"momentum_buffer": torch.full((1,), 0.5)} for p in weights}
     scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=1) if scaled else None
     if scaled:
         scaler.scale(torch.ones(()))  # the first call makes its scale

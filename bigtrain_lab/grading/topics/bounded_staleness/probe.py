@@ -20,8 +20,6 @@ def scenes(draw):
     straggler = [*each[1:], [slow] * 5]
     hiccup = [[*own[:worker], slow, *own[worker + 1 :]] for worker, own in enumerate(each)]
     leaver = [own[: 6 - 2 * (worker == 0)] for worker, own in enumerate(each)]
-    slower = [[7 + worker] * 4 for worker in range(1, few)]
-    others = [[3 + worker] * 5 for worker in range(1, few)]
     alike = [[first, 3, 3, 3, 3], [first, 5, 5, 5], [first, 11, 11]]
     for name, paces, bound, average, *arrivals in (
         ("one worker", [[draw.randint(2, 5)] * 3], None, False, "first"),
@@ -35,7 +33,7 @@ def scenes(draw):
         (f"{few} workers, no bound, one leaves", leaver, None, False, "last", "first"),
         (
             f"{few} workers, bound 1, one leaves ahead",
-            [[2] * 3, *slower],
+            [[2] * 3, *([7 + worker] * 4 for worker in range(1, few))],
             1,
             False,
             "last",
@@ -43,7 +41,7 @@ def scenes(draw):
         ),
         (
             f"{few} workers, bound 1, one leaves behind",
-            [[slow], *others],
+            [[slow], *([3 + worker] * 5 for worker in range(1, few))],
             1,
             False,
             "last",

@@ -1,9 +1,6 @@
 """Timing a compiled function: devices of which each number is known."""
 
 NAME, NEAR = "timing", 1e-3
-OVERLAPPED = "between the work's time and a call's"
-WITH_FIRST = "between a call's time and that of the first one, which compiles"
-DISTURBED = "between an undisturbed call's time and a disturbed one's"
 
 
 def scenes(draw):
@@ -38,9 +35,17 @@ def shown(device: dict, seconds: float) -> float | str:
     """Means of however many calls are told alike."""
     alone, is_disturbed = device["launch"] + device["work"], any(device["disturbed"])
     for told, least, most in (
-        (OVERLAPPED, device["work"], alone),
-        (DISTURBED, alone, is_disturbed * (device["launch"] + 8 * device["work"])),
-        (WITH_FIRST, alone, alone + (not is_disturbed) * device["compiling"]),
+        ("between the work's time and a call's", device["work"], alone),
+        (
+            "between an undisturbed call's time and a disturbed one's",
+            alone,
+            is_disturbed * (device["launch"] + 8 * device["work"]),
+        ),
+        (
+            "between a call's time and that of the first one, which compiles",
+            alone,
+            alone + (not is_disturbed) * device["compiling"],
+        ),
     ):
         if (1 + 1e-6) * least < seconds < 0.999 * most:
             return told
