@@ -15,7 +15,7 @@ from ...trainings import drawn, off, tensor
 from .bench import RATE, computed, part, some, weights
 
 NAME, FEW = "zero-3", 4
-MANY, ROOM_BYTES = 96, 80e6
+MANY, ROOM_BYTES = 96, 84e6  # right answers grow by 59 MB, those that keep all by 108
 
 
 def scenes(draw):
