@@ -2,7 +2,7 @@
 # make size     statements of each wing
 # make lint     format, ruff's rules, and which way imports point
 # make quick    the tests that answer within minutes    make bench    benchmarks side by side with other libraries
-# make notebooks  run all lessons again and keep their outputs
+# make notebooks  run all lessons again and keep their outputs; write the assignments anew
 # make grading-proof   every right and wrong answer of every exercise, on 20 seeds
 # make setup    only make .venv ready                   make clean    back to a fresh clone (run directories stay)
 #
@@ -65,6 +65,7 @@ bench: setup
 
 notebooks: setup
 	$(PY) tools/build_notebooks.py $(ARGS)
+	$(PY) -c "from pathlib import Path; from bigtrain_lab.course.build import hand_out; hand_out(Path('notebooks/assignments'))"
 
 grading-proof: setup
 	$(PY) -m benchmarks grading

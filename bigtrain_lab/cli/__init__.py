@@ -1,5 +1,5 @@
-"""The command line: list, run, predict, show, compare, export and doctor, a skin over Experiment,
-Run and Trace.
+"""The command line: list, run, predict, show, compare, export, doctor and course, a skin over
+Experiment, Run and Trace.
 
 Nothing heavy is imported before a command needs it: `bigtrain --help` is instant. Exit codes: 0
 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130
@@ -26,6 +26,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     help="How large models are trained: predicted at once, and run on real processes.",
 )
+app.command("bigtrain_lab.cli.course:app", name="course", help="Assignments for a class.")
 Words = Annotated[
     str, Parameter(show=False, allow_leading_hyphen=True)
 ]  # passed on to the experiments' own commands

@@ -1,6 +1,25 @@
 """Graders: an answer is right when it behaves as a right one, and is told which known mistake it
-behaves like when it does not (likeness.py). An exercise is a folder in topics/."""
+behaves like when it does not (likeness.py). An exercise is a folder in topics/.
 
-from .likeness import Marked, Scene, Step, Topic, Wrong, assert_right, check, hint, marks
+In a notebook's kernel both servers start with the import, so that a first check need not wait.
+"""
 
-__all__ = ["Marked", "Scene", "Step", "Topic", "Wrong", "assert_right", "check", "hint", "marks"]
+import sys
+
+from .likeness import Marked, Scene, Step, Topic, Wrong, assert_right, check, hint, marks, warm
+
+__all__ = [
+    "Marked",
+    "Scene",
+    "Step",
+    "Topic",
+    "Wrong",
+    "assert_right",
+    "check",
+    "hint",
+    "marks",
+    "warm",
+]
+
+if "ipykernel" in sys.modules:
+    warm()

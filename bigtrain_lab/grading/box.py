@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,7 +37,7 @@ from .ranks import Killed, Ranks
 from .text import Piece
 from .trainings import Refused
 
-CPU_S, WALL_S = 20, 60
+CPU_S, WALL_S = 10, 60
 LATE_S = 5  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 MOST_PRINTED = 2000  # letters of a scene
@@ -88,12 +87,10 @@ class Box:
     def __init__(self):
         self._room = tempfile.mkdtemp(prefix="answers-")
         self._control, theirs = socket.socketpair()
-        text, task = (
-            Path(inside.__file__).read_text(encoding="utf-8"),
-            [theirs.fileno(), sorted(homes())],
-        )
+        text = Path(inside.__file__).read_text(encoding="utf-8")
+        given = json.dumps([theirs.fileno(), sorted(homes())])
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", text, json.dumps(task)],
+            [sys.executable, "-I", "-S", "-B", "-c", text, given],
             cwd=self._room,
             env={
                 "OMP_NUM_THREADS": "1",
@@ -107,15 +104,15 @@ class Box:
         theirs.close()
         modules = {name: text for each in WITHOUT_ANSWERS for name, text in texts(each).items()}
         send(self._control, [modules, LIMITS | {"CPU": CPU_S}])
-        self._is_ready, self._lock = False, RLock()
+        self._servers, self._lock = {}, RLock()
         atexit.register(self.close)
 
     def close(self) -> None:
+        """End all its processes, which remove their folder."""
         atexit.unregister(self.close)
-        self._process.kill()
+        for each in (*self._servers.values(), self._control):
+            each.close()
         self._process.wait()
-        self._control.close()
-        shutil.rmtree(self._room, ignore_errors=True)
 
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
         """What an answer shows, scene by scene, or in those of these names; each in new
@@ -130,12 +127,13 @@ class Box:
     def row(self, exercise, name: str, inputs: list, pieces: list[Piece], seed: int) -> Row:
         """What an answer shows in a scene, of `inputs` or of what is common and each rank's own."""
         common, own, *again = inputs if len(inputs) > 1 else (inputs[0], None)
-        task, why, children = travelling(exercise) | {"pieces": pieces, "seed": seed}, None, []
+        task, why, children = {"pieces": pieces, "seed": seed}, None, []
         with self._lock, tempfile.TemporaryDirectory(prefix="room-", dir=self._room) as room:
+            server = self._server(exercise)
             try:
                 for each in (common, *again):
                     task |= {"common": each, "room": room if exercise.writes else ""}
-                    came, ranks, children = self._life(task, own)
+                    came, ranks, children = life(server, task, own)
             except (Refused, Raised, Ended) as error:
                 why, children = error, error.children
         printed = "".join(each.printed for each in children)[:MOST_PRINTED]
@@ -146,53 +144,96 @@ class Box:
         raised, told = sentence(why, pieces, children)
         return Row(name, None, exercise.near, raised, told, printed)
 
-    def _life(self, task: dict, own: list[dict] | None) -> tuple:
-        """(what came out, the ranks, their processes); None came where the bench killed them.
-        What an answer raises has its `children`."""
-        children, ranks = self._fork(len(own or [{}]), task["forbids"]), None
-        try:
-            for rank, each in enumerate(children):
-                given = {"rank": rank, "size": own and len(own), "own": own[rank] if own else {}}
-                each.say(task | given)
-            if own is None:
-                came = children[0].serve(None)
-            else:
-                ranks = Ranks(len(own), random.Random(str(task["common"])).random())
-                came = ranks.run(lambda group: children[group.rank].serve(group))
-        except Killed:
-            came = None
-        except (Refused, Raised, Ended) as error:
-            error.children = children
-            raise
-        finally:
-            self._collect(children)
-        if ranks:
-            ranks.peaks = [max(0, 1024 * each.peak - each.before) for each in children]
-        return came, ranks, children
+    def _server(self, exercise):
+        """The socket of an exercise's server."""
+        if exercise not in self._servers:
+            if not self._servers:
+                receive(self._control)  # it is ready
+            server, theirs = socket.socketpair()
+            socket.send_fds(self._control, [b"e"], [theirs.fileno()])
+            theirs.close()
+            send(server, travelling(exercise))
+            if why := receive(server)[0]:
+                raise RuntimeError(f"{exercise.name}: its bench cannot be loaded: {why}")
+            self._servers[exercise] = server
+        return self._servers[exercise]
 
-    def _fork(self, count: int, forbids: list[str]) -> list["Child"]:
-        if not self._is_ready:
-            receive(self._control)
-            self._is_ready = True
-        wires, theirs = zip(*(socket.socketpair() for _ in range(count)))
-        socket.send_fds(self._control, [bytes([count])], [each.fileno() for each in theirs])
-        send(self._control, forbids)
-        for each in theirs:
-            each.close()
-        pids, _ = receive(self._control)
-        return [Child(wire, pid) for wire, pid in zip(wires, pids)]
 
-    def _collect(self, children: list["Child"]) -> None:
+def life(server, task: dict, own: list[dict] | None) -> tuple:
+    """(what came out, the ranks, their processes); None came where the bench killed them. What an
+    answer raises has its `children`."""
+    wires, theirs = zip(*(socket.socketpair() for _ in own or [{}]))
+    socket.send_fds(server, [b"r"], [each.fileno() for each in theirs])
+    for each in theirs:
+        each.close()
+    children, ranks = [Child(wire, pid) for wire, pid in zip(wires, receive(server)[0])], None
+    try:
+        for rank, each in enumerate(children):
+            given = {"rank": rank, "size": own and len(own), "own": own[rank] if own else {}}
+            each.say(task | given)
+        if own is None:
+            came = children[0].serve(None)
+        else:
+            ranks = Ranks(len(own), random.Random(str(task["common"])).random())
+            came = ranks.run(lambda group: children[group.rank].serve(group))
+    except Killed:
+        came = None
+    except (Refused, Raised, Ended) as error:
+        error.children = children
+        raise
+    finally:
         for each in children:
             each.end()
-        for each, (status, peak) in zip(children, receive(self._control)[0]):
+        for each, (status, peak) in zip(children, receive(server)[0]):
             each.code, each.peak = os.waitstatus_to_exitcode(status), peak
+    if ranks:
+        ranks.peaks = [max(0, 1024 * each.peak - each.before) for each in children]
+    return came, ranks, children
 
 
 @cache
 def box() -> Box:
     """The box of this process."""
     return Box()
+
+
+class Reach:
+    """Plays as an exercise does: whether an answer reaches what it must not."""
+
+    name, folder, bench = "reach", PACKAGE / "grading", f"{__package__}.trainings"
+    allows, forbids, writes, near = (), (), False, 0.0
+    text = """
+import os, socket
+
+def reaches(what, *given):
+    try:
+        what(*given)
+    except OSError:
+        return False
+    return True
+
+def answer():
+    return {{
+        "files": reaches(os.listdir, {folder!r}),
+        "processes": reaches(os.kill, os.getppid(), 0),
+        "the network": reaches(socket.socket),
+    }}
+"""
+
+    @staticmethod
+    def scenes(draw) -> Iterator[tuple]:
+        yield "reach", {}
+
+    @staticmethod
+    def shown(inputs: dict, came: dict) -> dict:
+        return came
+
+
+def fence() -> dict[str, bool]:
+    """{"files", "processes", "the network"}: whether answers are kept from them on this machine."""
+    text = Reach.text.format(folder=str(PACKAGE))
+    (row,) = box().rows(Reach, [Piece(1, text)], 0)
+    return {what: not reached for what, reached in row.value.items()}
 
 
 def homes() -> set[str]:
@@ -204,7 +245,8 @@ def homes() -> set[str]:
 def travelling(exercise) -> dict:
     """What of an exercise goes to an answer's process: no truth, no right answer."""
     modules = {}
-    for path in [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]:
+    benches = [exercise.folder / "bench.py", *PACKAGE.glob("grading/topics/*/bench.py")]
+    for path in filter(Path.exists, benches):
         package = f"{PACKAGE.name}.grading.topics.{path.parent.name}"
         modules |= {
             package: [True, ""],
@@ -335,7 +377,7 @@ class Child:
         self._groups.setdefault(at, group)
         try:
             return self.answered(at)
-        except (Refused, Raised, Ended, RuntimeError):
+        except (Refused, Raised, Ended):
             raise
         except Exception as error:
             raise Refused(
@@ -352,8 +394,6 @@ class Child:
                 self.printed = (self.printed + given["text"])[:MOST_PRINTED]
             elif what == "defined":
                 self.defined, self.before = True, given["before"]
-            elif what == "broken":
-                raise RuntimeError(f"This exercise is broken: {given['text']}")
             elif what == "raised":
                 raise Raised(given["error"])
             elif what == "killed":

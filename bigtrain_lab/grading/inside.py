@@ -1,7 +1,8 @@
 """The process of an answer. It runs `python -I -S` on this text alone, in an empty folder.
 
-It imports torch, then forks a child for each rank of a scene. A child gets the bench, the answer's
-text and its own inputs over a socket, and answers there: JSON and raw numbers, never pickles.
+It imports torch, then forks a server for each exercise, which imports the bench, and this a child
+for each rank of a scene. A child gets the answer's text and its own inputs over a socket, and
+answers there: JSON and raw numbers, never pickles.
 
     not in it     a truth, a right answer, another rank's inputs, this library but the modules
                   that an exercise allows
@@ -19,6 +20,7 @@ import os
 import platform
 import random
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -26,7 +28,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from numbers import Real
 from queue import Queue
 from threading import Lock, Thread
@@ -35,67 +37,23 @@ MOST_BYTES = 256 * 1024**2  # of a message
 ANSWER = "<answer "  # how the file names of an answer's pieces begin
 MAIN = 0  # the group of all ranks, outside of lanes
 ALLOW, REFUSE, NO_CALL = 0x7FFF0000, 0x00050000 | 13, 0x00050000 | 38  # what seccomp does
-# Of each machine: its name for seccomp, clone, clone3, and the calls that make processes,
-# programs, sockets and signals, trace others or read their memory.
-NEW = (424, 425, 434, 438)
+# Of each machine: its name for seccomp, clone, clone3, and the calls that make processes, programs,
+# sockets and signals, trace others or read their memory.
 CALLS = {
     "x86_64": (
         0xC000003E,
         56,
         435,
-        (
-            41,
-            42,
-            49,
-            53,
-            57,
-            58,
-            59,
-            62,
-            101,
-            112,
-            129,
-            200,
-            234,
-            272,
-            297,
-            310,
-            311,
-            322,
-            424,
-            425,
-            434,
-            438,
-        ),
+        "41 42 49 53 57 58 59 62 101 112 129 200 234 272 297 310 311 322",
     ),
     "aarch64": (
         0xC00000B7,
         220,
         435,
-        (
-            97,
-            117,
-            129,
-            130,
-            131,
-            138,
-            157,
-            198,
-            199,
-            200,
-            203,
-            221,
-            240,
-            270,
-            271,
-            281,
-            424,
-            425,
-            434,
-            438,
-        ),
+        "97 117 129 130 131 138 157 198 199 200 203 221 240 270 271 281",
     ),
 }
+NEW_CALLS = "424 425 434 438"  # the same on both
 
 
 # -- messages -------------------------------------------------------------------------------------
@@ -405,32 +363,22 @@ class Left:
         return changed
 
 
-@cache
-def places(names: tuple[str, ...]) -> list[tuple]:
-    """(name, thing, where it is known: a module and a name there) of what an answer may not take.
-    The search touches all modules, so the parent of all children does it."""
-    found = []
+def take(names: list[str]) -> None:
+    """Let nobody make, use or inherit from these: an empty class stands in the place of each,
+    wherever it is known."""
     for name in names:
         above, _, last = name.rpartition(".")
-        thing = None
-        with suppress(Exception):  # of this library what is not here is not at hand either
-            thing = getattr(importlib.import_module(above), last)
-        for module in list(sys.modules.values()):
-            for known_as, other in list(getattr(module, "__dict__", {}).items()):
-                if other is thing and thing is not None:
-                    found.append((name, thing, module, known_as))
-    return found
-
-
-def take(found: list[tuple]) -> None:
-    """Let nobody make, use or inherit from these: an empty class stands in the place of each."""
-    for name, thing, module, known_as in found:
-        never = partial(not_at_hand, name)
-        methods = {"__init__": never, "__init_subclass__": classmethod(never)}
-        setattr(module, known_as, type(known_as, (), methods | {"__module__": module.__name__}))
-        for each, method in [*vars(thing).items()] if isinstance(thing, type) else ():
-            if callable(method):
-                setattr(thing, each, never)
+        with suppress(Exception):  # what is not here is not at hand either
+            thing, never = getattr(importlib.import_module(above), last), partial(not_at_hand, name)
+            methods = {"__init__": never, "__init_subclass__": classmethod(never)}
+            stand_in = type(last, (), methods | {"__module__": above})
+            for module in list(sys.modules.values()):
+                for known_as, other in list(getattr(module, "__dict__", {}).items()):
+                    if other is thing:
+                        setattr(module, known_as, stand_in)
+            for each, method in [*vars(thing).items()] if isinstance(thing, type) else ():
+                if callable(method):
+                    setattr(thing, each, never)
 
 
 def not_at_hand(name: str, *_, **__):
@@ -508,21 +456,13 @@ class Out:
         pass
 
 
-def child(wire, texts: Texts, limits: dict, found: list[tuple]) -> None:
+def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
     """A rank: behind the fence of the operating system, then the answer."""
     import torch
 
     told, _ = receive(wire)
     talk, size = Talk(wire), told["size"]
-    texts.texts |= told["modules"]
     torch.manual_seed(told["seed"]), random.seed(told["seed"])
-    try:
-        bench = importlib.import_module(told["bench"])
-        for name in told["allows"]:
-            importlib.import_module(name)
-    except Exception as error:
-        return talk.say("broken", text=f"{type(error).__name__}: {error}")
-    take(found)
     sys.stdout = sys.stderr = Out(talk)
     limits = limits | {"AS": limits["AS"] + in_memory(0), "FSIZE": 2**26 * bool(told["room"])}
     before = in_memory(1)
@@ -532,13 +472,12 @@ def child(wire, texts: Texts, limits: dict, found: list[tuple]) -> None:
         hard = value + (2 if name == "CPU" else 0)
         with suppress(OSError, ValueError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
-    fence(told["folders"], told["room"])
+    fence(folders, told["room"])
     warnings.simplefilter("ignore")
     try:
         answer = defined(told["pieces"])
         talk.say("defined", before=before)
         group = [] if size is None else [Group(talk, MAIN, told["rank"], size)]
-        left = Left(*told["allows"])
         given = told["common"] | told["own"] | ({"room": told["room"]} if told["room"] else {})
         came = left.then(lambda: bench.play(answer, *group, **given))
         talk.say("end", came=plain(came))
@@ -577,7 +516,7 @@ def fence(folders: list[str], room: str) -> None:
         steps = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), (6, 0, 0, REFUSE), (0x20, 0, 0, 0)]
         steps += [(0x35, 0, 1, 2**30), (6, 0, 0, REFUSE)]  # calls of another convention
         steps += [(0x15, 0, 1, clone3), (6, 0, 0, NO_CALL)]
-        for call in calls:
+        for call in map(int, f"{calls} {NEW_CALLS}".split()):
             steps += [(0x15, 0, 1, call), (6, 0, 0, REFUSE)]
         # of clone, threads alone
         steps += [(0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 1, 0, 0x10000), (6, 0, 0, REFUSE)]
@@ -588,7 +527,7 @@ def fence(folders: list[str], room: str) -> None:
 
 
 def main(control: int, path: list[str]) -> None:
-    """Fork children until the other side is gone."""
+    """Fork a server for each exercise that is asked for, until the other side is gone."""
     sys.path += path
     import torch
 
@@ -602,21 +541,46 @@ def main(control: int, path: list[str]) -> None:
         make([weight], lr=0.1).step()
     for name in ("bigtrain_lab.order.simulate", "bigtrain_lab.grading.trainings"):
         importlib.import_module(name)
-    gc.freeze()  # a child's collector looks at its own alone
     send(control, "ready")
-    while True:
-        try:
-            count, wires, _, _ = socket.recv_fds(control, 1, 64)
-        except OSError:
-            return
-        if not count:
-            return
-        pids, found = [], places(tuple(receive(control)[0]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is forked here ends by itself
+    while wires := handed(control):
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(socket.socket(fileno=wires[0]), texts, limits)
+            os._exit(0)
+        os.close(wires[0])
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
+
+
+def handed(control) -> list[int]:
+    """Sockets from the other side; none once it is gone."""
+    try:
+        return socket.recv_fds(control, 1, 64)[1]
+    except OSError:
+        return []
+
+
+def serve(control, texts: Texts, limits: dict) -> None:
+    """Fork the children of an exercise, one for each socket that is handed over."""
+    task, _ = receive(control)
+    texts.texts |= task["modules"]
+    try:
+        bench = importlib.import_module(task["bench"])
+        for name in task["allows"]:
+            importlib.import_module(name)
+    except Exception as error:
+        return send(control, f"{type(error).__name__}: {error}")
+    take(task["forbids"])
+    left = Left(*task["allows"])
+    gc.freeze()  # a child's collector looks at its own alone
+    send(control, "")
+    while wires := handed(control):
+        pids = []
         for wire in wires:
             if not (pid := os.fork()):
                 own = os.dup2(wire, 200, False)
                 os.closerange(3, 200), os.closerange(201, 4096)
-                child(socket.socket(fileno=own), texts, limits, found)
+                child(socket.socket(fileno=own), bench, left, task["folders"], limits)
                 os._exit(0)
             pids.append(pid)
         for wire in wires:

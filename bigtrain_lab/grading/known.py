@@ -37,15 +37,16 @@ def rows(
     known: Mapping[str, str],
     until: Callable[[list[Row]], bool] | None = None,
     names: frozenset[str] | None = None,
+    goes_on: bool = False,
     cpu_s: int = CPU_S,
 ) -> dict[str, list[Row]]:
     """What each of these texts shows, in all scenes, those of these names or until its rows are
-    enough.
+    enough. After a scene that raises only where it `goes_on`.
 
     A text that computes for longer than `cpu_s` ends the process: those after it are missing, and
     its own last row is not there.
     """
-    task = str(exercise.folder), seed, dict(known), until, names, cpu_s
+    task = str(exercise.folder), seed, dict(known), until, names, goes_on, cpu_s
     with tempfile.TemporaryDirectory(prefix="check-", dir=temporary.own()) as room:
         (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
         unwanted = os.pipe()
@@ -71,7 +72,7 @@ def rows(
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    folder, seed, known, until, names, cpu_s, room = task
+    folder, seed, known, until, names, goes_on, cpu_s, room = task
     let_go()
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1), os.dup2(quiet, 2)
@@ -88,7 +89,7 @@ def main(index: int, task: tuple) -> None:
             for row in played(exercise, text, seed, left, names):
                 shown.append(row)
                 print(json.dumps([name, *row]), file=file, flush=True)
-                if until is not None and until(shown):
+                if row.raised and not goes_on or until is not None and until(shown):
                     break
     os._exit(0)
 
@@ -103,7 +104,7 @@ def found_in(folder: Path):
 
 
 def played(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
-    """What a text shows, scene by scene, until one raises."""
+    """What a text shows, scene by scene."""
     pieces = [Piece(1, text)]
     scenes = exercise.probe(partial(defined, pieces), random.Random(seed))
     for name, run, near in scenes:
@@ -115,7 +116,6 @@ def played(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
             yield Row(name, plain(left.then(run)), near)
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
             yield Row(name, None, near, *said_of(*described(error), pieces, 0))
-            return
 
 
 def let_go() -> None:

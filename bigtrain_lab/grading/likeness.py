@@ -26,15 +26,17 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..core import Family, Impossible
+from ..runtime.process import server
 from . import known
 from .box import ENDED, Box, Row, box
-from .text import Piece, text_of
+from .text import Piece, sliced, text_of
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
 BEYOND = 8  # scenes after the first difference, by which wrong answers that make it are told apart
 NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
 SEEDS = (1, 2, 3)  # that marks are given on
+START = "(start)"  # in place of a right answer's name
 WRITE = "give the function or class that you wrote."
 
 
@@ -67,7 +69,8 @@ class Marked(NamedTuple):
     """What an answer's text is worth.
 
     findings    sentences; [] when it is right on all seeds
-    shares      title of each step -> share of its scenes that are right, the least of all seeds
+    shares      title of each step -> of its scenes that are wrong at the start, the share that is
+                right, the least of all seeds
     steady      whether all seeds agree on what is right
     printed     what the answer printed in its first scene that printed
     """
@@ -84,6 +87,7 @@ class Judged(NamedTuple):
     findings: list[str]
     rows: list[Row]
     rights: list[list[Row]]
+    names: frozenset[str] | None
 
 
 class Topic(Family, family="bigtrain_lab.grading.topics"):
@@ -145,12 +149,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0
         names = None if step is None else cls.scenes_of(step, seed)
         judged = cls.judged(text_of(answer), seed, names, patience=2 * (step is not None))
-        right = right_scenes(judged)
-        return (
-            judged.findings,
-            [row.printed for row in judged.rows if row.printed][:1],
-            len(right) / len(judged.rights[0]),
-        )
+        printed = [row.printed for row in judged.rows if row.printed][:1]
+        every = frozenset(row.scene for row in judged.rights[0])
+        return judged.findings, printed, cls.share(judged, seed, every)
 
     @classmethod
     def judged(
@@ -177,36 +178,59 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             rights = rights.result()
         at = first_difference(rows, rights)
         if at is None:
-            return Judged([], rows, rights)
+            return Judged([], rows, rights, names)
         if at < len(rows) and rows[at].raised not in NOT_OF_A_MISTAKE:
             wrongs = known.rows(cls, seed, cls.wrong_texts(), Enough(rights, at), names)
-            return Judged(cls.diagnosis(rows, rights, wrongs, seed), rows, rights)
+            return Judged(cls.diagnosis(rows, rights, wrongs, seed), rows, rights, names)
         last = rows[min(at, len(rows) - 1)]
-        return Judged([last.told, seen(last.scene, seed)], rows, rights)
+        return Judged([last.told, seen(last.scene, seed)], rows, rights, names)
 
     @classmethod
     @lru_cache(maxsize=64)
+    def known(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
+        """What the right answers show, and what stands there first."""
+        texts = {**cls.right, START: cls.start_text()}
+        return known.rows(cls, seed, texts, names=names, goes_on=True)
+
+    @classmethod
     def rights(cls, seed: int, names: frozenset[str] | None = None) -> list[list[Row]]:
         """What the right answers show; RuntimeError where one raised, since then this exercise is
         broken."""
-        shown = known.rows(cls, seed, cls.right, names=names)
+        shown = cls.known(seed, names)
         return [cls.sound(name, shown.get(name, [])) for name in cls.right]
+
+    @classmethod
+    def start_text(cls) -> str:
+        """What stands there first, as a text that defines `answer`."""
+        (name,) = re.findall(r"^(?:def|class) (\w+)", cls.start, re.MULTILINE)[-1:]
+        return "\n".join(piece.text for piece in sliced(["import torch", cls.start], name))
 
     @classmethod
     def marked(cls, pieces: list[Piece], seeds=SEEDS, box: Box | None = None) -> Marked:
         """What a text is worth, step by step: it plays all scenes on each seed."""
-        every = [cls.judged(pieces, seed, patience=2, played=box) for seed in seeds]
-        shares = [cls.shares(right_scenes(each), seed) for each, seed in zip(every, seeds)]
-        least = {step.title: min(each[step.title] for each in shares) for step in cls.steps}
+        every = []
+        for seed in seeds:
+            every.append(cls.judged(pieces, seed, patience=2, played=box))
+            if any(row.raised == ENDED for row in every[-1].rows):
+                break  # an endless answer has had its time
+        steps = range(1, len(cls.steps) + 1)
+        shares = [
+            [cls.share(each, seed, cls.scenes_of(step, seed)) for step in steps]
+            for each, seed in zip(every, seeds)
+        ]
+        least = {step.title: min(own) for step, own in zip(cls.steps, zip(*shares))}
         printed = next((row.printed for each in every for row in each.rows if row.printed), "")
         findings = next((each.findings for each in every if each.findings), [])
         return Marked(findings, least, all(each == shares[0] for each in shares), printed)
 
     @classmethod
-    def shares(cls, right: set[str], seed: int) -> dict[str, float]:
-        """Title of each step -> the share of its scenes that are right."""
-        own = {step.title: cls.scenes_of(number, seed) for number, step in enumerate(cls.steps, 1)}
-        return {title: len(right & names) / len(names) for title, names in own.items()}
+    def share(cls, judged: Judged, seed: int, names: frozenset[str]) -> float:
+        """Of the scenes of these names that are not right at the start, the share that is now."""
+        begun = cls.known(seed, judged.names).get(START, [])
+        before = right_scenes(begun, judged.rights) & names
+        right = right_scenes(judged.rows, judged.rights) & names
+        gained = len(right) - len(before)
+        return max(0.0, gained / (len(names) - len(before))) if before < names else 1.0
 
     @classmethod
     def scenes_of(cls, step: int, seed: int) -> frozenset[str]:
@@ -272,12 +296,18 @@ def check(topic: str, answer, seed: int | None = None) -> Verdict:
 
 
 def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
-    """The points that an answer has in a step of an exercise, by the share of its scenes that are
-    right; the findings are printed."""
+    """The points that an answer has in a step of an exercise, by the share of its scenes that it
+    has made right; the findings are printed."""
     exercise = Topic.named(topic)
     findings, printed, share = exercise.looked_at(answer, seed, step)
     print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
     return exercise.steps[step - 1].points * share
+
+
+def warm() -> None:
+    """Start the processes that answers are forked from; both load torch meanwhile."""
+    box()
+    server.warm()
 
 
 def hint(topic: str, number: int) -> None:
@@ -296,13 +326,13 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 # -- likeness -----------------------------------------------------------------------------------
 
 
-def right_scenes(judged: Judged) -> set[str]:
+def right_scenes(rows: list[Row], rights: list[list[Row]]) -> set[str]:
     """Names of the scenes in which a text did what some right answer does."""
-    rights = [{row.scene: row for row in rows} for rows in judged.rights]
+    every = [{row.scene: row for row in right} for right in rights]
     return {
         row.scene
-        for row in judged.rows
-        if any(same(row, right[row.scene]) for right in rights if row.scene in right)
+        for row in rows
+        if any(same(row, right[row.scene]) for right in every if row.scene in right)
     }
 
 

@@ -8,6 +8,11 @@ class Refused(Exception):
     """A sentence on what an answer may not do, or lacks."""
 
 
+def play(answer):
+    """A bench that asks for one value."""
+    return answer()
+
+
 def tensor(numbers) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 

@@ -50,24 +50,30 @@ def is_exercise(cell):
 # -- it runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@each_lesson
-def test_runs_as_committed(path, tmp_path):
-    """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
-    shutil.copy(path, tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+def run_by_nbval(path):
+    """pytest --nbval-lax of a notebook, in its own folder."""
+    (path.parent / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     limits = ["--nbval-cell-timeout=1000", "--nbval-kernel-startup-timeout=300"]
     words = ["--nbval-lax", "--nbval-current-env", *limits, "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, path.name],
-        cwd=tmp_path,
+        cwd=path.parent,
         env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
         capture_output=True,
         text=True,
         timeout=1150,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done
+
+
+@pytest.mark.slow
+@each_lesson
+def test_runs_as_committed(path, tmp_path):
+    """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
+    shutil.copy(path, tmp_path)
+    done = run_by_nbval(tmp_path / path.name)
     assert "skipped" not in done.stdout.splitlines()[-1]
     assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in code_cells(path))
 

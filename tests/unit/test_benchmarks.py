@@ -1,8 +1,8 @@
 """Benchmarks at their smallest size: they run, and write nothing.
 
 The others take longer or need more than Python. They are only imported, and it is checked that
-their `rows` can be called: accumulate, browser, combined, compose, data_parallel, exactness,
-galleries, grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers,
+their `rows` can be called: accumulate, browser, combined, compose, course, data_parallel,
+exactness, galleries, grading, kills, large_batch, launch, live, pipelining, precision, simulate, strangers,
 translate, weak_scaling, zero.
 """
 

@@ -242,6 +242,10 @@ def test_what_an_answer_cannot_reach(what):
     assert told(body) == []
 
 
+def test_what_the_fence_of_this_machine_keeps_is_told():
+    assert box.fence() == {"files": True, "processes": True, "the network": True}
+
+
 FORGED = {
     "rows of another form": "os.write(fd, b'[1, 2, 3]\\n' * 9)",
     "too much": "os.write(fd, b'\\xff' * 4000)",
@@ -438,6 +442,14 @@ def test_marks_are_the_least_of_all_seeds():
     assert marked.findings and marked.steady
     ends = Double.marked([Piece(1, "def answer(x):\n    raise SystemExit")])
     assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings[0]
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_what_is_handed_out_has_no_points(name):
+    topic, seed = TOPICS[name], 5  # as above, whose known answers are kept
+    judged = topic.judged([Piece(1, topic.start_text())], seed, patience=2)
+    steps = [topic.scenes_of(n, seed) for n in range(1, len(topic.steps) + 1)]
+    assert judged.findings and {topic.share(judged, seed, each) for each in steps} == {0.0}
 
 
 def test_what_is_no_answer_is_a_sentence():

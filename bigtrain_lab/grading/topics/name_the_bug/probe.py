@@ -34,11 +34,12 @@ def shown(inputs: Case, came: str) -> dict:
 
 
 def run(draw, fault: str, first: bool) -> dict:
-    """Events as plain data; the fault is on rank 0 in the first step, or on another in the last."""
+    """Events as plain data; the fault is on rank 0 in the first step, or in another pipeline in
+    the last."""
     stages = draw.randint(2, 4)
     m = stages // 2 if fault == "few micro-batches" else stages * draw.randint(3, 4)
     mesh, name = Mesh(dp=REPLICAS, pp=stages), draw.choice(("gpipe", "1f1b"))
-    at = (0, 0) if first else (draw.randrange(1, mesh.size), STEPS - 1)
+    at = (0, 0) if first else (draw.randrange(stages, mesh.size), STEPS - 1)
     pipelines = lower(Schedule.named(name)(stages, m), STEPS).placed(mesh, "pp")
     again = Action("B", at[0] % stages, at[1] * m + draw.randrange(m))
     lanes = {}

@@ -10,18 +10,20 @@ def answer(run):
     for each in run["memory"]:
         levels[each["rank"]].append((each["time"], each["bytes"]))
 
-    found, seconds, kept = set(), defaultdict(int), {}
+    found, seconds, kept = set(), {}, {}
     for (rank, step), own in table.items():
         if len(own["B"]) != len(own["F"]):
             found.add("double backward")
-        sent = [span["start"] for span in own["all_reduce"]]
         ready = max(span["end"] for span in own["B"])
-        if not sent:
+        if not own["all_reduce"]:
             found.add("missing all-reduce")
-        elif sent[0] != ready:
-            found.add("late all-reduce" if sent[0] > ready else "early all-reduce")
-        seconds[rank] = max(seconds[rank], *(s["end"] - s["start"] for s in own["F"]), 0)
-        end = own["U"][0]["end"]
+        for span in own["all_reduce"]:
+            if span["start"] < ready:
+                found.add("early all-reduce")
+            if span["start"] > ready:
+                found.add("late all-reduce")
+        seconds[rank] = max(span["end"] - span["start"] for span in own["F"])
+        end = max(span["end"] for span in own["U"])
         kept[rank, step] = max(level for level in levels[rank] if level[0] <= end)[1]
     last = max(step for _, step in table)
     if any(kept[rank, last] > kept[rank, last - 1] for rank in seconds):

@@ -1,0 +1,1 @@
+"""The course: assignments out of exercises, handed out and collected by nbgrader."""

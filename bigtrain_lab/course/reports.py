@@ -1,0 +1,279 @@
+"""What instructors and students read: marks.csv, marks.json, junit.xml, a page for each student, a
+page for the class with the answers that are alike.
+
+All pages are static HTML without a script. A student's text is escaped wherever it is shown.
+"""
+
+import ast
+import csv
+import io
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from ..core import write_whole
+from ..core.files import printable
+from ..core.words import counted
+from ..grading import Topic
+
+ALIKE, MOST_PAIRS, MOST_MISTAKES = 0.9, 50, 12
+RUN_OF_NODES = 5
+STYLE = """body { font: 16px/1.5 sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left }
+td.number { text-align: right } code, pre, .asked { background: #f4f4f4 }
+pre, .asked { white-space: pre-wrap; padding: .6rem }"""
+
+
+class Line(NamedTuple):
+    """Points of a check."""
+
+    id: str
+    topic: str
+    title: str
+    points: float
+    of: float
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The marks of a submission, as marks.json has them.
+
+    by_hand   points that a person gives
+    verdicts  topic -> findings, shares, steady, printed
+    """
+
+    student: str
+    assignment: str
+    notebook: str
+    lines: list[Line]
+    by_hand: float
+    verdicts: dict[str, dict]
+    defects: list[str]
+
+    @property
+    def points(self) -> float:
+        return round(sum(line.points for line in self.lines), 2)
+
+    @property
+    def of(self) -> float:
+        return sum(line.of for line in self.lines)
+
+    @property
+    def name(self) -> str:
+        return f"{self.student}, {self.notebook}"
+
+
+def kept(folder: Path) -> list[Sheet]:
+    """The sheets that were written before."""
+    path = folder / "marks" / "marks.json"
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [Sheet(**row | {"lines": [Line(*line) for line in row["lines"]]}) for row in rows]
+
+
+def write(folder: Path, sheets: list[Sheet], before: list[Sheet], handed_in: list) -> None:
+    """Write all files; sheets of assignments that were not graded now stay in the lists."""
+    notebooks = {sheet.notebook: sheet.assignment for sheet in sheets}
+    whole = [*(sheet for sheet in before if sheet.notebook not in notebooks), *sheets]
+    whole.sort(key=lambda sheet: (sheet.assignment, sheet.notebook, sheet.student))
+    marks = folder / "marks"
+    write_whole(marks / "marks.json", json.dumps([asdict(each) for each in whole], indent=1))
+    write_whole(marks / "marks.csv", table(whole))
+    write_whole(marks / "junit.xml", junit(whole))
+    for notebook in notebooks:
+        own = [sheet for sheet in sheets if sheet.notebook == notebook]
+        texts = [each for each in handed_in if each.source.path.stem == notebook]
+        write_whole(marks / f"{notebook}.html", class_page(notebook, own, texts))
+    for sheet in sheets:
+        home = folder / "feedback" / sheet.student
+        home.mkdir(parents=True, exist_ok=True)
+        write_whole(home / f"{sheet.notebook}.html", student_page(sheet))
+
+
+def table(sheets: list[Sheet]) -> str:
+    """One line a submission."""
+    names = list(dict.fromkeys(line.id for sheet in sheets for line in sheet.lines))
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    heads = ("student", "assignment", "notebook", "points", "of", "by hand", *names, "to look at")
+    rows.writerow(heads)
+    for sheet in sheets:
+        points = {line.id: line.points for line in sheet.lines}
+        rows.writerow(
+            [
+                sheet.student,
+                sheet.assignment,
+                sheet.notebook,
+                sheet.points,
+                sheet.of,
+                sheet.by_hand,
+                *(points.get(name, "") for name in names),
+                " ".join(sheet.defects),
+            ]
+        )
+    return file.getvalue()
+
+
+def junit(sheets: list[Sheet]) -> str:
+    """A test suite a submission, a test a check."""
+    root = ElementTree.Element("testsuites")
+    for sheet in sheets:
+        failed = [line for line in sheet.lines if line.points < line.of]
+        counts = {"tests": str(len(sheet.lines)), "failures": str(len(failed))}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": sheet.name, **counts})
+        for line in sheet.lines:
+            about = {"classname": f"{sheet.notebook}.{sheet.student}", "name": line.id}
+            case = ElementTree.SubElement(suite, "testcase", about)
+            if line in failed:
+                told = f"{line.points:g} of {line.of:g} points"
+                failure = ElementTree.SubElement(case, "failure", {"message": told})
+                failure.text = printable("\n".join(sheet.verdicts[line.topic]["findings"]))
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+
+def page(title: str, *parts: str) -> str:
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
+    )
+
+
+def rows_of(heads: tuple[str, ...], rows: list[tuple]) -> str:
+    """A table; what is no number is escaped."""
+    first = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    lines = ["".join(map(field, row)) for row in rows]
+    return f"<table><tr>{first}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def field(value) -> str:
+    if isinstance(value, str):
+        return f"<td>{escape(printable(value))}</td>"
+    return f'<td class="number">{value:g}</td>'
+
+
+def bullets(sentences) -> str:
+    return "<ul>" + "".join(f"<li>{escape(printable(each))}</li>" for each in sentences) + "</ul>"
+
+
+def in_html(markdown: str) -> str:
+    """A statement of ours: code and stress are marked, all else stays text."""
+    text = re.sub(r"^#+ .*\n+", "", markdown)
+    text = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
+    text = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text).strip()
+    return f'<div class="asked">{text}</div>'
+
+
+def student_page(sheet: Sheet) -> str:
+    """What was asked, what each step gave, what is wrong, what the answer printed."""
+    told = f"{sheet.points:g} of {sheet.of:g} points by the checks."
+    if sheet.by_hand:
+        told += f" Questions worth {sheet.by_hand:g} points are marked by a person."
+    parts = [f"<p><b>{told}</b></p>"]
+    if sheet.defects:
+        parts.append("<p>About the notebook:</p>" + bullets(sheet.defects))
+    for topic, verdict in sheet.verdicts.items():
+        asked = Topic.named(topic).asked
+        title = asked.partition("\n")[0].strip("# ") or topic
+        lines = [line for line in sheet.lines if line.topic == topic]
+        steps = rows_of(
+            ("step", "points", "of"), [(line.title, line.points, line.of) for line in lines]
+        )
+        parts += [f"<h2>{escape(title)}</h2>", steps]
+        parts.append(
+            bullets(filter(None, verdict["findings"])) if verdict["findings"] else "<p>Right.</p>"
+        )
+        if verdict["printed"]:
+            parts.append(
+                f"<p>Your answer printed:</p><pre>{escape(printable(verdict['printed']))}</pre>"
+            )
+        parts.append(f"<details><summary>What was asked</summary>{in_html(asked)}</details>")
+    return page(f"{sheet.notebook}: {sheet.student}", *parts)
+
+
+def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
+    """Marks, the hardest steps first, mistakes by how often, defects, answers that are alike."""
+    whole = mean(sheet.points for sheet in sheets)
+    told = (
+        f"{counted(len(sheets), 'submission')}, {whole:.3g} of {sheets[0].of:g} points on average"
+    )
+    shares = defaultdict(list)
+    for line in (line for sheet in sheets for line in sheet.lines if line.of):
+        shares[line.topic, line.title].append(100 * line.points / line.of)
+    hardest = sorted((round(mean(each)), *step) for step, each in shares.items())
+    first = [
+        (topic, verdict["findings"][0])
+        for sheet in sheets
+        for topic, verdict in sheet.verdicts.items()
+        if verdict["findings"]
+    ]
+    mistakes = Counter((topic, re.sub(r"\d[\d.e+-]*", "…", says)) for topic, says in first)
+    pairs = list(alike_pairs(handed_in))
+    pairs.sort(key=lambda pair: -pair.similarity)
+    return page(
+        f"{notebook}: the class",
+        f"<p>{told}.</p>",
+        rows_of(
+            ("student", "points", "of", "to look at"),
+            [(each.student, each.points, each.of, " ".join(each.defects)) for each in sheets],
+        ),
+        "<h2>Steps, the hardest first</h2>",
+        rows_of(("% of its points", "exercise", "step"), hardest),
+        "<h2>Mistakes, the most frequent first</h2>",
+        rows_of(
+            ("answers", "exercise", "what was said first"),
+            [(count, *each) for each, count in mistakes.most_common(MOST_MISTAKES)],
+        ),
+        "<h2>Answers that are alike</h2>",
+        "<p>This is a place to look and no verdict. Names and comments are left out, and short"
+        " right answers are alike by nature.</p>",
+        rows_of(
+            ("% alike", "exercise", "student", "student"),
+            [(round(100 * pair.similarity), *pair[1:]) for pair in pairs[:MOST_PAIRS]],
+        ),
+        f"<p>{counted(max(0, len(pairs) - MOST_PAIRS), 'further pair')} not listed.</p>",
+    )
+
+
+# -- answers that are alike -----------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    similarity: float  # 0 to 1
+    topic: str
+    one: str
+    other: str
+
+
+def alike_pairs(handed_in: list) -> Iterator[Pair]:
+    """Pairs of students whose answers share most of their runs of nodes."""
+    shapes = defaultdict(dict)
+    for each in handed_in:
+        for topic, pieces in each.pieces.items():
+            if pieces:
+                shapes[topic][each.student] = shape("\n".join(piece.text for piece in pieces))
+    for topic, of in shapes.items():
+        for (one, a), (other, b) in combinations(of.items(), 2):
+            similarity = 2 * (a & b).total() / ((a.total() + b.total()) or 1)
+            if similarity >= ALIKE:
+                yield Pair(similarity, topic, one, other)
+
+
+def shape(text: str) -> Counter:
+    """Runs of nodes of a program, as often as they stand there: names and comments are left out."""
+    nodes = [token(node) for node in ast.walk(ast.parse(text)) if not isinstance(node, ast.Load)]
+    return Counter(zip(*(nodes[start:] for start in range(RUN_OF_NODES))))
+
+
+def token(node: ast.AST) -> str:
+    named = getattr(node, "attr", getattr(node, "value", ""))
+    return type(node).__name__ + (str(named) if isinstance(named, (str, int, float)) else "")

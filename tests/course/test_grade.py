@@ -1,0 +1,301 @@
+"""Grading a folder: marks and defects of every kind of submission, resumed, written, recorded."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from nbgrader.api import Gradebook
+
+from bigtrain_lab.cli import main
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.course import doctor, grade
+from bigtrain_lab.course.reports import alike_pairs
+from bigtrain_lab.course.submissions import sources, submissions
+from bigtrain_lab.grading import Topic
+
+TOPIC, NAME = Topic.named("timing"), "my_seconds"
+RIGHT = next(iter(TOPIC.right.values())).replace("answer", NAME)
+WRONG = RIGHT.replace("return times[len(times) // 2]", "return max(times)")
+HELPED = RIGHT.replace("times.sort()", "times = ordered(times)")
+HELPER = "def ordered(numbers):\n    return sorted(numbers)\n"
+ENDLESS = (
+    f"def {NAME}(*given):\n    print('<script>alert(1)</script>')\n    while True:\n        pass\n"
+)
+POINTS = sum(step.points for step in TOPIC.steps)
+
+
+def cell(id: str, source: str, kind: str = "code", ours=None, **marks) -> dict:
+    told = {"grade": False, "solution": False, "locked": True, "task": False, "schema_version": 3}
+    made = {"cell_type": kind, "id": id, "source": source, "metadata": {}}
+    made["metadata"]["nbgrader"] = told | {"grade_id": id} | marks
+    if ours:
+        made["metadata"]["bigtrain"] = ours
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+def notebook(answer: str, question: str = "*Your answer.*", start: str | None = None) -> dict:
+    """The instructor's notebook, or a student's: a story, an exercise, its checks, a question."""
+    own = {"topic": TOPIC.name, "answer": NAME, "start": TOPIC.start}
+    checks = [
+        cell(
+            f"check-timing-{number}",
+            f'marks("timing", {NAME}, step={number})',
+            ours={"topic": TOPIC.name, "step": number},
+            grade=True,
+            points=step.points,
+        )
+        for number, step in enumerate(TOPIC.steps, 1)
+    ]
+    marked = {"grade": True, "solution": True, "locked": False, "points": 2}
+    cells = [
+        cell("story", "# Time it", "markdown"),
+        cell("exercise-timing", answer, ours=own, solution=True, locked=False),
+        *checks,
+        cell("question-1", question, "markdown", {"start": "*Your answer.*"}, **marked),
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def without(made: dict, id: str) -> dict:
+    return made | {"cells": [each for each in made["cells"] if each["id"] != id]}
+
+
+def with_more(made: dict, *cells: dict, at: int = 0) -> dict:
+    return made | {"cells": [*made["cells"][:at], *cells, *made["cells"][at:]]}
+
+
+def typed(source: str) -> dict:
+    return {"cell_type": "code", "id": "x", "source": source, "metadata": {}, "outputs": []}
+
+
+def edited(made: dict, id: str, **changes) -> dict:
+    cells = [each | (changes if each["id"] == id else {}) for each in made["cells"]]
+    return made | {"cells": cells}
+
+
+FORGED = [
+    {
+        "output_type": "execute_result",
+        "data": {"text/plain": "99.0"},
+        "metadata": {},
+        "execution_count": 1,
+    }
+]
+# name -> what is handed in, whether all points are earned, words of the defects
+KINDS = {
+    "right": (notebook(RIGHT + "# a way of my own\n", "Since the device works on."), True, ""),
+    "wrong": (notebook(WRONG), False, ""),
+    "starter": (notebook(TOPIC.start), False, ""),
+    "empty": (notebook(""), False, ""),
+    "no python": (notebook("def my_seconds(:"), False, ""),
+    "mangled": ('{"cells": [', False, "not JSON"),
+    "no notebook": ([1, 2], False, "no list of cells"),
+    "odd cells": ({"cells": [3, {"cell_type": 1, "metadata": []}, *notebook(RIGHT)["cells"]]}, True, ""),
+    "copied check": (with_more(notebook(RIGHT), notebook("")["cells"][2]), True, "2 cells have the id check-timing-1"),
+    "copied exercise": (with_more(notebook(TOPIC.start), notebook(RIGHT)["cells"][1]), True, "2 cells have the id exercise-timing"),
+    "deleted check": (without(notebook(RIGHT), "check-timing-1"), True, "check-timing-1 is missing"),
+    "retyped": (with_more(without(notebook(""), "exercise-timing"), typed(RIGHT)), True, "No cell has the id exercise-timing"),
+    "helped": (with_more(notebook(HELPED), typed("import time\ntime.sleep(10**6)"), typed(HELPER), at=1), True, ""),
+    "edited check": (edited(notebook(WRONG), "check-timing-1", source="4.0"), False, "check-timing-1 was edited"),
+    "forged output": (edited(notebook(WRONG), "check-timing-1", outputs=FORGED), False, ""),
+    "too deep": (notebook("x = " + "-" * 90_000 + "1"), False, "nested too deep"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A course folder of nbgrader's, with these submissions handed in."""
+
+    def made(kinds) -> Path:
+        hand_in(tmp_path / "source" / "timing", notebook(RIGHT + "# of the key\n"))
+        for name in kinds:
+            hand_in(tmp_path / "submitted" / name / "timing", KINDS[name][0])
+        return tmp_path
+
+    return made
+
+
+def hand_in(folder: Path, made) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = made if isinstance(made, str) else json.dumps(made)
+    (folder / "timing.ipynb").write_text(text, encoding="utf-8")
+
+
+def test_each_kind_of_submission_gets_its_marks_and_its_defects_are_named(course):
+    done = grade.grade(course(KINDS), cores=2)
+    sheets = {sheet.student: sheet for sheet in done.sheets}
+    assert sheets.keys() == KINDS.keys() and done.notes == []
+    for name, (_, right, defect) in KINDS.items():
+        told = " ".join(sheets[name].defects)
+        assert (sheets[name].points == POINTS) is right, (name, sheets[name])
+        assert defect in told and bool(told) is bool(defect), (name, told)
+
+
+@pytest.mark.slow
+def test_an_endless_answer_is_ended_and_its_text_is_never_live(course, monkeypatch):
+    monkeypatch.setattr(grade, "SEEDS", (1,))  # each ends at its limit
+    folder = course(["right"])
+    hand_in(folder / "submitted" / "<b>" / "timing", notebook(ENDLESS))
+    sheet = grade.grade(folder, cores=2).sheets[0]
+    assert sheet.points == 0 and "did not end" in sheet.verdicts["timing"]["findings"][0]
+    pages = [*(folder / "feedback").rglob("*.html"), *(folder / "marks").glob("*.html")]
+    assert len(pages) == 3
+    for page in pages:
+        text = page.read_text()
+        assert "<script" not in text and "<b>:" not in text
+    assert "&lt;script&gt;alert(1)" in pages[0].read_text() + pages[1].read_text()
+
+
+def test_what_was_played_is_not_played_again_unless_the_check_changes(course, monkeypatch):
+    folder = course(["right", "wrong", "mangled"])
+    assert grade.grade(folder, cores=1).played == 2
+    hand_in(folder / "submitted" / "wrong" / "timing", notebook(RIGHT))
+    again = grade.grade(folder, cores=1)
+    assert again.played == 0  # the same text as another's
+    assert len(again.changes) == 1 and again.changes[0].startswith("wrong, timing: ")
+    assert again.changes[0].endswith(f" -> {POINTS} of {POINTS} points.")
+    monkeypatch.setattr(grade, "exercise_digest", lambda topic: "changed")
+    assert grade.grade(folder, cores=1).played == 1
+    made = notebook(RIGHT)
+    made["cells"][2]["metadata"]["nbgrader"]["points"] += 3
+    hand_in(folder / "source" / "timing", made)
+    worth_more = grade.grade(folder, cores=1)
+    assert worth_more.played == 0 and len(worth_more.changes) == 2
+
+
+def test_grading_killed_in_the_middle_goes_on_where_it_was(course):
+    folder = course(["right", "wrong", "helped", "no python"])
+    words = [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "2"]
+    process = subprocess.Popen(words, start_new_session=True)
+    store, deadline = folder / "marks" / "verdicts.json", time.monotonic() + 120
+    while not store.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    kept = len(json.loads(store.read_text()))
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert members(process.pid) == []
+    assert kept + grade.grade(folder, cores=1).played == 3
+    assert grade.grade(folder, cores=1).played == 0
+
+
+def members(session: int) -> list[int]:
+    """Processes that are still in a session."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def test_a_folder_of_loose_notebooks_needs_no_nbgrader(tmp_path, monkeypatch, capsys):
+    source = tmp_path / "key"
+    hand_in(source, notebook(RIGHT))
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "ann.ipynb").write_text(json.dumps(notebook(RIGHT)))
+    hand_in(tmp_path / "class" / "bob", notebook(WRONG))
+    words = [str(tmp_path / "class"), "--source", str(source / "timing.ipynb")]
+    assert main(["course", "grade", *words]) == 0
+    assert f"ann, timing: {POINTS} of {POINTS} points." in capsys.readouterr().out
+    marks = tmp_path / "class" / "marks"
+    rows = list(csv.DictReader((marks / "marks.csv").open()))
+    assert [row["student"] for row in rows] == ["ann", "bob"] and rows[0]["by hand"] == "2.0"
+    suites = ElementTree.parse(marks / "junit.xml").getroot()
+    assert [suite.get("failures") != "0" for suite in suites] == [False, True]
+    assert not (tmp_path / "class" / "gradebook.db").exists()
+
+
+def test_answers_that_are_alike_are_told(course):
+    renamed = RIGHT.replace("times", "seconds_of_each") + "# mine\n"
+    folder = course(["right", "wrong", "starter"])
+    hand_in(folder / "submitted" / "copy" / "timing", notebook(renamed))
+    found = [each for source in sources(folder) for each in submissions(folder, source)]
+    pairs = [(pair.one, pair.other) for pair in alike_pairs(found) if pair.similarity == 1]
+    assert pairs == [("copy", "right")]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda made: with_more(made, made["cells"][1]), "2 cells have the id exercise-timing"),
+        (lambda made: without(made, "exercise-timing"), "no exercise cell"),
+        (lambda made: edited(made, "check-timing-1", metadata={}), "has no check"),
+    ],
+    ids=["copied", "no exercise", "no check"],
+)
+def test_a_source_that_is_not_whole_is_refused(course, change, sentence):
+    folder = course(["right"])
+    made = notebook(RIGHT)
+    while "has no check" in sentence and len(made["cells"]) > 4:
+        made = without(made, made["cells"][3]["id"])
+    hand_in(folder / "source" / "timing", change(made))
+    with pytest.raises(Impossible, match=sentence):
+        grade.grade(folder)
+    assert {each.level for each in doctor.findings(folder, 1) if each.name == "timing"} == {"fail"}
+
+
+@pytest.mark.parametrize(
+    ("key", "start", "levels"),
+    [(RIGHT, TOPIC.start, ["ok", "ok"]), (WRONG, RIGHT, ["fail", "fail"])],
+    ids=["sound", "wrong key, right start"],
+)
+def test_the_doctor_plays_the_key_and_what_is_handed_out(course, key, start, levels):
+    folder, made = course([]), notebook(key)
+    made["cells"][1]["metadata"]["bigtrain"]["start"] = start
+    hand_in(folder / "source" / "timing", made)
+    assert [each.level for each in doctor.findings(folder, 1) if each.name == "timing"] == levels
+
+
+@pytest.mark.slow
+def test_nbgraders_own_commands_work_on_what_was_graded(course, monkeypatch):
+    """Hand out, grade, mark a question by hand, grade again, feedback, export."""
+    folder = course(["right", "wrong", "mangled", "copied check", "deleted check"])
+    nbgrader(folder, "generate_assignment", "timing")
+    assert grade.grade(folder, cores=2).notes == []
+    with Gradebook(f"sqlite:///{folder}/gradebook.db") as book:
+        where = "timing", "timing", "right"
+        question = book.find_grade("question-1", *where)
+        assert question.needs_manual_grade and question.auto_score is None
+        assert not book.find_grade("question-1", "timing", "timing", "wrong").needs_manual_grade
+        question.manual_score, question.needs_manual_grade = 1.5, False
+        book.db.commit()
+    grade.grade(folder, cores=2)
+    with Gradebook(f"sqlite:///{folder}/gradebook.db") as book:
+        question = book.find_grade("question-1", *where)
+        assert question.manual_score == 1.5 and not question.needs_manual_grade
+    nbgrader(folder, "generate_feedback", "timing")
+    page = (folder / "feedback" / "right" / "timing" / "timing.html").read_text()
+    assert "right." in page and "Since the device works on." in page
+    assert "# a way of my own" in page
+    mangled = (folder / "feedback" / "mangled" / "timing" / "timing.html").read_text()
+    assert not any("# of the key" in each for each in (page, mangled))
+    nbgrader(folder, "export")
+    scores = {row["student_id"]: row for row in csv.DictReader((folder / "grades.csv").open())}
+    assert float(scores["right"]["score"]) == POINTS + 1.5
+    assert (
+        float(scores["copied check"]["score"]) == float(scores["deleted check"]["score"]) == POINTS
+    )
+    assert float(scores["mangled"]["score"]) == 0 < float(scores["wrong"]["max_score"])
+
+
+def nbgrader(folder: Path, *words: str) -> None:
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgrader", *words],
+        cwd=folder,
+        env={**os.environ, "PATH": scripts},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
