@@ -92,7 +92,11 @@ class Box:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", text, given],
             cwd=self._room,
-            env={"OMP_NUM_THREADS": "1"},
+            env={
+                "OMP_NUM_THREADS": "1",
+                "MALLOC_ARENA_MAX": "1",  # what is freed goes back: a peak is what was alive
+                "MALLOC_MMAP_THRESHOLD_": "65536",
+            },
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,

@@ -31,11 +31,19 @@ def play(answer, k, lengths, pads, slopes, clip, scaled) -> dict:
     a, b, c = weights = [torch.nn.Parameter(each) for each in ones]
     groups = [{"params": [a]}, {"params": [b, c]}]
     optimizer = torch.optim.SGD(groups, 0.1)
+    # which this one never uses
+    optimizer.state |= {p: {"momentum_buffer": torch.full((1,), 0.5)} for p in weights}
     scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=1) if scaled else None
     if scaled:
         scaler.scale(torch.ones(()))  # the first call makes its scale
     counts, graphs = torch.tensor(slopes, dtype=torch.float64), WeakSet()
     updates, rates, forwards, alive, waiting, copies = [], [], [[]], [0], [0], [0]
+    states = []
+
+    def state(*_):
+        """Of the weights and of what the optimizer keeps, a number each."""
+        kept = [optimizer.state[p].get("momentum_buffer") for p in weights]
+        states.append([None if each is None else each[0].item() for each in weights + kept])
 
     def loss_sum(micro_batch):
         alive.append(len(graphs))
@@ -50,12 +58,15 @@ def play(answer, k, lengths, pads, slopes, clip, scaled) -> dict:
         rates.append([group["lr"] for group in optimizer.param_groups])
         forwards.append([])
 
-    optimizer.register_step_pre_hook(note)
+    for before in (state, note):
+        optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(state)
     micro_batches = [
         (torch.full((n + pad,), i), torch.tensor([1] * n + [-100] * pad))
         for i, (n, pad) in enumerate(zip(lengths, pads))
     ]
     given = {"clip": clip} if clip else {}
+    state()
     with Ledger() as ledger:
         answer(
             micro_batches,
@@ -66,7 +77,9 @@ def play(answer, k, lengths, pads, slopes, clip, scaled) -> dict:
             **given,
             **({"scaler": scaler} if scaled else {}),
         )
+    state()
     return {
+        "between steps": [before != after for before, after in zip(states[::2], states[1::2])],
         "updates": updates,
         "rates": rates,
         "forwards": forwards,

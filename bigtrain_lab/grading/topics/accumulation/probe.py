@@ -34,6 +34,7 @@ def scenes(draw):
     yield scene("two windows", [equal] * 2 * k)
     yield scene("one window of unequal lengths", unequal(k))
     yield scene("two windows of unequal lengths", unequal(2 * k))
+    yield scene("windows with single tokens", [1] * (k - 1) + [equal] + [1] * k)
     yield scene("a short last window", [equal] * short)
     yield scene("a short last window of unequal lengths", unequal(short))
     yield scene("a small limit", unequal(short), slope=slope, clip=small)
@@ -60,6 +61,9 @@ def shown(inputs: dict, came: dict) -> dict:
         ],
         "tokens of each forward before an update": came["forwards"][:-1],
         "learning rates in each update": came["rates"],
+        "weights or optimizer's state changed before each update, and after the last": came[
+            "between steps"
+        ],
         "scale at the end": came["scale"],
         "bytes kept for backwards as a forward begins, at most": came["waiting"],
         "earlier graphs alive as a forward begins, but the last": max(0, came["alive"] - 1),

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.functional import dropout
 
+from ....order.plan import collector_paused
 from ...trainings import Refused
 
 
@@ -47,10 +48,12 @@ class Noted:
         return results or note(y, False)
 
     def alive(self) -> int:
-        """How many of those storages are; what a circle of references keeps is alive too."""
+        """How many of those storages are; what a circle of references keeps is alive too, since no
+        collector runs."""
         return sum(each() is not None for each in self.kept)
 
 
+@collector_paused()
 def play(
     answer,
     seed,

@@ -1,6 +1,6 @@
 """An operator policy: operators called inside its with block, or after it."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 from torch.nn import functional as F
@@ -11,9 +11,15 @@ PRODUCTS = {
     "torch.mm": lambda x, y: torch.mm(x, y),
     "torch.bmm": lambda x, y: torch.bmm(x[None], y[None]),
     "torch.matmul": lambda x, y: torch.matmul(x, y),
+    "torch.addmm": lambda x, y: torch.addmm(y, x, y),
+    "torch.baddbmm": lambda x, y: torch.baddbmm(y[None], x[None], y[None]),
     "torch.einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
     "F.linear": lambda x, y: F.linear(x, y),
     "F.linear with bias=": lambda x, y: F.linear(x, y, bias=y[0]),
+    # a query's product with the first key alone is 1, or 0 in 16 bits
+    "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(
+        x[None], y.triu()[None], y.triu()[None]
+    )[0],
     "F.conv1d": lambda x, y: F.conv1d(x[None], y[None]),
     "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None]),
 }
@@ -32,6 +38,9 @@ DELICATE = {
     "torch.sum": lambda x: torch.sum(x),
     "x.mean()": lambda x: x.mean(),
     "torch.mean": lambda x: torch.mean(x),
+    "x.var()": lambda x: x.var(),
+    "torch.var": lambda x: torch.var(x, -1),
+    "torch.std": lambda x: torch.std(x, -1),
     "x.norm()": lambda x: x.norm(),
     "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
@@ -49,24 +58,34 @@ OTHERS = {
     "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),
 }
 OPERATORS = PRODUCTS | DELICATE | OTHERS
+INSIDE, BETWEEN, AFTER = "inside the block", "after the inner block", "after the block"
 
 
 class OfTheBlock(Exception):
     """An error inside the with block."""
 
 
-def play(answer, dtype, calls, after=False, fails=False) -> dict:
-    """Calls are [operator, tensors], and of a tensor [numbers, type]. `fails`: the block raises."""
-    given = [(OPERATORS[name], *map(tensor, tensors)) for name, *tensors in calls]
-    went_on = False
-    with suppress(OfTheBlock):
-        with answer(getattr(torch, dtype)):
-            found = [operator(*tensors) for operator, *tensors in given if not after]
-            if fails:
-                raise OfTheBlock
-        went_on = True
-    found += [operator(*tensors) for operator, *tensors in given if after]
-    return {"the line after the block ran": went_on, "found": [*map(plain, found)]}
+def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dict:
+    """Calls are [operator, tensors], and of a tensor [numbers, type]. `outer`: the type of a block
+    around this one. `fails`: the block raises."""
+    came, went_on = {}, False
+
+    def call(place: str) -> None:
+        if place in places:
+            given = [(OPERATORS[name], *map(tensor, tensors)) for name, *tensors in calls]
+            came[place] = [(operator(*tensors), tensors) for operator, *tensors in given]
+
+    with answer(getattr(torch, outer)) if outer else nullcontext():
+        with suppress(OfTheBlock):
+            with answer(getattr(torch, dtype)):
+                call(INSIDE)
+                if fails:
+                    raise OfTheBlock
+            went_on = True
+        call(BETWEEN)
+    call(AFTER)
+    found = {place: [shown(*each) for each in some] for place, some in came.items()}
+    return {"the line after the block ran": went_on, "found": found}
 
 
 def tensor(of: list) -> torch.Tensor:
@@ -75,9 +94,19 @@ def tensor(of: list) -> torch.Tensor:
     return made.requires_grad_() if made.is_floating_point() else made
 
 
-def plain(found: torch.Tensor) -> dict:
-    return {
-        "type": str(found.dtype).removeprefix("torch."),
-        "graph": found.requires_grad,
-        "last results": found.detach().double().flatten()[-4:].tolist(),
-    }
+def shown(result: torch.Tensor, tensors: list) -> dict:
+    """The type and the last numbers of a result, and those of the gradients that arrive at what it
+    was made of, in its type, for a gradient from 0.5 to 1.5."""
+    row = {"type": str(result.dtype).removeprefix("torch."), "last results": last(result)}
+    wanted = [each for each in tensors if each.requires_grad]
+    if wanted:
+        arrived = [None] * len(wanted)
+        if result.requires_grad:
+            slope = torch.linspace(0.5, 1.5, result.numel()).to(result.dtype).view(result.shape)
+            arrived = torch.autograd.grad(result, wanted, slope, allow_unused=True)
+        row["gradients"] = [None if each is None else last(each) for each in arrived]
+    return row
+
+
+def last(of: torch.Tensor) -> list[float]:
+    return of.detach().double().flatten()[-4:].tolist()

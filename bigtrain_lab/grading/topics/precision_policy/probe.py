@@ -6,7 +6,7 @@ computed, also where its result was cast after. Source: Micikevicius et al. 2018
 section 3.3.
 """
 
-from .bench import DELICATE, OTHERS, PRODUCTS
+from .bench import AFTER, BETWEEN, DELICATE, INSIDE, OTHERS, PRODUCTS
 
 NAME, NEAR = "precision-policy", 1e-5
 FORBIDS = (
@@ -30,7 +30,9 @@ def scenes(draw):
     ]
     doubles = [[name, [rows, "float64"], [ones, "float64"]] for name in PRODUCTS]
     doubles += [[name, [rows, "float64"]] for name in DELICATE]
-    for kind in ("float16", "bfloat16"):
+    for kind, other in (("float16", "bfloat16"), ("bfloat16", "float16")):
+        narrow = [[name, [threes, kind], [threes, kind]] for name in OTHERS]
+        wide = [[name, [to_top, "float32"]] for name in DELICATE]
         both = [[name, [rows, "float32"], [ones, "float32"]] for name in ("x @ y", "F.linear")]
         after = [*both, ["x.exp()", [ones, kind]]]
         for name, calls, *more in (
@@ -51,13 +53,25 @@ def scenes(draw):
                 for of, names in (("float32", OTHERS), (kind, MIXED))
                 for name in names
             ),
+            (f"{kind} stays {kind} in other operators", narrow),
+            (f"delicate operators, {4 * n} numbers of float32 from 1 to {top:.1f}", wide),
             ("integers and bools", integers),
             ("float64", doubles),
-            ("no error, then operators after the with block", after, {"after": True}),
+            ("no error, then operators after the with block", after, {"places": [AFTER]}),
             (
                 "an error, then operators after the with block",
                 after,
-                {"after": True, "fails": True},
+                {"places": [AFTER], "fails": True},
+            ),
+            (
+                f"a block inside one of {other}",
+                after,
+                {"places": [INSIDE, BETWEEN, AFTER], "outer": other},
+            ),
+            (
+                f"a block inside one of {other}, ended by an error that is caught between",
+                after,
+                {"places": [BETWEEN, AFTER], "outer": other, "fails": True},
             ),
         ):
             yield f"{name}, under {kind}", dict(*more, dtype=kind, calls=calls)
@@ -65,8 +79,9 @@ def scenes(draw):
 
 def shown(inputs: dict, came: dict) -> dict:
     row = {
-        f"{what} of {name}": value
-        for (name, *_), found in zip(inputs["calls"], came["found"])
+        f"{what} of {name}, {place}": value
+        for place, of_place in came["found"].items()
+        for (name, *_), found in zip(inputs["calls"], of_place)
         for what, value in found.items()
     }
     return row | {"the line after the block ran": came["the line after the block ran"]}

@@ -2,6 +2,8 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ...trainings import Refused, drawn
 
 RATE = 0.5
+LARGE = 1000  # numbers of a layer of which the process's own memory tells
 
 
 class Memory(TorchDispatchMode):
@@ -24,8 +27,9 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.phase, self.others, self.storages, self.most = "", {}, {}, Counter()
 
-    def note(self, what: str, layer: int, numbers: list) -> None:
-        self.others |= {number: (what, layer, at) for at, number in enumerate(numbers)}
+    def note(self, what: str, layer: int, numbers: torch.Tensor) -> None:
+        if len(numbers) < LARGE:
+            self.others |= {number: (what, layer, at) for at, number in enumerate(numbers.tolist())}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         made = operator(*args, **kwargs or {})
@@ -81,7 +85,7 @@ class Layer:
         flat, x = flat.detach().requires_grad_(), saved.detach().requires_grad_()
         gradient, dx = torch.autograd.grad(computed(flat, x), (flat, x), dy)
         for many in (1, self.group.size):  # some divide before they add up
-            own = others((gradient / many).tolist(), self.group.rank, self.length)
+            own = others(gradient / many, self.group.rank, self.length)
             self.memory.note("whole gradients", self.at, own)
         gradient = gradient.clone()  # is seen, now that its numbers are known
         self.group.pause()  # while it computes
@@ -98,9 +102,11 @@ def computed(flat, x):
     return torch.tanh(z + flat[square:] if len(flat) > square else z)
 
 
-def weights(first: dict) -> list[torch.Tensor]:
-    """Those of all layers, so large that numbers neither vanish nor grow."""
-    return [p / len(p) ** 0.25 for p in drawn(first)]
+def weights(first: dict) -> Iterator[torch.Tensor]:
+    """Those of each layer, one by one, so large that numbers neither vanish nor grow."""
+    for at, shape in enumerate(first["shapes"]):
+        (p,) = drawn({"seed": first["seed"] + at, "shapes": [shape]})
+        yield p / len(p) ** 0.25
 
 
 def part(flat: torch.Tensor, rank: int, size: int) -> torch.Tensor:
@@ -109,9 +115,14 @@ def part(flat: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return padded.view(size, -1)[rank].clone()
 
 
-def others(numbers: list, rank: int, length: int) -> list:
+def others(numbers: torch.Tensor, rank: int, length: int) -> torch.Tensor:
     """A layer's numbers that lie in other ranks' parts."""
-    return numbers[: rank * length] + numbers[(rank + 1) * length :]
+    return torch.cat([numbers[: rank * length], numbers[(rank + 1) * length :]])
+
+
+def some(numbers: torch.Tensor) -> list[float]:
+    """All numbers of a tensor, or every so many of a large one."""
+    return numbers.flatten()[:: 1 + numbers.numel() // LARGE].tolist()
 
 
 def refuse_unlike(what: str, found: list, right: list) -> None:
@@ -123,16 +134,13 @@ def refuse_unlike(what: str, found: list, right: list) -> None:
 def play(answer, group, first, data) -> dict:
     """Of each step the output and the parts of the gradients; and, of others' numbers, how many
     were alive at once during the first step."""
-    memory, wholes, steps = Memory(), weights(first), []
-    parts = [part(p, group.rank, group.size) for p in wholes]
-    for at, (p, own) in enumerate(zip(wholes, parts)):
-        foreign = others(p.tolist(), group.rank, len(own))
-        memory.note("parameters", at, foreign)
-    layers = [
-        Layer(at, len(p), len(own), group, memory) for at, (p, own) in enumerate(zip(wholes, parts))
-    ]
-    del wholes, p
-    with memory:
+    memory, parts, layers, steps = Memory(), [], [], []
+    for at, p in enumerate(weights(first)):
+        parts.append(own := part(p, group.rank, group.size))
+        memory.note("parameters", at, others(p, group.rank, len(own)))
+        layers.append(Layer(at, len(p), len(own), group, memory))
+    del p
+    with memory if memory.others else nullcontext():
         mine, numbers = answer(layers, parts, group), drawn(data)
         for x, dy in zip(numbers[::2], numbers[1::2]):
             memory.phase = "in the forward"
@@ -140,11 +148,12 @@ def play(answer, group, first, data) -> dict:
             refuse_unlike(f"Rank {group.rank}'s forward returned an output", [y], [x])
             memory.phase = "after it"
             memory.look()
-            y = y.detach().clone()
+            output = some(y.detach())
+            del y
             memory.phase = "in the backward"
             gradients = list(mine.backward(dy.clone()))
             refuse_unlike(f"Rank {group.rank}'s backward returned gradients", gradients, parts)
-            steps.append([y.flatten().tolist(), *(g.tolist() for g in gradients)])
-            for p, g in zip(parts, gradients):
-                p -= RATE * g.detach()
+            steps.append([output, *map(some, gradients)])
+            for own, g in zip(parts, gradients):
+                own -= RATE * g.detach()
     return {"steps": steps, "most": dict(memory.most)}

@@ -12,9 +12,10 @@ import math
 import torch
 
 from ...trainings import drawn, off, tensor
-from .bench import RATE, computed, part, weights
+from .bench import RATE, computed, part, some, weights
 
 NAME, FEW = "zero-3", 4
+MANY, ROOM_BYTES = 96, 84e6  # right answers grow by 59 MB, those that keep all by 108
 
 
 def scenes(draw):
@@ -26,6 +27,10 @@ def scenes(draw):
         ("2 ranks, 4 layers", 2, 4, (6, 7), 1, None),
         ("3 ranks, a layer of one number", 3, 4, (5, 7), 1, 1),
         ("1 rank", 1, 3, (5, 6), 1, None),
+        ("2 ranks, 6 layers, twice", 2, 6, (6, 7), 2, None),
+        ("3 ranks, the last layer of one number", 3, 4, (5, 7), 1, 3),
+        ("3 ranks, 4 layers, twice", 3, 4, (5, 7), 2, None),
+        (f"3 ranks, {MANY} large layers", 3, MANY, (254, 258), 1, None),
     ):
         width = draw.choice(widths)
         numels = [1 if at == small else width * (width + at % 2) for at in range(layers)]
@@ -61,6 +66,9 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     ):
         most = max(each["most"].get(what.replace("alive ", ""), 0) for each in came)
         row[f"layers' {what} beyond two"] = max(0, math.ceil(most / largest) - 2)
+    row["megabytes of a process beyond those of a few layers"] = [
+        max(0, round((peak - ROOM_BYTES) / 1e6)) for peak in played.peaks
+    ]
     if ranks > 1:
         row |= traffic(played.seen, 8 * sum(lengths) * ranks * len(found[0]))
     return row
@@ -76,8 +84,8 @@ def truth(common: dict, own: list[dict]):
             outputs = [computed(p, x) for x in outputs]
         grads = torch.autograd.grad(outputs, whole, [each[at + 1] / len(own) for each in numbers])
         yield [
-            [y.detach().flatten() for y in outputs],
-            *([part(g, rank, len(own)) for rank in ranks] for g in grads),
+            [tensor(some(y.detach())) for y in outputs],
+            *([tensor(some(part(g, rank, len(own)))) for rank in ranks] for g in grads),
         ]
         whole = [(p - RATE * g).detach().requires_grad_() for p, g in zip(whole, grads)]
 

@@ -3,10 +3,17 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional as F
 
-LOW = "matmul mm bmm einsum linear conv1d conv2d __matmul__".split()
+LOW = "matmul mm bmm addmm baddbmm einsum linear conv1d conv2d __matmul__".split()
+LOW += ["scaled_dot_product_attention"]
 FULL = "exp softmax log_softmax log pow __pow__".split()
-FULL += "sum mean norm layer_norm cross_entropy mse_loss".split()
+FULL += "sum mean var std norm layer_norm cross_entropy mse_loss".split()
 NARROW = [torch.float16, torch.bfloat16, torch.float32]
+OWN = {
+    (owner, name): getattr(owner, name)
+    for owner in (torch, torch.Tensor, F)
+    for name in LOW + FULL
+    if hasattr(owner, name)
+}
 
 
 def casting(func, dtype):
@@ -23,15 +30,11 @@ def casting(func, dtype):
 
 @contextmanager
 def answer(dtype):
-    saved = []
-    for names, to in ((LOW, dtype), (FULL, torch.float32)):
-        for name in names:
-            for owner in (torch, torch.Tensor, F):
-                if hasattr(owner, name):
-                    saved.append((owner, name, getattr(owner, name)))
-                    setattr(owner, name, casting(getattr(owner, name), to))
+    before = {place: getattr(*place) for place in OWN}
+    for (owner, name), func in OWN.items():
+        setattr(owner, name, casting(func, dtype if name in LOW else torch.float32))
     try:
         yield
     finally:
-        for owner, name, func in reversed(saved):
-            setattr(owner, name, func)
+        for place, func in before.items():
+            setattr(*place, func)
