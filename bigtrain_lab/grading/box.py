@@ -95,7 +95,7 @@ class Box:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", text, json.dumps(task)],
             cwd=self._room,
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)},  # frees at once
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -164,6 +164,7 @@ class Box:
             self._collect(children)
         if ranks:
             ranks.peaks = [max(0, 1024 * each.peak - each.before) for each in children]
+            ranks.kept = [max(0, each.kept - each.bare) for each in children]
         return came, ranks, children
 
     def _fork(self, count: int, forbids: list[str]) -> list["Child"]:
@@ -294,7 +295,9 @@ class Child:
     """The other end of a child's wire: carries out what the child asks its groups for."""
 
     def __init__(self, wire, pid: int):
-        self.wire, self.pid, self.code, self.peak, self.before = wire, pid, 0, 0, 0
+        self.wire, self.pid, self.code = wire, pid, 0
+        self.before, self.peak = 0, 0  # bytes: resident before the answer, and at most
+        self.bare, self.kept = written(pid), 0  # and written: first, and at the bench's last mark
         self.printed, self.defined, self.ended, self.late = "", False, False, False
         self._groups, self._lanes, self._launched, self._sent = {}, {}, {}, {}
         wire.settimeout(WALL_S)
@@ -408,12 +411,23 @@ class Child:
                 getattr(group, what)()
             case "mark":
                 group.mark(given["told"])
+                self.kept = written(self.pid)
         return None, []
 
     def run(self, group, key: int, number: int) -> None:
         """Let the child run what it launched on a lane."""
         self.say([key, number, []])
         self.serve(group, key)
+
+
+def written(pid: int) -> int:
+    """Bytes of a process's memory that are no file's; 0 where Linux does not say."""
+    with suppress(OSError, KeyError):
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        sizes = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        own = (sizes[name].split() for name in ("RssAnon", "RssShmem", "VmSwap"))
+        return 1024 * sum(int(size) for size, _ in own)
+    return 0
 
 
 # -- in words -------------------------------------------------------------------------------------

@@ -181,6 +181,7 @@ class Talk:
             while True:
                 (lane, *head), tensors = receive(self.wire)
                 self.answers[lane].put((head, tensors))
+                del head, tensors  # nor keep them until the next come
         os._exit(1)  # nobody asks any more
 
     def say(self, what, *tensors, key=MAIN, lane=MAIN, **more) -> None:
