@@ -78,14 +78,16 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     row["frozen parameters with a gradient"] = sum("frozen" in each["gradients"] for each in came)
     row["ranks whose weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
-        row[f"times that a gradient travels over {axis}"] = [
-            round(sum(size for *_, size in seen) / bytes_of(came[rank]))
+        sent = [
+            (came[rank]["gradients"].values(), sum(size for *_, size in seen) / 8)
             for (name, members), each in ranks.axes.items()
             if name == axis and len(members) > 1
             for rank, seen in zip(members, each.seen)
         ]
+        row[f"times that a gradient travels over {axis}"] = [
+            round(count / sum(map(len, own))) for own, count in sent
+        ]
+        row[f"numbers beyond one a parameter over {axis}"] = [
+            max(0, count - len(own)) * (axis == "tp") for own, count in sent
+        ]
     return row
-
-
-def bytes_of(came: dict) -> int:
-    return 8 * sum(map(len, came["gradients"].values()))

@@ -22,7 +22,7 @@ def scenes(draw):
     many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
     few = draw.randint(1, 6)
     for name, samples, heads, bucket_bytes in (  # samples: of each rank's micro-batches
-        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 170),  # fewer than its numbers
+        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 160),  # fewer than its numbers
         ("3 ranks, unequal samples", [[few], [few + 1], [few + 3]], "ab", most),
         (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
         ("3 ranks, more samples than 32 bits count", [[few]] * 3, "ab", most),
