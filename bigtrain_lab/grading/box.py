@@ -87,10 +87,9 @@ class Box:
     def __init__(self):
         self._room = tempfile.mkdtemp(prefix="answers-")
         self._control, theirs = socket.socketpair()
-        text = Path(inside.__file__).read_text(encoding="utf-8")
         given = json.dumps([theirs.fileno(), sorted(homes())])
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", text, given],
+            [sys.executable, "-I", "-S", "-B", inside.__file__, given],
             cwd=self._room,
             env={
                 "OMP_NUM_THREADS": "1",
@@ -188,6 +187,7 @@ def life(server, task: dict, own: list[dict] | None) -> tuple:
             each.code, each.peak = os.waitstatus_to_exitcode(status), peak
     if ranks:
         ranks.peaks = [max(0, 1024 * each.peak - each.before) for each in children]
+        ranks.kept = [max(0, each.kept - each.bare) for each in children]
     return came, ranks, children
 
 
@@ -340,7 +340,9 @@ class Child:
     """The other end of a child's wire: carries out what the child asks its groups for."""
 
     def __init__(self, wire, pid: int):
-        self.wire, self.pid, self.code, self.peak, self.before = wire, pid, 0, 0, 0
+        self.wire, self.pid, self.code = wire, pid, 0
+        self.before, self.peak = 0, 0  # bytes: resident before the answer, and at most
+        self.bare, self.kept = written(pid), 0  # and written: first, and at the bench's last mark
         self.printed, self.defined, self.ended, self.late = "", False, False, False
         self._groups, self._lanes, self._launched, self._sent = {}, {}, {}, {}
         wire.settimeout(WALL_S)
@@ -452,12 +454,23 @@ class Child:
                 getattr(group, what)()
             case "mark":
                 group.mark(given["told"])
+                self.kept = written(self.pid)
         return None, []
 
     def run(self, group, key: int, number: int) -> None:
         """Let the child run what it launched on a lane."""
         self.say([key, number, []])
         self.serve(group, key)
+
+
+def written(pid: int) -> int:
+    """Bytes of a process's memory that are no file's; 0 where Linux does not say."""
+    with suppress(OSError, KeyError):
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        sizes = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        own = (sizes[name].split() for name in ("RssAnon", "RssShmem", "VmSwap"))
+        return 1024 * sum(int(size) for size, _ in own)
+    return 0
 
 
 # -- in words -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The process of an answer. It runs `python -I -S` on this text alone, in an empty folder.
+"""The process of an answer. It runs `python -I -S` on this file alone, in an empty folder.
 
 It imports torch, then forks a server for each exercise, which imports the bench, and this a child
 for each rank of a scene. A child gets the answer's text and its own inputs over a socket, and
@@ -139,6 +139,7 @@ class Talk:
             while True:
                 (lane, *head), tensors = receive(self.wire)
                 self.answers[lane].put((head, tensors))
+                del head, tensors  # nor keep them until the next come
         os._exit(1)  # nobody asks any more
 
     def say(self, what, *tensors, key=MAIN, lane=MAIN, **more) -> None:

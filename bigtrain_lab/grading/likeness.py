@@ -377,9 +377,10 @@ def same(a: Row, b: Row) -> bool:
 
 
 def kind_of(told: str) -> str:
-    """An error's sentence without the answer's line, nor the names that it used for what was
-    missing."""
-    return re.sub(r", at your line.*|(?<=IndexError).*|(?<=object has no attribute).*", "", told)
+    """An error's sentence without the answer's line, nor the names and numbers that it used for
+    what was missing."""
+    missing = r"(?<=IndexError).*|(?<=RuntimeError: index ).*|(?<=object has no attribute).*"
+    return re.sub(rf", at your line.*|{missing}", "", told)
 
 
 def alike(a, b, near: float) -> bool:

@@ -38,7 +38,8 @@ class Ranks:
     changed          whether a tensor changed between its isend and its recv
     left, far        messages that nobody received, and those between ranks that are no neighbours
     seen             what each rank did, in its order: (what, where, bytes)
-    peaks            bytes that each rank's process grew by, where it has one of its own
+    peaks, kept      bytes that each rank's process grew by, where it has one of its own: at most,
+                     and at the bench's last mark
     """
 
     def __init__(self, size: int, seed: float):
@@ -49,7 +50,7 @@ class Ranks:
         self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
         self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
-        self.peaks = [0] * size
+        self.peaks, self.kept = [0] * size, [0] * size
         self.axes: dict[tuple, Axis] = {}  # (name, ranks) -> what was seen among these
 
     @property

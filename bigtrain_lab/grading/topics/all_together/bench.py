@@ -8,46 +8,34 @@ from ...trainings import Refused, drawn
 AXES = "dp", "pp", "tp"
 
 
-def cuts(stages: int, stage: int, h: int) -> dict[str, tuple]:
-    """Of each weight of a stage: its shape, and the dimension that slices share."""
-    words = {"words": ([2 * h, h], 0)} if stage in (0, stages - 1) else {}
-    return words | {
-        "norm": ([h], None),
-        "A": ([4 * h, h], 0),
-        "a": ([4 * h], 0),
-        "B": ([h, 4 * h], 1),
-        "b": ([h], None),
-    }
+DUPLICATES = "norm", "b"
 
 
-def gradients(shape: list[int], h: int, seed: int, replica: int, stage: int) -> dict:
-    """Those of whole weights, as large as a scaled loss makes them."""
-    own = cuts(shape[1], stage, h)
-    numbers = {
-        "seed": seed + replica * shape[1] + stage,
-        "shapes": [size for size, _ in own.values()],
-    }
-    return {name: 1e6 * gradient for name, gradient in zip(own, drawn(numbers))}
+def gradients(shape: list[int], h: int, stage: int, seed: int, duplicates: int) -> dict:
+    """Those of a rank's weights, as large as a scaled loss makes them: slices are of its own seed,
+    and what all of tp hold of that of `duplicates`."""
+    n = h // shape[2]
+    sizes = {"words": [2 * n, h], "A": [4 * n, h], "a": [4 * n], "B": [h, 4 * n]}
+    if stage not in (0, shape[1] - 1):
+        del sizes["words"]
+    sizes |= {name: [h] for name in DUPLICATES}
+    draws = [
+        iter(drawn({"seed": each, "shapes": [*sizes.values()]})) for each in (seed, duplicates)
+    ]
+    return {name: 1e6 * both[name in DUPLICATES] for name, *both in zip(sizes, *draws)}
 
 
 def is_tied(name: str, shape: list[int]) -> bool:
     return name == "words" and shape[1] < 3
 
 
-def cut(whole: torch.Tensor, dim: int | None, slices: int, at: int) -> torch.Tensor:
-    return whole if dim is None else whole.chunk(slices, dim)[at]
-
-
-def play(answer, group, shape, h, seed, max_norm) -> dict:
+def play(answer, group, shape, h, max_norm, seed, duplicates) -> dict:
     """The norm that the answer returned, and the gradients that it left."""
     mesh = Mesh(**dict(zip(AXES, shape)))
     at, params = mesh.coords(group.rank), {}
-    own = cuts(shape[1], at["pp"], h)
-    for name, whole in gradients(shape, h, seed, at["dp"], at["pp"]).items():
-        dim = own[name][1]
-        gradient = cut(whole, dim, shape[2], at["tp"])
+    for name, gradient in gradients(shape, h, at["pp"], seed, duplicates).items():
         params[name] = p = torch.nn.Parameter(torch.ones_like(gradient))
-        p.grad, p.sliced, p.tied = gradient.clone(), dim is not None, is_tied(name, shape)
+        p.grad, p.sliced, p.tied = gradient, name not in DUPLICATES, is_tied(name, shape)
     params["frozen"] = p = torch.nn.Parameter(torch.ones(h).double(), requires_grad=False)
     p.sliced = p.tied = False
     axes = [group.among(axis, tuple(mesh.peers(group.rank, axis))) for axis in AXES]

@@ -12,13 +12,14 @@ import torch
 
 from ....core import Mesh
 from ...trainings import off, tensor
-from .bench import AXES, cut, cuts, gradients, is_tied
+from .bench import AXES, DUPLICATES, gradients, is_tied
 
 NAME, NEAR, FEW = "all-together", 1e-12, 3
 
 
 def scenes(draw):
-    """(name, what all ranks are given, nothing for each)."""
+    """(name, what all ranks are given, the seeds of each). The norm does not follow from
+    max_norm."""
     for (dp, pp, tp), share in (
         ((3, 1, 1), 0.5),
         ((1, 1, 3), 0.5),
@@ -28,29 +29,37 @@ def scenes(draw):
         ((2, 3, 1), 0.1),
         ((1, 1, 1), 0.5),
     ):
-        model = {"shape": [dp, pp, tp], "h": draw.choice((6, 12)), "seed": draw.randrange(2**31)}
+        model = {"shape": [dp, pp, tp], "h": draw.choice((6, 12))}
+        seeds = [(draw.randrange(2**31), draw.randrange(2**31)) for _ in range(dp * pp * tp)]
+        own = [
+            {"seed": each, "duplicates": seeds[rank - rank % tp][1]}  # of tp rank 0
+            for rank, (each, _) in enumerate(seeds)
+        ]
         name = f"{dp} x {pp} x {tp} ranks" + ", a norm below max_norm" * (share > 1)
-        max_norm = share * truth(**model, max_norm=1.0)[0]
-        yield name, model | {"max_norm": max_norm}, [{}] * (dp * pp * tp)
+        max_norm = draw.uniform(0.9, 1.1) * share * truth(**model, max_norm=1.0, own=own)[0]
+        yield name, model | {"max_norm": max_norm}, own
 
 
-def truth(shape, h, seed, max_norm) -> tuple[float, dict]:
-    """Torch's norm of the whole gradient, and what it leaves: (stage, name) -> gradient."""
-    weights = {}
-    for replica in range(shape[0]):
-        for stage in range(shape[1]):
-            for name, gradient in gradients(shape, h, seed, replica, stage).items():
-                place = 0 if is_tied(name, shape) else stage, name
-                p = weights.setdefault(place, torch.nn.Parameter(torch.zeros_like(gradient)))
+def truth(shape, h, max_norm, own) -> tuple[float, list[dict]]:
+    """Torch's norm of the whole gradient, and what it leaves on each rank: name -> gradient."""
+    weights, held, mesh = {}, [], Mesh(**dict(zip(AXES, shape)))
+    for rank, seeds in enumerate(own):
+        at = mesh.coords(rank)
+        held.append({})
+        for name, gradient in gradients(shape, h, at["pp"], **seeds).items():
+            stage = 0 if is_tied(name, shape) else at["pp"]
+            place = name, stage, 0 if name in DUPLICATES else at["tp"]
+            new = torch.nn.Parameter(torch.zeros_like(gradient))
+            held[rank][name] = p = weights.setdefault(place, new)
+            if name not in DUPLICATES or at["tp"] == 0:
                 p.grad = gradient / shape[0] + (0 if p.grad is None else p.grad)
     norm = torch.nn.utils.clip_grad_norm_(weights.values(), max_norm).item()
-    return norm, {place: p.grad for place, p in weights.items()}
+    return norm, held
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Norms and gradients beside torch's, what else changed, and how often a gradient was sent."""
-    shape, h = common["shape"], common["h"]
-    mesh, (_, right) = Mesh(**dict(zip(AXES, shape))), truth(**common)
+    _, right = truth(**common, own=own)
     row = {"norm returned by each rank": [each["norm"] for each in came]}
     for name, told in (
         ("norm", "a layer norm's gradient"),
@@ -60,25 +69,25 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         row[f"first numbers of {told}, on each rank"] = [
             each["gradients"][name][:FEW] for each in came if name in each["gradients"]
         ]
-    wrong = row["numbers of each rank's gradient that are not torch's own"] = []
-    for rank, each in enumerate(came):
-        at, count = mesh.coords(rank), 0
-        for name, (_, dim) in cuts(shape[1], at["pp"], h).items():
-            whole = right[0 if is_tied(name, shape) else at["pp"], name]
-            piece = cut(whole, dim, shape[2], at["tp"]).flatten()
-            count += off(tensor(each["gradients"][name]), piece, NEAR)
-        wrong.append(count)
+    row["numbers of each rank's gradient that are not torch's own"] = [
+        sum(
+            off(tensor(each["gradients"][name]), p.grad.flatten(), NEAR) for name, p in held.items()
+        )
+        for each, held in zip(came, right)
+    ]
     row["frozen parameters with a gradient"] = sum("frozen" in each["gradients"] for each in came)
     row["ranks whose weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
-        row[f"times that a gradient travels over {axis}"] = [
-            round(sum(size for *_, size in seen) / bytes_of(came[rank]))
+        sent = [
+            (came[rank]["gradients"].values(), sum(size for *_, size in seen) / 8)
             for (name, members), each in ranks.axes.items()
             if name == axis and len(members) > 1
             for rank, seen in zip(members, each.seen)
         ]
+        row[f"times that a gradient travels over {axis}"] = [
+            round(count / sum(map(len, own))) for own, count in sent
+        ]
+        row[f"numbers beyond one a parameter over {axis}"] = [
+            max(0, count - len(own)) * (axis == "tp") for own, count in sent
+        ]
     return row
-
-
-def bytes_of(came: dict) -> int:
-    return 8 * sum(map(len, came["gradients"].values()))

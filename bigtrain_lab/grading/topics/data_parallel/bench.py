@@ -20,8 +20,8 @@ class Net(torch.nn.Module):
         self.register_buffer("scale", torch.rand(3))
         self.double()
 
-    def learnt(self) -> list:
-        return [p for p in self.parameters() if p.requires_grad]
+    def learnt(self, learns: bool = True) -> list:
+        return [p for p in self.parameters() if p.requires_grad is learns]
 
     def gradient(self) -> torch.Tensor:
         return flat(p.detach() * 0 if p.grad is None else p.grad for p in self.learnt())
@@ -33,10 +33,10 @@ class Net(torch.nn.Module):
         return ((sum(getattr(self, head)(x) for head in heads) * self.scale - y) ** 2).sum()
 
 
-def play(answer, group, bucket_bytes, seed, heads, batches) -> dict:
+def play(answer, group, bucket_bytes, more, seed, heads, batches) -> dict:
     """What the rank starts from, and each batch's gradient. Marks say where each gradient is
-    made: under no_sync, or in the last backward of a batch."""
-    net, gradients = Net(seed), []
+    made: under no_sync, or in the last backward of a batch. `more`: samples without a loss."""
+    net, gradients, lacking, beyond = Net(seed), [], 0, 0
     for p in net.learnt():
         p.register_hook(lambda gradient: group.mark("gradient"))
     mine = answer(net, group, bucket_bytes)
@@ -48,7 +48,9 @@ def play(answer, group, bucket_bytes, seed, heads, batches) -> dict:
                 group.mark(f"last of batch {number}" if last else "under no_sync")
                 net.loss(data, heads).backward()
                 group.mark("end")
-        mine.finish(sum(data["shapes"][0][0] for data in batch))
+        mine.finish(more + sum(data["shapes"][0][0] for data in batch))
         gradients.append(net.gradient().tolist())
+        lacking += sum(p.grad is None for p in net.learnt())
+        beyond += sum(p.grad is not None for p in net.learnt(False))
         net.zero_grad()
-    return {"start": start, "gradients": gradients}
+    return {"start": start, "gradients": gradients, "lacking": lacking, "beyond": beyond}

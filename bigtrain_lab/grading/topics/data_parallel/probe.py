@@ -14,6 +14,7 @@ from ...trainings import flat, off, tensor
 from .bench import Net
 
 NAME, FEW = "data-parallel", 8
+MANY = 2**33 + 511  # samples: float32 takes them for 2^33
 
 
 def scenes(draw):
@@ -21,18 +22,19 @@ def scenes(draw):
     many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
     few = draw.randint(1, 6)
     for name, samples, heads, bucket_bytes in (  # samples: of each rank's micro-batches
-        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 250),
+        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 160),  # fewer than its numbers
         ("3 ranks, unequal samples", [[few], [few + 1], [few + 3]], "ab", most),
         (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
+        ("3 ranks, more samples than 32 bits count", [[few]] * 3, "ab", most),
         ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),
+        ("3 ranks, of which none uses one head", [[3]] * 3, "a", 300),
         ("3 ranks, of which one uses the heads in another order", [[3]] * 3, "ba", 300),
         ("1 rank", [[2, 3]], "ab", 600),
     ):
-        seed = draw.randrange(2**31)
         own = [
             {
-                "seed": seed + rank,
-                "heads": heads if rank == 1 else "ab",
+                "seed": draw.randrange(2**31),
+                "heads": heads if rank == 1 or "none" in name else "ab",
                 "batches": [
                     [{"seed": draw.randrange(2**31), "shapes": [[n, 5], [n, 3]]} for n in micros]
                     for _ in range(2)
@@ -40,7 +42,7 @@ def scenes(draw):
             }
             for rank, micros in enumerate(samples)
         ]
-        yield name, {"bucket_bytes": bucket_bytes}, own
+        yield name, {"bucket_bytes": bucket_bytes, "more": MANY * ("32 bits" in name)}, own
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
@@ -54,7 +56,8 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     }
     for at in range(2):
         losses = [net.loss(data, each["heads"]) for each in own for data in each["batches"][at]]
-        samples = sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
+        samples = common["more"] * len(own)
+        samples += sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
         net.zero_grad()
         (sum(losses) / samples).backward()
         found = [tensor(each["gradients"][at]) for each in came]
@@ -62,6 +65,8 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
             off(each, net.gradient()) for each in found
         ]
         row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
+    row["parameters without a gradient"] = [each["lacking"] for each in came]
+    row["frozen parameters with one"] = [each["beyond"] for each in came]
     if len(own) > 1 and all(each["heads"] == "ab" for each in own):
         sizes = [p.nbytes for p in net.learnt()]
         rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
@@ -89,5 +94,5 @@ def launches(seen: list, sizes: list[int], limit: int) -> dict:
         "launches when two gradients are to come": later.count("gradient") >= 2,
         "bytes of a bucket beyond the limit": max(beyond, default=0),
         "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),
-        "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2),
+        "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2, 1),
     }

@@ -82,6 +82,8 @@ def scenes(draw):
         ("a scaler saved after 1 skipped and 1 good step", saved + loaded, {"trainings": 3}),
     ):
         yield scene(name, usual, events, **more)
+    one = usual | {"init_scale": 1.0}  # which leaves gradients as large as they were
+    yield scene("gradients whose sum float32 does not hold", one, step([2.0**127]))
     for interval in range(1, 5):
         rule = usual | {
             "growth_interval": interval,

@@ -34,6 +34,7 @@ def play(answer, masters, steps, interval=10**6, momentum=0.0, decay=0.0) -> lis
                     int(each.sum()) for each in rounded
                 ),
                 "scale": float(told[0]),
+                "streak": float(told[1]),
             }
         )
     return came

@@ -1,18 +1,18 @@
-"""A ring: an answer's calls on one rank, on numbers of which every rank has multiples."""
+"""A ring: an answer's calls on one rank, whose numbers are digits of its own place in the sums."""
 
 import torch
 
 
-def numbers(seed: int, most: int, lengths: list[int], dtype: str) -> list[torch.Tensor]:
-    """Whole numbers from 1 to most - 1, of each call."""
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randint(1, most, (n,), generator=draw).to(getattr(torch, dtype)) for n in lengths]
+def digits(seed: int, bits: int, lengths: list[int]) -> list[torch.Tensor]:
+    """Odd numbers of each call, of which four add up to no more than these bits."""
+    draw, most = torch.Generator().manual_seed(seed), 2 ** (bits - 2)
+    return [torch.randint(most // 2, most, (n,), generator=draw) | 1 for n in lengths]
 
 
-def play(answer, group, multiple, **drawn) -> dict:
+def play(answer, group, seed, bits, lengths, dtype) -> dict:
     sums, kept = [], True
-    for tensor in numbers(**drawn):
-        given = tensor * multiple
+    for own in digits(seed, bits, lengths):
+        given = (own << bits * group.rank).to(getattr(torch, dtype))
         back = answer(given, group)
         kept &= torch.is_tensor(back) and (
             (back.data_ptr(), back.shape) == (given.data_ptr(), given.shape)

@@ -2,13 +2,13 @@
 
     rounds 2 (N - 1)        bytes sent by each rank 2 (N - 1) / N S        in place
 
-Rank q's numbers are w 16^q: the digits of a sum say how often each rank's numbers stand in it.
+Rank q's numbers are the q-th digits of the sums, which say how often each rank's stand in them.
 Source: Patarasuk and Yuan 2009, Journal of Parallel and Distributed Computing 69(2).
 """
 
 import torch
 
-from .bench import numbers
+from .bench import digits
 
 NAME, NEAR = "ring-all-reduce", 0.02
 MANY = 100  # numbers, of which a chunk more or less shows in the bytes
@@ -18,59 +18,53 @@ def scenes(draw):
     """(name, what all ranks are given, what each is given)."""
     k, odd, p = draw.randint(150, 250), draw.choice((3, 5, 6, 7)), draw.randint(3, 8)
     few = draw.randint(9, 30)
-    for ranks, lengths, dtype, most in (
-        (4, [4 * k], "float64", 2**12),
-        (4, [4 * k + 3], "float64", 2**12),
-        (odd, [odd * k + draw.randint(1, odd - 1)], "float64", 2**12),
-        (8, [8 * k + 5], "float64", 2**12),
-        (2, [2 * k + 1], "float64", 2**12),
-        (1, [k], "float64", 2**12),
-        (p, [0], "float64", 2**12),
-        (p, [1], "float64", 2**12),
-        (p, [p - 1], "float64", 2**12),
-        (p, [p + 1], "float64", 2**12),
-        (3, [10**6 + 3], "float64", 2**12),
-        (p, [few, few // 2, few], "int64", 2 ** (62 - 4 * p)),  # float64 would round the sums
-        (4, [few, few // 2, few], "float32", 2**8),
+    for ranks, lengths, dtype, bits in (  # of a digit
+        (4, [4 * k], "float64", 6),
+        (4, [4 * k + 3], "float64", 6),
+        (odd, [odd * k + draw.randint(1, odd - 1)], "float64", 6),
+        (8, [8 * k + 5], "float64", 6),
+        (2, [2 * k + 1], "float64", 6),
+        (1, [k], "float64", 6),
+        (p, [0], "float64", 6),
+        (p, [1], "float64", 6),
+        (p, [p - 1], "float64", 6),
+        (p, [p + 1], "float64", 6),
+        (3, [10**6 + 3], "float64", 6),
+        (p, [few, few // 2, few], "int64", 62 // p),  # odd sums above 2^53, which float64 rounds
+        (4, [few, few // 2, few], "float32", 6),
     ):
         calls = ", then ".join(f"{n:,}" for n in lengths)
         yield (
             f"N = {ranks}, {calls} numbers of {dtype}",
-            {
-                "seed": draw.randrange(2**31),
-                "most": most,
-                "lengths": lengths,
-                "dtype": dtype,
-            },
-            [{"multiple": 16**rank} for rank in range(ranks)],
+            {"bits": bits, "lengths": lengths, "dtype": dtype},
+            [{"seed": draw.randrange(2**31)} for _ in range(ranks)],
         )
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Which numbers each rank's sums count, and what was sent for them."""
-    drawn = torch.cat(numbers(**common | {"dtype": "int64"}))
+    bits, lengths = common["bits"], common["lengths"]
+    drawn = torch.stack([torch.cat(digits(each["seed"], bits, lengths)) for each in own])
+    places = bits * torch.arange(len(own))[:, None]
     exact = torch.int64 if common["dtype"] == "int64" else torch.float64
     sums = [torch.tensor(sum(each["sums"], []), dtype=exact) for each in came]
-    often = [
-        torch.stack([(each // drawn).long() >> 4 * rank & 15 for rank in range(len(own))])
-        for each in sums
-    ]
+    found = [each.long() >> places & 2**bits - 1 for each in sums]
+    unlike = [each != each.long() for each in sums]
     row = {
         "returns the tensor that was given": [each["kept"] for each in came],
-        "numbers that are no sum": [int((each % drawn != 0).sum()) for each in sums],
-        "numbers that lack a rank's": [int((each == 0).any(0).sum()) for each in often],
-        "numbers that count one twice": [int((each > 1).any(0).sum()) for each in often],
+        "numbers that are no sum": [
+            int((part | (each % drawn > 0).any(0)).sum()) for part, each in zip(unlike, found)
+        ],
+        "numbers that lack a rank's": [int((each == 0).any(0).sum()) for each in found],
+        "numbers that count one twice": [int((each > drawn).any(0).sum()) for each in found],
         "a tensor changed before its send had finished": ranks.changed,
         "messages that nobody received": ranks.left,
+        "ready collectives called": [
+            sum(what != "isend" for what, *_ in each) for each in ranks.seen
+        ],
+        "messages to ranks that are no neighbours": ranks.far,
+        "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1) * len(lengths)),
     }
-    if len(drawn) > MANY:
-        row |= {
-            "ready collectives called": [
-                sum(what != "isend" for what, *_ in each) for each in ranks.seen
-            ],
-            "bytes sent by each rank": ranks.sent,
-            "bytes received": ranks.received,
-            "messages to ranks that are no neighbours": ranks.far,
-            "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1)),
-        }
+    if sum(lengths) > MANY:
+        row |= {"bytes sent by each rank": ranks.sent, "bytes received": ranks.received}
     return row

@@ -6,18 +6,29 @@ NORMS = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 0.3
 DUPLICATES = "norm", "unreached"
 
 
-def play(answer, group, parts, shape, seed, steps, settings) -> dict:
-    """This rank's parameters after the steps. `parts`: their names, which say what they are."""
-    shapes = [shape] * len(parts) * (1 + steps)
-    wholes = iter(drawn({"seed": seed, "shapes": shapes}))
-    mine = {part: piece(part, first(part, next(wholes), group), group) for part in parts}
+def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
+    """This rank's parameters after the steps. `parts`: their names, which say what they are.
+    Duplicates are of `seed`; of its own this rank alone draws its pieces."""
+    draws = {
+        part: iter(
+            drawn(
+                {
+                    "seed": (seed if part in DUPLICATES else own_seed) + number,
+                    "shapes": [shape_of(part, shape, group.size)] * (1 + steps),
+                }
+            )
+        )
+        for number, part in enumerate(parts)
+    }
+    mine = {part: first(part, next(draws[part]), group) for part in parts}
     shapes = {part: p.shape for part, p in mine.items()}
     pieces = [part not in DUPLICATES for part in parts]
     optimizer = answer([p.requires_grad_() for p in mine.values()], pieces, group, **settings)
-    for _ in range(steps):
+    for step in range(steps):
         for part, p in mine.items():
-            gradient = next(wholes) * 0.1 * (part != "still")
-            p.grad = None if part == "unreached" else piece(part, gradient, group)
+            gradient = next(draws[part]) * 0.1 * (part != "still")
+            reached = part != "unreached" and (part != "at times" or step % 3 == 1)
+            p.grad = gradient if reached else None
         optimizer.step()
     if shapes != {part: p.shape for part, p in mine.items()}:
         raise Refused(
@@ -27,16 +38,18 @@ def play(answer, group, parts, shape, seed, steps, settings) -> dict:
     return {part: p.tolist() for part, p in mine.items()}
 
 
-def first(part, whole, group):
-    """A parameter as it begins; "half zeros" are zeros on rank 0."""
-    whole = whole * NORMS.get(part, 6.0) / whole.norm()
-    zeros = {"zeros": len(whole), "half zeros": len(whole) // group.size}
-    whole[: zeros.get(part, 0)] = 0
-    return whole
-
-
-def piece(part, whole, group):
-    """What this rank holds of it."""
+def shape_of(part, whole: list[int], size: int) -> list[int]:
+    """Of what a rank holds."""
+    rows, columns = whole
     if part in DUPLICATES:
-        return whole.clone()
-    return whole.chunk(group.size, int(part == "columns"))[group.rank].clone()
+        return whole
+    return [rows, columns // size] if part == "columns" else [rows // size, columns]
+
+
+def first(part, drawn, group):
+    """A parameter as it begins; "half zeros" are zeros on rank 0. Later ranks hold more of its
+    norm."""
+    share = 2 * (group.rank + 1) / (group.size * (group.size + 1))
+    norm = NORMS.get(part, 6.0) * (1 if part in DUPLICATES else share**0.5)
+    zeros = part == "zeros" or part == "half zeros" and group.rank == 0
+    return drawn * (0 if zeros else norm / drawn.norm())

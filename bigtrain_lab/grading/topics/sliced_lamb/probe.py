@@ -19,6 +19,7 @@ def scenes(draw):
         ("one rank, three steps", 1, ["rows", "norm"], 3, some),
         ("one rank, zeros", 1, ["rows", "zeros"], 2, some),
         ("one rank, no gradient but zeros", 1, ["rows", "still"], 2, 0.0),
+        ("one rank, decay alone, which asks for a ratio of 50", 1, ["rows", "still"], 2, 0.02),
         ("two ranks, one piece each", 2, ["rows"], 1, some),
         (f"{many} ranks, pieces", many, ["rows", "columns", "zeros"], 2, some),
         (f"{many} ranks, duplicates", many, ["rows", "norm"], 2, some),
@@ -28,6 +29,13 @@ def scenes(draw):
             2,
             ["columns", "unreached", "norm", "rows"],
             2,
+            some,
+        ),
+        (
+            "two ranks, a parameter without a gradient now and then",
+            2,
+            ["columns", "at times", "norm"],
+            6,
             some,
         ),
         ("three ranks, six parameters", 3, six, 2, some),
@@ -46,7 +54,7 @@ def scenes(draw):
             "steps": steps,
             "settings": settings,
         }
-        yield name, common, [{}] * ranks
+        yield name, common, [{"own_seed": draw.randrange(2**31)} for _ in range(ranks)]
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:

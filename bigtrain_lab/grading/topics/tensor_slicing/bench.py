@@ -20,10 +20,10 @@ class Rows(TorchDispatchMode):
         return made
 
 
-def play(answer, group, whole, share, targets, forward) -> dict:
-    """`whole`: numbers of x, A, a, B and b for the MLP, of logits for the loss of `targets`;
-    `share`: of the numbers that drop lets go; `forward`: that alone."""
-    given, drops = leaves(whole), []
+def play(answer, group, whole, share, targets, forward, logits) -> dict:
+    """`whole`: numbers of x, A, a, B and b for the MLP; or this rank's `logits` for the loss of
+    `targets`; `share`: of the numbers that drop lets go; `forward`: that alone."""
+    given, drops = leaves(whole or {"logits": logits}), []
 
     def drop(x, seed):
         draw = torch.Generator().manual_seed(sum(map(ord, str(seed))))
@@ -33,13 +33,11 @@ def play(answer, group, whole, share, targets, forward) -> dict:
 
     first = next(iter(given.values()))
     shape = () if targets else first.shape
+    handed = [first.clone(), torch.tensor(targets)] if targets else [*given.values()]
+    before = [each.detach().clone() for each in handed]
     with Rows(first[..., 0].numel()) as made:
         mine = answer(group)
-        if targets:
-            own = first.chunk(group.size, -1)[group.rank].clone()
-            back = mine.loss(own, torch.tensor(targets))
-        else:
-            back = mine.mlp(*given.values(), drop)
+        back = mine.loss(*handed) if targets else mine.mlp(*handed, drop)
     if not isinstance(back, torch.Tensor) or back.shape != shape:
         what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
         raise Refused(f"Rank {group.rank} returned a {what}: return a tensor of shape {[*shape]}.")
@@ -52,6 +50,7 @@ def play(answer, group, whole, share, targets, forward) -> dict:
             name: (0 * each if each.grad is None else each.grad).tolist()
             for name, each in given.items()
         },
+        "changed": sum(not torch.equal(*both) for both in zip(handed, before)),
         "widest": made.widest,
         "drops": drops,
     }
@@ -62,4 +61,5 @@ def leaves(whole: dict) -> dict[str, torch.Tensor]:
 
 
 def backward(back: torch.Tensor) -> None:
-    back.backward(torch.linspace(1, 2, back.numel()).double().view(back.shape))
+    """As of a loss that has another gradient in each number, and 1 in none."""
+    back.backward(torch.linspace(1.5, 3, back.numel()).double().view(back.shape))

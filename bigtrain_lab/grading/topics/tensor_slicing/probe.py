@@ -18,7 +18,7 @@ COPIES = "xb"  # whose gradients are whole on each rank
 
 
 def scenes(draw):
-    """(name, what all ranks are given, nothing for each)."""
+    """(name, what all ranks are given, the logits of each)."""
     for t, share, forward in (
         (2, 0, True),
         (2, 0, False),
@@ -48,14 +48,15 @@ def scenes(draw):
         targets = [[draw.randrange(t * width) for _ in range(s)] for _ in range(2)]
         for row, place in zip(targets, (0, width - 1)):  # first, last of each slice
             row[:t] = [slice * width + place for slice in range(t)]
-        yield scene("the loss", t, {"logits": logits.tolist()}, forward, targets, more)
+        yield scene("the loss", t, {}, forward, targets, more, logits=logits)
 
 
-def scene(what, t, whole, forward, targets=None, more=0, share=0):
+def scene(what, t, whole, forward, targets=None, more=0, share=0, logits=None):
     name = f"{what} on {t} rank{'s' * (t > 1)}"
     name += ", dropout" * bool(share) + ", large logits" * bool(more)
     common = {"whole": whole, "share": share, "targets": targets, "forward": forward}
-    return name, common, [{}] * t
+    parts = [None] * t if logits is None else logits.chunk(t, -1)
+    return name, common, [{"logits": part if part is None else part.tolist()} for part in parts]
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
@@ -64,28 +65,37 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     row = {"first numbers returned": [each.flatten()[:FEW] for each in returned]}
     if common["forward"]:
         return row
-    grads = {name: [tensor(each["gradients"][name]) for each in came] for name in common["whole"]}
-    whole = {name: each if name in COPIES else [sum(each)] for name, each in grads.items()}
+    drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
+    given = leaves(common["whole"] or {"logits": joined(each["logits"] for each in own).tolist()})
+    grads = {name: [each["gradients"][name] for each in came] for name in given}
+    whole = (
+        {"logits": [joined(grads["logits"])]}
+        if not is_mlp
+        else {
+            name: [*map(tensor, each)] if name in COPIES else [sum(map(tensor, each))]
+            for name, each in grads.items()
+        }
+    )
     row |= {
         f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
         for name, each in whole.items()
     } | {
-        f"share of {name} that a rank uses": [(grad != 0).double().mean() for grad in each]
+        f"share of {name} that a rank uses": [(tensor(g) != 0).double().mean() for g in each]
         for name, each in grads.items()
         if name in "AaB"
     }
     if common["share"]:
         row = {}  # as their own masks make it
-    drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
     if is_mlp:
         row["calls of drop"] = [*map(len, drops)]
-        for at, where in ((0, "inside"), (-1, "outside")):
+        row["hidden units of a rank"] = [tensor(each[0]["of"]).shape[-1] for each in drops if each]
+        for at, where in ((0, "inside"), (-1, "outside, where all need one")):
             row[f"masks {where}"] = len({each[at]["seed"] for each in drops if each})
     if len(came) > 1:
-        row |= traffic(common, came, ranks.seen, (1, 1) if is_mlp else (3, 0))
+        row |= traffic(next(iter(given.values())), came, ranks.seen, is_mlp)
+    row["tensors given to a rank that it changed"] = [each["changed"] for each in came]
     if is_mlp and any(len(each) != 2 for each in drops):
         return row
-    given = leaves(common["whole"])
     backward(right := truth(given, common["targets"], drops))
     row["numbers that are not torch's own"] = [off(each, right, NEAR) for each in returned]
     return row | {
@@ -96,19 +106,19 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     }
 
 
-def traffic(common: dict, came: list[dict], seen, enough: tuple[int, int]) -> dict:
-    """`enough`: collectives forward and backward."""
-    first = next(iter(common["whole"].values()))
-    tokens, wide = (
-        len(first) * len(first[0]),
-        len(first[0][0]) * (4 if "x" in common["whole"] else 1),
-    )
+def joined(parts) -> torch.Tensor:
+    return torch.cat([*map(tensor, parts)], -1)
+
+
+def traffic(first: torch.Tensor, came: list[dict], seen, is_mlp: bool) -> dict:
+    """`first`: x, or the whole logits."""
+    tokens, wide = first[..., 0].numel(), first.shape[-1] * (4 if is_mlp else 1)
     wider = sum(each["widest"] >= wide for each in came)
     row = {"ranks with rows of the whole width": wider * (len(came) > 2)}
     cuts = [[what for what, *_ in each].index("backward") for each in seen]
     for way, parts, most in (
-        ("forward", [each[:cut] for each, cut in zip(seen, cuts)], enough[0]),
-        ("backward", [each[cut + 1 :] for each, cut in zip(seen, cuts)], enough[1]),
+        ("forward", [each[:cut] for each, cut in zip(seen, cuts)], 1 if is_mlp else 3),
+        ("backward", [each[cut + 1 :] for each, cut in zip(seen, cuts)], int(is_mlp)),
     ):
         sizes = [[size / 8 / tokens for *_, size in part] for part in parts]
         row[f"numbers moved {way}, a token"] = [*map(sum, sizes)]

@@ -7,8 +7,11 @@ import torch
 from ...trainings import drawn, flat, held, parameters, push
 
 
-def play(answer, group, first, frozen, optimizer, settings, groups, clip, scale, steps, targets):
-    """The weights after each step; the numbers of state kept, and at the highest moment."""
+def play(
+    answer, group, first, frozen, optimizer, settings, groups, clip, scale, steps, every, targets
+):
+    """The weights after each step, one of `every`; the numbers of state kept, and at the highest
+    moment."""
     made, most, kept, weights = weakref.WeakSet(), [0], 0, []
 
     class Watched(getattr(torch.optim, optimizer)):
@@ -32,7 +35,7 @@ def play(answer, group, first, frozen, optimizer, settings, groups, clip, scale,
         mine.step()
         group.mark("end")
         kept = held(made)
-        weights.append(flat(params).tolist())
+        weights.append(flat(params)[::every].tolist())
     return {"weights": weights, "kept": kept, "most": max(most)}
 
 

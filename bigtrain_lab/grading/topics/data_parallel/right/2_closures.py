@@ -36,7 +36,7 @@ def answer(module, group, bucket_bytes):
     def finish(samples):
         while len(sums) < len(buckets):
             launch_next()
-        count = group.all_reduce(torch.tensor(float(samples)).double(), op="mean")
+        count = group.all_reduce(torch.tensor(samples).double(), op="mean")
         for bucket, launched in zip(buckets, sums):
             flat = launched.wait()
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):

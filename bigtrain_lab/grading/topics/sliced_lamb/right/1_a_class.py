@@ -7,19 +7,19 @@ class answer:
         self.lr, (self.b1, self.b2), self.eps, self.decay = lr, betas, eps, weight_decay
         self.m = [torch.zeros_like(p) for p in parameters]
         self.v = [torch.zeros_like(p) for p in parameters]
-        self.t = 0
+        self.t = [0] * len(parameters)
 
     @torch.no_grad()
     def step(self):
-        self.t += 1
         learnt, us, squares = [], [], []
-        for p, m, v, piece in zip(self.parameters, self.m, self.v, self.pieces):
+        for n, (p, m, v, piece) in enumerate(zip(self.parameters, self.m, self.v, self.pieces)):
             if p.grad is None:
                 continue
             g = p.grad
+            self.t[n] += 1
             m.copy_(self.b1 * m + (1 - self.b1) * g)
             v.copy_(self.b2 * v + (1 - self.b2) * g**2)
-            c1, c2 = 1 - self.b1**self.t, 1 - self.b2**self.t
+            c1, c2 = 1 - self.b1 ** self.t[n], 1 - self.b2 ** self.t[n]
             r = m / c1 / ((v / c2).sqrt() + self.eps)
             u = r + self.decay * p
             counts = piece or self.group.rank == 0
