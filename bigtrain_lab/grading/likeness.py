@@ -134,7 +134,6 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         """What is wrong with an answer, in sentences; empty when it is right.
 
         `seed` draws the sizes and numbers; without one they are new at each check.
-        Impossible where the answer cannot travel to a process of its own.
         """
         return cls.looked_at(answer, seed)[0]
 
@@ -147,8 +146,12 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if not callable(answer):
             given = "nothing" if answer is None else f"a {type(answer).__name__}"
             return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0
+        try:
+            pieces = text_of(answer)
+        except Impossible as error:  # it cannot travel
+            return [str(error)], [], 0.0
         names = None if step is None else cls.scenes_of(step, seed)
-        judged = cls.judged(text_of(answer), seed, names, patience=2 * (step is not None))
+        judged = cls.judged(pieces, seed, names, patience=2 * (step is not None))
         printed = [row.printed for row in judged.rows if row.printed][:1]
         every = frozenset(row.scene for row in judged.rights[0])
         return judged.findings, printed, cls.share(judged, seed, every)
@@ -187,7 +190,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
 
     @classmethod
     @lru_cache(maxsize=64)
-    def known(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
+    def reference_rows(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
         """What the right answers show, and what stands there first."""
         texts = {**cls.right, START: cls.start_text()}
         return known.rows(cls, seed, texts, names=names, goes_on=True)
@@ -196,7 +199,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def rights(cls, seed: int, names: frozenset[str] | None = None) -> list[list[Row]]:
         """What the right answers show; RuntimeError where one raised, since then this exercise is
         broken."""
-        shown = cls.known(seed, names)
+        shown = cls.reference_rows(seed, names)
         return [cls.sound(name, shown.get(name, [])) for name in cls.right]
 
     @classmethod
@@ -226,7 +229,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def share(cls, judged: Judged, seed: int, names: frozenset[str]) -> float:
         """Of the scenes of these names that are not right at the start, the share that is now."""
-        begun = cls.known(seed, judged.names).get(START, [])
+        begun = cls.reference_rows(seed, judged.names).get(START, [])
         before = right_scenes(begun, judged.rights) & names
         right = right_scenes(judged.rows, judged.rights) & names
         gained = len(right) - len(before)
