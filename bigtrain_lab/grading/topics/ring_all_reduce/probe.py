@@ -8,6 +8,7 @@ Source: Patarasuk and Yuan 2009, Journal of Parallel and Distributed Computing 6
 
 import torch
 
+from ...trainings import unpacked
 from .bench import digits
 
 NAME, NEAR = "ring-all-reduce", 0.02
@@ -47,7 +48,10 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     drawn = torch.stack([torch.cat(digits(each["seed"], bits, lengths)) for each in own])
     places = bits * torch.arange(len(own))[:, None]
     exact = torch.int64 if common["dtype"] == "int64" else torch.float64
-    sums = [torch.tensor(sum(each["sums"], []), dtype=exact) for each in came]
+    sums = [
+        unpacked(each["sums"], exact) if each["sums"] else torch.empty(0, dtype=exact)
+        for each in came
+    ]
     found = [each.long() >> places & 2**bits - 1 for each in sums]
     unlike = [each != each.long() for each in sums]
     row = {
