@@ -26,7 +26,7 @@ SMALLEST = {"STUDENTS": 6}
 def hand_in(folder: Path) -> None:
     """Right, wrong, endless, mangled, copied, without a check: one after the other. Each text is
     another one, since equal texts are played once."""
-    build(folder, ASSIGNMENT)
+    build(folder, (ASSIGNMENT,))
     (path,) = (folder / "release").glob("*/*.ipynb")
     for number in range(STUDENTS):
         made = json.loads(path.read_text(encoding="utf-8"))

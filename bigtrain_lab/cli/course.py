@@ -17,6 +17,12 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 Folder = Annotated[Path, Parameter(help="the course folder, as nbgrader has it")]
+Only = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="by how its name begins: 05; may be given again", negative="", show_default=False
+    ),
+]
 Cores = Annotated[int | None, Parameter(help="how many answers to play at once; all cores")]
 
 
@@ -24,7 +30,7 @@ Cores = Annotated[int | None, Parameter(help="how many answers to play at once; 
 def build(
     folder: Annotated[Path, Parameter(help="the course folder, as nbgrader has it")] = Path("."),
     *,
-    assignment: Annotated[str, Parameter(help="one alone, by how its name begins: 05")] = "",
+    assignment: Only = (),
     student: Annotated[
         tuple[str, ...],
         Parameter(
@@ -48,10 +54,7 @@ def grade(
         Path | None,
         Parameter(help="the instructor's notebook; those of source/ in the folder"),
     ] = None,
-    assignment: Annotated[
-        tuple[str, ...],
-        Parameter(help="grade only this one; may be given again", negative="", show_default=False),
-    ] = (),
+    assignment: Only = (),
     cores: Cores = None,
 ) -> int:
     """Grade all submissions in a folder: each answer's text in a box, on three seeds.

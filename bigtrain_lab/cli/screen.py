@@ -184,5 +184,5 @@ def finding_line(finding) -> Text:
     """One finding of the doctor."""
     mend = f". Mend: {finding.mend}" if finding.mend else ""
     return Text.assemble(
-        (f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<9}{finding.says}{mend}"
+        (f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<8} {finding.says}{mend}"
     )

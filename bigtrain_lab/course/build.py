@@ -185,15 +185,18 @@ def handed_out(instructors: NotebookNode) -> NotebookNode:
     return copy
 
 
-def build(folder: Path, only: str = "", students: Iterable[str] = ()) -> list[Path]:
-    """Make a course's folder, or make it anew, and return the notebooks written.
+def build(folder: Path, only: tuple[str, ...] = (), students: Iterable[str] = ()) -> list[Path]:
+    """Make a course's folder, or make it anew, and return the notebooks written. `only`: those
+    whose names begin so.
 
     source/NAME and release/NAME are the class's; nbgrader's folders, settings and gradebook lie
     beside them. release/STUDENT/NAME and solution/STUDENT/NAME have a student's own numbers.
     """
-    names = [name for name in texts() if name.startswith(only)]
+    names = [name for name in texts() if name.startswith(only or "")]
     if not names:
-        raise Impossible(f"No assignment begins with {only}: choose {', '.join(texts())}.")
+        raise Impossible(
+            f"No assignment begins with {' or '.join(only)}: choose {', '.join(texts())}."
+        )
     if wrong := [each for each in students if not re.fullmatch(r"[\w@.-]*\w", each)]:
         raise Impossible(f"{wrong[0]} is no id of a student: take letters, digits and @ . _ -")
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,8 @@ def grade(
 ) -> Graded:
     """Grade all submissions in a folder, and write what came of it into the folder.
 
-    `assignments`: only these. `track(done, total)` passes on what is done, and may show it.
+    `assignments`: only those whose names begin so. `track(done, total)` passes on what is done, and
+    may show it.
     """
     found = [each for each in sources(folder, source) if asked_for(each, assignments)]
     if not found:
@@ -100,7 +101,7 @@ def grade(
 
 
 def asked_for(source: Source, assignments: tuple[str, ...]) -> bool:
-    return not assignments or source.assignment in assignments
+    return not assignments or source.assignment.startswith(assignments)
 
 
 def marked(submission: Submission, verdicts: dict, broken: dict) -> Sheet:

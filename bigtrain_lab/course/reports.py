@@ -102,7 +102,16 @@ def table(sheets: list[Sheet]) -> str:
     names = list(dict.fromkeys(line.id for sheet in sheets for line in sheet.lines))
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
-    heads = ("student", "assignment", "notebook", "points", "of", "by hand", *names, "to look at")
+    heads = (
+        "student",
+        "assignment",
+        "notebook",
+        "points",
+        "of",
+        "by hand, of",
+        *names,
+        "to look at",
+    )
     rows.writerow(heads)
     for sheet in sheets:
         points = {line.id: line.points for line in sheet.lines}

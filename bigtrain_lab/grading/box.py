@@ -136,7 +136,7 @@ class Box:
             except (Refused, Raised, Ended) as error:
                 why, children = error, error.children
         printed = "".join(each.printed for each in children)[:MOST_PRINTED]
-        if not all(each.defined for each in children) and not isinstance(why, Refused):
+        if any(each.failed and not each.defined for each in children):
             name = "its definition"
         if why is None:
             return shown(exercise, name, inputs[:2], came, ranks)._replace(printed=printed)
@@ -343,7 +343,8 @@ class Child:
         self.wire, self.pid, self.code = wire, pid, 0
         self.before, self.peak = 0, 0  # bytes: resident before the answer, and at most
         self.bare, self.kept = written(pid), 0  # and written: first, and at the bench's last mark
-        self.printed, self.defined, self.ended, self.late = "", False, False, False
+        self.printed, self.defined, self.failed = "", False, False
+        self.ended, self.late = False, False
         self._groups, self._lanes, self._launched, self._sent = {}, {}, {}, {}
         wire.settimeout(WALL_S)
 
@@ -379,7 +380,8 @@ class Child:
         self._groups.setdefault(at, group)
         try:
             return self.answered(at)
-        except (Refused, Raised, Ended):
+        except (Refused, Raised, Ended) as error:
+            self.failed = not isinstance(error, Refused)
             raise
         except Exception as error:
             raise Refused(

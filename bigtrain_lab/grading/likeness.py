@@ -71,7 +71,7 @@ class Marked(NamedTuple):
     findings    sentences; [] when it is right on all seeds
     shares      title of each step -> of its scenes that are wrong at the start, the share that is
                 right, the least of all seeds
-    steady      whether all seeds agree on what is right
+    steady      whether all seeds agree on whether it is right
     printed     what the answer printed in its first scene that printed
     """
 
@@ -224,7 +224,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         least = {step.title: min(own) for step, own in zip(cls.steps, zip(*shares))}
         printed = next((row.printed for each in every for row in each.rows if row.printed), "")
         findings = next((each.findings for each in every if each.findings), [])
-        return Marked(findings, least, all(each == shares[0] for each in shares), printed)
+        return Marked(findings, least, len({not each.findings for each in every}) == 1, printed)
 
     @classmethod
     def share(cls, judged: Judged, seed: int, names: frozenset[str]) -> float:

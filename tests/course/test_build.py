@@ -86,7 +86,7 @@ def test_students_have_numbers_of_their_own(tmp_path):
 
 def test_a_request_that_cannot_be_met_is_refused(tmp_path):
     with pytest.raises(Impossible, match="No assignment begins with 99"):
-        build.build(tmp_path, "99")
+        build.build(tmp_path, ("99",))
     with pytest.raises(Impossible, match="no id of a student"):
         build.build(tmp_path, students=["../ann"])
 

@@ -217,7 +217,7 @@ def test_a_folder_of_loose_notebooks_needs_no_nbgrader(tmp_path, monkeypatch, ca
     assert f"ann, timing: {POINTS} of {POINTS} points." in capsys.readouterr().out
     marks = tmp_path / "class" / "marks"
     rows = list(csv.DictReader((marks / "marks.csv").open()))
-    assert [row["student"] for row in rows] == ["ann", "bob"] and rows[0]["by hand"] == "2.0"
+    assert [row["student"] for row in rows] == ["ann", "bob"] and rows[0]["by hand, of"] == "2.0"
     suites = ElementTree.parse(marks / "junit.xml").getroot()
     assert [suite.get("failures") != "0" for suite in suites] == [False, True]
     assert not (tmp_path / "class" / "gradebook.db").exists()
