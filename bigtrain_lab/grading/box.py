@@ -498,10 +498,10 @@ def sentence(why: Exception, pieces: list[Piece], children: list[Child]) -> tupl
     if isinstance(why, Raised):
         return said_of(*why.args[0], pieces, WALL_S if any(c.late for c in children) else CPU_S)
     late = any(each.late for each in children)
-    codes = [each.code for each in children if each.code]
-    if late or -signal.SIGXCPU in codes:
+    codes = [each.code for each in children if each.code and each.ended]  # not ended from here
+    if late or {-signal.SIGXCPU, -signal.SIGKILL} & {*codes}:
         return ENDED, f"Your answer did not end within {WALL_S if late else CPU_S} s."
-    code = next((code for code in codes if code != -signal.SIGKILL), 0)
+    code = next(iter(codes), 0)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     return ENDED, f"Your answer ended the process that it ran in, {how}. Let it return."
 
