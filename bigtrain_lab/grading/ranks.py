@@ -4,7 +4,6 @@
     lanes     run only while no rank can: what nobody waited for is not there; but first of all
               while a rank is in `pause`
     round     of a message: one more than the latest that its sender had received
-    sharing   nothing but what the program of a rank shares
 
 Cost: two thread switches a turn. An answer sees a Group.
 """

@@ -32,7 +32,6 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
 TOPICS = dict(Topic.all())
 Double = folders.topic(Path(__file__).parent / "double")
-OWN = "import GradScaler"  # a right answer that is torch's own
 
 
 @pytest.fixture(autouse=True)
