@@ -179,6 +179,15 @@ def sources(folder: Path, named: Path | None = None) -> list[Source]:
     return [source_at(path, assignment_of(path)) for path in paths]
 
 
+def asked_for(found: list[Source], assignments: tuple[str, ...]) -> list[Source]:
+    """Those whose assignments' names begin so; all where none is named."""
+    chosen = [each for each in found if not assignments or each.assignment.startswith(assignments)]
+    if not chosen:
+        known = ", ".join(sorted({each.assignment for each in found}))
+        raise Impossible(f"There is no assignment called {assignments[0]}: choose of {known}.")
+    return chosen
+
+
 def assignment_of(path: Path) -> str:
     """nbgrader's: source/ASSIGNMENT/NOTEBOOK.ipynb; of a notebook elsewhere, its own name."""
     home = path.absolute().parent
