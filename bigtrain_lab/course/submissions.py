@@ -287,8 +287,10 @@ def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: s
             return f"Your cell is no Python, at its line {line}: {printable(str(error.args[0]))}."
     if not found:
         return f"Your cell does not define {exercise.answer}: keep the name."
-    untouched = [each.text for each in sliced([start], exercise.answer)]
-    if [each.text for each in found] == untouched:
+    written, untouched = (
+        [piece.text for piece in sliced([text], exercise.answer)] for text in (own.source, start)
+    )
+    if written == untouched:
         return "The exercise is as it was handed out: there is no answer yet."
     return ""
 
