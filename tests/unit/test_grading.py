@@ -486,6 +486,12 @@ def test_numbers_are_those_of_this_process_or_of_a_seed_and_told(capsys):
         hint("double", 4)
 
 
+def test_an_answer_that_keeps_something_between_calls_is_wrong():
+    text = "kept = {}\ndef answer(x):\n    return kept.setdefault(x > 99, 2 * x)"
+    (told,) = Double.judged([Piece(1, text)], seed=3).findings
+    assert "give another result than alone: yours [" in told
+
+
 def test_assert_right_is_silent_or_an_assertion_with_the_findings():
     assert_right("double", lambda x: 2 * x)
     with pytest.raises(AssertionError, match="three times the number"):
