@@ -75,7 +75,9 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         )
         for each, held in zip(came, right)
     ]
-    row["how many frozen ones have a gradient"] = sum("frozen" in each["gradients"] for each in came)
+    row["how many frozen ones have a gradient"] = sum(
+        "frozen" in each["gradients"] for each in came
+    )
     row["how many ranks' weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
         sent = [
