@@ -4,8 +4,10 @@ def answer(run):
     if len(backwards) > len({*backwards}):
         return "double backward"
 
-    size = {message["kind"]: message["bytes"] for message in run["transfers"]}
-    if size["B"] > size["F"]:
+    sizes = {"F": 0, "B": 0, "all_reduce": 0}
+    for message in run["transfers"]:
+        sizes[message["kind"]] = max(sizes[message["kind"]], message["bytes"])
+    if sizes["B"] > sizes["F"]:
         return "wide gradients"
 
     ready, sent = {}, {}
