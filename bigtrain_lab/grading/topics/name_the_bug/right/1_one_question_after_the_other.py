@@ -4,10 +4,10 @@ def answer(run):
     if len(backwards) > len({*backwards}):
         return "double backward"
 
-    sizes = {"F": 0, "B": 0, "all_reduce": 0}
-    for message in run["transfers"]:
-        sizes[message["kind"]] = max(sizes[message["kind"]], message["bytes"])
-    if sizes["B"] > sizes["F"]:
+    forward, backward = (
+        max(each["bytes"] for each in run["transfers"] if each["kind"] == kind) for kind in "FB"
+    )
+    if backward > forward:
         return "wide gradients"
 
     ready, sent = {}, {}
