@@ -196,7 +196,9 @@ def test_a_known_mistake_that_raises_is_told_with_the_error():
     known_one, error, _ = told("return 2 * y")
     assert known_one == "There is no y: use x." and "NameError" in error and "your line 2" in error
     pieces = [Piece(1, "def answer(): return 1")]
-    assert "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1)[0][0]
+    assert (
+        "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1).findings[0]
+    )
 
 
 @pytest.fixture
