@@ -82,12 +82,12 @@ def grade(
 
 
 @app.command
-def doctor(folder: Folder = Path("."), *, cores: Cores = None) -> int:
+def doctor(folder: Folder = Path("."), *, assignment: Only = (), cores: Cores = None) -> int:
     """Prove each assignment in source/ on this machine before it is handed out: one line each."""
     from ..course.doctor import findings
 
     console, levels = screen(), set()
-    for finding in findings(folder, cores or os.cpu_count() or 1):
+    for finding in findings(folder, cores or os.cpu_count() or 1, assignment):
         console.print(finding_line(finding), soft_wrap=True)
         levels.add(finding.level)
     return 1 if "fail" in levels else 0

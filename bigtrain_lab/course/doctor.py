@@ -3,13 +3,14 @@ three seeds, what is handed out does not, and its cells are whole."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from ..doctor import Finding
 from ..grading.box import fence
 from ..grading.text import sliced
 from .grade import NO_NBGRADER, played
-from .submissions import Source, faults, sources
+from .submissions import Source, asked_for, faults, sources
 
 MEND = "grade on Linux 5.13 or newer, or in a container that you throw away."
 
@@ -27,10 +28,10 @@ def machine() -> Iterator[Finding]:
         yield Finding("ok", "nbgrader", "installed: marks go into its gradebook.")
 
 
-def findings(folder: Path, cores: int) -> Iterator[Finding]:
+def findings(folder: Path, cores: int, assignments: tuple[str, ...] = ()) -> Iterator[Finding]:
     """On this machine, then on each notebook in source/, as soon as it is known."""
     yield from machine()
-    found = sources(folder)
+    found = asked_for(sources(folder), assignments)
     broken = {each.path: list(faults(each)) for each in found}
     for path, told in broken.items():
         yield from (Finding("fail", path.stem, fault) for fault in told)
@@ -56,11 +57,15 @@ def judged(notebook: str, topic: str, which: str, marked) -> tuple[str, str, str
     """A level, a name and a sentence."""
     if isinstance(marked, str):
         return "fail", notebook, f"{topic}: the check of the {which} failed: {marked}."
-    right = not marked.findings and all(share == 1 for share in marked.shares.values())
+    right = not marked.findings
     if which == "start":
         if right:
             return "fail", notebook, f"{topic}: what is handed out is right already."
         return "ok", notebook, f"{topic}: what is handed out is not right yet."
     if not right:
-        return "fail", notebook, f"{topic}: the key is not right: {' '.join(marked.findings)}"
+        return (
+            "fail",
+            notebook,
+            f"{topic}: the key is not right: {' '.join(chain(*marked.findings.values()))}",
+        )
     return "ok", notebook, f"{topic}: the key gets all points on three seeds."

@@ -31,7 +31,15 @@ from ..core import Impossible, write_whole
 from ..grading import Marked, Topic
 from . import reports
 from .reports import Line, Sheet
-from .submissions import Source, Submission, faults, rebuilt, sources, submissions
+from .submissions import (
+    Source,
+    Submission,
+    asked_for,
+    faults,
+    rebuilt,
+    sources,
+    submissions,
+)
 
 SEEDS = (1, 2, 3)
 BROKEN = "The check itself failed"
@@ -63,9 +71,7 @@ def grade(
     `assignments`: only those whose names begin so. `track(done, total)` passes on what is done, and
     may show it.
     """
-    found = [each for each in sources(folder, source) if asked_for(each, assignments)]
-    if not found:
-        raise Impossible(f"There is no assignment called {assignments[0]} in {folder / 'source'}.")
+    found = asked_for(sources(folder, source), assignments)
     for each in found:
         for fault in faults(each):
             raise Impossible(f"{each.path} cannot be graded by: {fault}")
@@ -100,17 +106,14 @@ def grade(
     return Graded(sheets, len(tasks) - len(broken), changes, notes)
 
 
-def asked_for(source: Source, assignments: tuple[str, ...]) -> bool:
-    return not assignments or source.assignment.startswith(assignments)
-
-
 def marked(submission: Submission, verdicts: dict, broken: dict) -> Sheet:
     """The marks of a submission out of the verdicts on its answers."""
     own = {}
     for topic, pieces in submission.pieces.items():
         name = key(topic, pieces)
         failed = [BROKEN + "."] if name in broken else [submission.why.get(topic, "")]
-        nothing = {"findings": failed, "shares": {}, "steady": True, "printed": ""}
+        told = {step.title: failed for step in Topic.named(topic).steps}
+        nothing = {"findings": told, "shares": {}, "steady": True, "printed": ""}
         own[topic] = verdicts.get(name, nothing) if pieces else nothing
     lines = []
     for check in submission.source.checks:
@@ -278,8 +281,7 @@ def record_one(folder: Path, book, submission: Submission, sheet: Sheet) -> None
         kept = book.find_grade(line.id, *where)
         kept.needs_manual_grade = kept.manual_score is not None and kept.auto_score != line.points
         kept.auto_score = line.points
-        said = sheet.verdicts[line.topic]["findings"] if line.points < line.of else []
-        outputs[line.id] = "\n".join(said) or "right.", line.points
+        outputs[line.id] = "\n".join(sheet.told(line)) or "right.", line.points
     for question in submission.source.questions:
         kept, text = book.find_grade(question.id, *where), submission.texts[question.id]
         empty = text.strip() in ("", submission.source.start(question.id).strip())

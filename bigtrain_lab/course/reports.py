@@ -19,6 +19,8 @@ from statistics import mean
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from markdown_it import MarkdownIt
+
 from ..core import write_whole
 from ..core.files import printable
 from ..core.words import counted
@@ -29,7 +31,8 @@ RUN_OF_NODES = 5
 STYLE = """body { font: 16px/1.5 sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left }
 td.number { text-align: right } code, pre, .asked { background: #f4f4f4 }
-pre, .asked { white-space: pre-wrap; padding: .6rem }"""
+pre, .asked { padding: .6rem } pre { white-space: pre-wrap } h3 { margin: 1rem 0 0 }
+h3 { font-size: 1rem } .asked code { background: #fff }"""
 
 
 class Line(NamedTuple):
@@ -65,6 +68,10 @@ class Sheet:
     @property
     def of(self) -> float:
         return sum(line.of for line in self.lines)
+
+    def told(self, line: Line) -> list[str]:
+        """What is wrong in a check's step, in sentences."""
+        return list(filter(None, self.verdicts[line.topic]["findings"].get(line.title, [])))
 
     @property
     def name(self) -> str:
@@ -143,7 +150,7 @@ def junit(sheets: list[Sheet]) -> str:
             if line in failed:
                 told = f"{line.points:g} of {line.of:g} points"
                 failure = ElementTree.SubElement(case, "failure", {"message": told})
-                failure.text = printable("\n".join(sheet.verdicts[line.topic]["findings"]))
+                failure.text = printable("\n".join(sheet.told(line)))
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
@@ -175,11 +182,9 @@ def bullets(sentences) -> str:
 
 
 def in_html(markdown: str) -> str:
-    """A statement of ours: code and stress are marked, all else stays text."""
-    text = re.sub(r"^#+ .*\n+", "", markdown)
-    text = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
-    text = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text).strip()
-    return f'<div class="asked">{text}</div>'
+    """A statement of ours without its title."""
+    text = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    return f'<div class="asked">{re.sub("<h1>.*</h1>", "", text)}</div>'
 
 
 def student_page(sheet: Sheet) -> str:
@@ -194,13 +199,13 @@ def student_page(sheet: Sheet) -> str:
         asked = Topic.named(topic).asked
         title = asked.partition("\n")[0].strip("# ") or topic
         lines = [line for line in sheet.lines if line.topic == topic]
-        steps = rows_of(
-            ("step", "points", "of"), [(line.title, line.points, line.of) for line in lines]
-        )
-        parts += [f"<h2>{escape(title)}</h2>", steps]
-        parts.append(
-            bullets(filter(None, verdict["findings"])) if verdict["findings"] else "<p>Right.</p>"
-        )
+        parts.append(f"<h2>{escape(title)}</h2>")
+        said = set()  # what is said of two steps is said once
+        for line in lines:
+            points = f"{line.points:g} of {line.of:g} points"
+            parts.append(f"<h3>{escape(line.title)}: {points}</h3>")
+            parts.append(bullets(each for each in sheet.told(line) if each not in said))
+            said |= {*sheet.told(line)}
         if verdict["printed"]:
             parts.append(
                 f"<p>Your answer printed:</p><pre>{escape(printable(verdict['printed']))}</pre>"
@@ -219,13 +224,7 @@ def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
     for line in (line for sheet in sheets for line in sheet.lines if line.of):
         shares[line.topic, line.title].append(100 * line.points / line.of)
     hardest = sorted((round(mean(each)), *step) for step, each in shares.items())
-    first = [
-        (topic, verdict["findings"][0])
-        for sheet in sheets
-        for topic, verdict in sheet.verdicts.items()
-        if verdict["findings"]
-    ]
-    mistakes = Counter((topic, re.sub(r"\d[\d.e+-]*", "…", says)) for topic, says in first)
+    mistakes = Counter(mistake for sheet in sheets for mistake in mistakes_of(sheet))
     pairs = list(alike_pairs(handed_in))
     pairs.sort(key=lambda pair: -pair.similarity)
     return page(
@@ -251,6 +250,12 @@ def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
         ),
         f"<p>{counted(max(0, len(pairs) - MOST_PAIRS), 'further pair')} not listed.</p>",
     )
+
+
+def mistakes_of(sheet: Sheet) -> set[tuple[str, str]]:
+    """(exercise, what was said first) of each step, without the numbers."""
+    told = ((line.topic, *sheet.told(line)[:1]) for line in sheet.lines)
+    return {(each[0], re.sub(r"\d[\d.e+-]*", "…", each[1])) for each in told if each[1:]}
 
 
 # -- answers that are alike -----------------------------------------------------------------------

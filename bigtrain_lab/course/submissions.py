@@ -179,6 +179,15 @@ def sources(folder: Path, named: Path | None = None) -> list[Source]:
     return [source_at(path, assignment_of(path)) for path in paths]
 
 
+def asked_for(found: list[Source], assignments: tuple[str, ...]) -> list[Source]:
+    """Those whose assignments' names begin so; all where none is named."""
+    chosen = [each for each in found if not assignments or each.assignment.startswith(assignments)]
+    if not chosen:
+        known = ", ".join(sorted({each.assignment for each in found}))
+        raise Impossible(f"There is no assignment called {assignments[0]}: choose of {known}.")
+    return chosen
+
+
 def assignment_of(path: Path) -> str:
     """nbgrader's: source/ASSIGNMENT/NOTEBOOK.ipynb; of a notebook elsewhere, its own name."""
     home = path.absolute().parent
@@ -278,8 +287,10 @@ def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: s
             return f"Your cell is no Python, at its line {line}: {printable(str(error.args[0]))}."
     if not found:
         return f"Your cell does not define {exercise.answer}: keep the name."
-    untouched = [each.text for each in sliced([start], exercise.answer)]
-    if [each.text for each in found] == untouched:
+    written, untouched = (
+        [piece.text for piece in sliced([text], exercise.answer)] for text in (own.source, start)
+    )
+    if written == untouched:
         return "The exercise is as it was handed out: there is no answer yet."
     return ""
 

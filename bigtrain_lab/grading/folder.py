@@ -26,6 +26,7 @@ from .likeness import NEAR, Step, Topic, Wrong
 
 PARTS = ("probe.py", "bench.py", "right", "wrong.md", "exercise.md")
 MOST_WRONG = 14
+KEPT = "which of these calls, one after the other, give another result than alone"
 EQUIVALENT = "# Equivalent mutants"
 
 
@@ -61,7 +62,7 @@ def topic(folder: Path) -> type[Topic]:
             "folder": folder,
             "bench": f"{package}.bench",
             "scenes": staticmethod(partial(told_apart, probe.scenes)),
-            "shown": staticmethod(probe.shown),
+            "shown": staticmethod(partial(shown, probe.shown)),
         },
     )
     setattr(import_module(package), made.__name__, made)  # where pickle looks for it
@@ -69,11 +70,20 @@ def topic(folder: Path) -> type[Topic]:
 
 
 def told_apart(scenes, draw) -> Iterator[tuple]:
-    """The scenes, numbered where names repeat."""
-    count = Counter()
+    """The scenes, numbered where names repeat. Where they have no ranks, one definition plays all
+    of them in the end: it may keep nothing between them."""
+    count, played = Counter(), []
     for name, *inputs in scenes(draw):
         count[name] += 1
         yield f"{name} ({count[name]})" if count[name] > 1 else name, *inputs
+        played += [inputs[0]] if len(inputs) == 1 else []
+    if len(played) > 1:
+        yield f"{name}, and all others before it", {"again": played}
+
+
+def shown(own, inputs: dict, *seen):
+    """What is compared."""
+    return {KEPT: seen[0]} if "again" in inputs else own(inputs, *seen)
 
 
 def refuse_incomplete(folder: Path) -> None:

@@ -24,7 +24,7 @@ import torch
 from ..runtime.process import server, temporary
 from ..runtime.process.pulse import Pulse
 from .box import CPU_S, Row, said_of
-from .inside import Left, defined, described, plain
+from .inside import Left, defined, described, plain, played
 from .ranks import Killed, Ranks
 from .text import Piece
 
@@ -86,7 +86,7 @@ def main(index: int, task: tuple) -> None:
             signal.setitimer(signal.ITIMER_REAL, 4 * cpu_s)
             print(json.dumps([name]), file=file, flush=True)
             shown = []
-            for row in played(exercise, text, seed, left, names):
+            for row in scene_by_scene(exercise, text, seed, left, names):
                 shown.append(row)
                 print(json.dumps([name, *row]), file=file, flush=True)
                 if row.raised and not goes_on or until is not None and until(shown):
@@ -103,7 +103,7 @@ def found_in(folder: Path):
     return next(known, None) or topic(folder)
 
 
-def played(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
+def scene_by_scene(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
     """What a text shows, scene by scene."""
     pieces = [Piece(1, text)]
     scenes = exercise.probe(partial(defined, pieces), random.Random(seed))
@@ -126,7 +126,7 @@ def let_go() -> None:
 
 
 def in_one_process(exercise, play, make, inputs: dict):
-    return exercise.shown(inputs, as_sent(play(make(), **inputs)))
+    return exercise.shown(inputs, as_sent(played(play, make(), make, **inputs)))
 
 
 def on_ranks(exercise, play, make, common: dict, own: list[dict], *again: dict):

@@ -38,6 +38,9 @@ NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
 SEEDS = (1, 2, 3)  # that marks are given on
 START = "(start)"  # in place of a right answer's name
 WRITE = "give the function or class that you wrote."
+NOT_PLAYED = "It was not played: an earlier scene had ended it twice."
+OURS_S = 120  # of computing that a right answer may take
+DRAWN = secrets.randbelow(10**6)  # the seed of this process's checks
 
 
 class Scene(NamedTuple):
@@ -68,26 +71,76 @@ class Step(NamedTuple):
 class Marked(NamedTuple):
     """What an answer's text is worth.
 
-    findings    sentences; [] when it is right on all seeds
+    findings    title of each step that is wrong on a seed -> sentences
     shares      title of each step -> of its scenes that are wrong at the start, the share that is
                 right, the least of all seeds
     steady      whether all seeds agree on whether it is right
     printed     what the answer printed in its first scene that printed
     """
 
-    findings: list[str]
+    findings: dict[str, list[str]]
     shares: dict[str, float]
     steady: bool
     printed: str
 
 
 class Judged(NamedTuple):
-    """What was found out about a text on a seed, and what it and the right answers showed."""
+    """What a text and the right answers showed on a seed, in the scenes called `names`, of those
+    that were played; None stands for all."""
 
-    findings: list[str]
+    topic: type["Topic"]
+    seed: int
+    played: frozenset[str] | None
+    names: frozenset[str] | None
     rows: list[Row]
     rights: list[list[Row]]
-    names: frozenset[str] | None
+
+    def within(self, names: frozenset[str]) -> "Judged":
+        """The same of fewer scenes."""
+        rights = [of_scenes(rows, names) for rows in self.rights]
+        return self._replace(names=names, rows=of_scenes(self.rows, names), rights=rights)
+
+    @property
+    def different(self) -> int | None:
+        """The first scene that no right answer plays so; None where there is none."""
+        return first_difference(self.rows, self.rights)
+
+    @property
+    def findings(self) -> list[str]:
+        """What is wrong, in sentences."""
+        return self.told(partial(self.topic.wrong_rows, self.seed, self.played, self.names))
+
+    def told(self, wrong_rows: Callable[[int], Mapping[str, list[Row]]]) -> list[str]:
+        """The sentence of the known mistake that the answer is like, then what was seen; [] where
+        all is right. `wrong_rows(at)`: what known mistakes show."""
+        at = self.different
+        if at is None:
+            return []
+        if not self.rows:
+            return [NOT_PLAYED]
+        last = self.rows[min(at, len(self.rows) - 1)]
+        if at == len(self.rows) or last.raised in NOT_OF_A_MISTAKE:
+            return [last.told, seen(last.scene, self.seed)]
+        alike = {
+            name: sum(map(same, self.rows, rows))
+            for name, rows in wrong_rows(at).items()
+            if at < len(rows) and same(last, rows[at]) and first_difference(rows, self.rights) == at
+        }
+        sentence = [self.topic.wrong[max(alike, key=alike.get)].sentence] if alike else []
+        if last.raised:
+            return [*dict.fromkeys((*sentence, last.told)), seen(last.scene, self.seed)]
+        right = nearest(last, [rows[at] for rows in self.rights if at < len(rows)])
+        return [*sentence, f"{difference(last, right)} {seen(last.scene, self.seed)}"]
+
+    @property
+    def share(self) -> float:
+        """Of the scenes that are not right at the start, the share that is now."""
+        begun = self.topic.reference_rows(self.seed, self.played).get(START, [])
+        names = {row.scene for row in self.rights[0]}
+        before = right_scenes(begun, self.rights) & names
+        right = right_scenes(self.rows, self.rights)
+        gained = len(right) - len(before)
+        return max(0.0, gained / (len(names) - len(before))) if before < names else 1.0
 
 
 class Topic(Family, family="bigtrain_lab.grading.topics"):
@@ -133,7 +186,8 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def findings(cls, answer, seed: int | None = None) -> list[str]:
         """What is wrong with an answer, in sentences; empty when it is right.
 
-        `seed` draws the sizes and numbers; without one they are new at each check.
+        `seed` draws the sizes and numbers; without one they are those of all checks of this
+        process, so that an answer is looked at again in the scenes in which it was wrong.
         """
         return cls.looked_at(answer, seed)[0]
 
@@ -142,7 +196,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         cls, answer, seed: int | None = None, step: int | None = None
     ) -> tuple[list[str], list[str], float]:
         """(findings, what the answer printed, share of right scenes), of all or of a step."""
-        seed = secrets.randbelow(10**6) if seed is None else seed
+        seed = DRAWN if seed is None else seed
         if not callable(answer):
             given = "nothing" if answer is None else f"a {type(answer).__name__}"
             return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0
@@ -153,8 +207,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         names = None if step is None else cls.scenes_of(step, seed)
         judged = cls.judged(pieces, seed, names, patience=2 * (step is not None))
         printed = [row.printed for row in judged.rows if row.printed][:1]
-        every = frozenset(row.scene for row in judged.rights[0])
-        return judged.findings, printed, cls.share(judged, seed, every)
+        return judged.findings, printed, judged.share
 
     @classmethod
     def judged(
@@ -164,7 +217,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         names: frozenset[str] | None = None,
         patience: int = 0,
         played: Box | None = None,
-    ) -> "Judged":
+    ) -> Judged:
         """Play a text in all scenes, or in those of these names, beside the right answers.
 
         It stops at the first scene that raises; with `patience`, once so many have ended the
@@ -178,22 +231,14 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
                 ended += row.raised == ENDED
                 if row.raised and not patience or patience and ended == patience:
                     break
-            rights = rights.result()
-        at = first_difference(rows, rights)
-        if at is None:
-            return Judged([], rows, rights, names)
-        if at < len(rows) and rows[at].raised not in NOT_OF_A_MISTAKE:
-            wrongs = known.rows(cls, seed, cls.wrong_texts(), Enough(rights, at), names)
-            return Judged(cls.diagnosis(rows, rights, wrongs, seed), rows, rights, names)
-        last = rows[min(at, len(rows) - 1)]
-        return Judged([last.told, seen(last.scene, seed)], rows, rights, names)
+            return Judged(cls, seed, names, names, rows, rights.result())
 
     @classmethod
     @lru_cache(maxsize=64)
     def reference_rows(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
         """What the right answers show, and what stands there first."""
         texts = {**cls.right, START: cls.start_text()}
-        return known.rows(cls, seed, texts, names=names, goes_on=True)
+        return known.rows(cls, seed, texts, names=names, goes_on=True, cpu_s=OURS_S)
 
     @classmethod
     def rights(cls, seed: int, names: frozenset[str] | None = None) -> list[list[Row]]:
@@ -201,6 +246,16 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         broken."""
         shown = cls.reference_rows(seed, names)
         return [cls.sound(name, shown.get(name, [])) for name in cls.right]
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def wrong_rows(cls, seed: int, played, names, at: int) -> dict[str, list[Row]]:
+        """What the wrong answers show in scenes of these names, until it is known whether scene
+        `at` is their first difference."""
+        rights = cls.rights(seed, played)
+        if names is not None:
+            rights = [of_scenes(rows, names) for rows in rights]
+        return known.rows(cls, seed, cls.wrong_texts(), Enough(rights, at), names)
 
     @classmethod
     def start_text(cls) -> str:
@@ -216,24 +271,15 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             every.append(cls.judged(pieces, seed, patience=2, played=box))
             if any(row.raised == ENDED for row in every[-1].rows):
                 break  # an endless answer has had its time
-        steps = range(1, len(cls.steps) + 1)
-        shares = [
-            [cls.share(each, seed, cls.scenes_of(step, seed)) for step in steps]
-            for each, seed in zip(every, seeds)
-        ]
-        least = {step.title: min(own) for step, own in zip(cls.steps, zip(*shares))}
+        shares, findings = {}, {}
+        for number, step in enumerate(cls.steps, 1):
+            own = [each.within(cls.scenes_of(number, each.seed)) for each in every]
+            shares[step.title] = min(each.share for each in own)
+            told = next((each.findings for each in own if each.different is not None), [])
+            findings |= {step.title: told} if told else {}
         printed = next((row.printed for each in every for row in each.rows if row.printed), "")
-        findings = next((each.findings for each in every if each.findings), [])
-        return Marked(findings, least, len({not each.findings for each in every}) == 1, printed)
-
-    @classmethod
-    def share(cls, judged: Judged, seed: int, names: frozenset[str]) -> float:
-        """Of the scenes of these names that are not right at the start, the share that is now."""
-        begun = cls.reference_rows(seed, judged.names).get(START, [])
-        before = right_scenes(begun, judged.rights) & names
-        right = right_scenes(judged.rows, judged.rights) & names
-        gained = len(right) - len(before)
-        return max(0.0, gained / (len(names) - len(before))) if before < names else 1.0
+        steady = len({each.different is None for each in every}) == 1
+        return Marked(findings, shares, steady, printed)
 
     @classmethod
     def scenes_of(cls, step: int, seed: int) -> frozenset[str]:
@@ -245,25 +291,6 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
 
         drawn = (name for name, *_ in cls.scenes(random.Random(seed)))
         return frozenset(name for name in drawn if step_of(name) == step)
-
-    @classmethod
-    def diagnosis(
-        cls, found: list[Row], rights: list[list[Row]], wrongs: Mapping[str, list[Row]], seed: int
-    ) -> list[str]:
-        """The sentence of the known mistake that an answer is like, then what was seen."""
-        at = first_difference(found, rights)
-        if at is None:
-            return []
-        alike = {
-            name: sum(map(same, found, rows))
-            for name, rows in wrongs.items()
-            if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at
-        }
-        sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
-        if found[at].raised:
-            return [*dict.fromkeys((*sentence, found[at].told)), seen(found[at].scene, seed)]
-        right = nearest(found[at], [rows[at] for rows in rights if at < len(rows)])
-        return [*sentence, f"{difference(found[at], right)} {seen(found[at].scene, seed)}"]
 
     @classmethod
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
@@ -303,8 +330,11 @@ def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
     has made right; the findings are printed."""
     exercise = Topic.named(topic)
     findings, printed, share = exercise.looked_at(answer, seed, step)
+    of = exercise.steps[step - 1].points
     print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
-    return exercise.steps[step - 1].points * share
+    if share < 1:
+        print(f"{of * share:.2g} of {of} points.")
+    return round(of * share, 2)
 
 
 def warm() -> None:
@@ -327,6 +357,10 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 
 
 # -- likeness -----------------------------------------------------------------------------------
+
+
+def of_scenes(rows: list[Row], names: frozenset[str]) -> list[Row]:
+    return [row for row in rows if row.scene in names]
 
 
 def right_scenes(rows: list[Row], rights: list[list[Row]]) -> set[str]:

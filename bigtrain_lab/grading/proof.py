@@ -4,7 +4,8 @@ sentence."""
 from collections.abc import Iterator
 
 from . import known
-from .likeness import Enough, Topic
+from .box import Row
+from .likeness import Enough, Judged, Topic
 
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
@@ -13,21 +14,23 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     rights = list(rows.values())
     wrongs = known.rows(topic, seed, topic.wrong_texts(), until=Enough(rights))
     longest = max(map(len, rights))
+
+    def told(shown: list[Row], others: list[list[Row]]) -> list[str]:
+        return Judged(topic, seed, None, None, shown, others).told(lambda at: wrongs)
+
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:
             yield (
                 f"{topic.name}, seed {seed}: the right answer {name!r} failed:"
                 f" {rows[name][-1].told}"
             )
-        elif found := topic.diagnosis(
-            rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed
-        ):
+        elif found := told(rows[name], [rows[other] for other in topic.right if other != name]):
             yield (
                 f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others:"
                 f" {' '.join(found)}"
             )
     for name, wrong in topic.wrong.items():
-        found = topic.diagnosis(wrongs[name], rights, wrongs, seed)
+        found = told(wrongs[name], rights)
         if not found:
             yield f"{topic.name}, seed {seed}: the wrong answer {name!r} passes."
         elif found[0] != wrong.sentence:

@@ -1,19 +1,23 @@
 """Assignments: what is handed out, and what is kept back."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbgrader.apps import NbGraderAPI
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.exchange.default import ExchangeFetchAssignment, ExchangeSubmit
+from nbgrader.plugins import CsvExportPlugin
+from traitlets.config import PyFileConfigLoader
 
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.course import build
-from bigtrain_lab.grading import Topic
+from bigtrain_lab.course import build, grade
+from bigtrain_lab.grading import Marked, Topic
 
 NAMES = [*build.texts()]
 COMMITTED = Path(__file__).parents[2] / "notebooks" / "assignments"
@@ -92,16 +96,86 @@ def test_a_request_that_cannot_be_met_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_nbgrader_hands_out_the_same(tmp_path):
-    """Every assignment, by nbgrader's own command and the settings that `build` wrote."""
+def test_nbgraders_own_steps_work_for_every_assignment(tmp_path, monkeypatch):
+    """Generate, release, fetch, submit, collect; grade; feedback, export. One student hands in what
+    was handed out, another the key, which test_assignments plays."""
     build.build(tmp_path)
     ours = {name: read(tmp_path / "release" / name / f"{name}.ipynb") for name in NAMES}
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for name in NAMES:
-        words = ["nbgrader", "generate_assignment", name, "--create", "--force"]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        theirs = read(tmp_path / "release" / name / f"{name}.ipynb")
-        assert [(cell.id, cell.source) for cell in theirs.cells] == [
-            (cell.id, cell.source) for cell in ours[name].cells
-        ]
+    course = nbgrader_course(tmp_path)
+    with grade.scripts_in_path():
+        for name in NAMES:
+            succeeds(course.generate_assignment(name, force=True, create=True))
+            theirs = read(tmp_path / "release" / name / f"{name}.ipynb")
+            assert [(cell.id, cell.source) for cell in theirs.cells] == [
+                (cell.id, cell.source) for cell in ours[name].cells
+            ]
+            succeeds(course.release_assignment(name))
+            for student in ("ann", "bob"):
+                home = tmp_path / "home" / student
+                home.mkdir(parents=True, exist_ok=True)
+                monkeypatch.chdir(home)
+                with of(course.coursedir, student_id=student, assignment_id=name):
+                    both = {
+                        "coursedir": course.coursedir,
+                        "authenticator": course.authenticator,
+                        "parent": course,
+                    }
+                    ExchangeFetchAssignment(**both).start()
+                    if student == "bob":
+                        nbformat.write(build.notebook(name), home / name / f"{name}.ipynb")
+                    ExchangeSubmit(**both).start()
+            succeeds(course.collect(name))
+        monkeypatch.setattr(grade, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        monkeypatch.setattr(grade, "play", all_right)
+        done = grade.grade(tmp_path)
+        assert done.notes == [] and len(done.sheets) == 2 * len(NAMES)
+        for name in NAMES:
+            succeeds(course.generate_feedback(name, force=True))
+        with course.gradebook as book:
+            points = {name: points_in(build.notebook(name), "code") for name in NAMES}
+            for name in NAMES:
+                ann, bob = (book.find_submission(name, each) for each in ("ann", "bob"))
+                assert (ann.score, bob.score) == (0, points[name])
+                asked = points_in(build.notebook(name), "markdown")
+                assert bob.max_score == points[name] + asked and bob.needs_manual_grade
+            CsvExportPlugin(to=str(tmp_path / "grades.csv"), parent=course).export(book)
+    pages = (tmp_path / "feedback").glob("*/*/*.html")
+    assert len([*pages]) == 2 * len(NAMES)
+    assert len((tmp_path / "grades.csv").read_text().splitlines()) == 1 + 2 * len(NAMES)
+
+
+def nbgrader_course(folder: Path) -> NbGraderAPI:
+    """nbgrader as it is in a course folder, with an exchange beside."""
+    config = PyFileConfigLoader(str(folder / "nbgrader_config.py")).load_config()
+    for what in ("exchange", "cache"):
+        (folder / what).mkdir()
+        (folder / what).chmod(0o777)  # nbgrader insists
+        config.Exchange["root" if what == "exchange" else what] = str(folder / what)
+    return NbGraderAPI(CourseDirectory(config=config, root=str(folder)), config=config)
+
+
+def succeeds(told: dict) -> None:
+    assert told["success"], told["error"]
+
+
+@contextmanager
+def of(course_folder, **names):
+    """nbgrader's steps ask its course folder whose and which assignment."""
+    before = {name: getattr(course_folder, name) for name in names}
+    for name, value in names.items():
+        setattr(course_folder, name, value)
+    yield
+    for name, value in before.items():
+        setattr(course_folder, name, value)
+
+
+def all_right(topic: str, pieces: list, seeds: tuple[int, ...]) -> Marked:
+    return Marked({}, {step.title: 1.0 for step in Topic.named(topic).steps}, True, "")
+
+
+def points_in(notebook, kind: str) -> float:
+    return sum(
+        cell.metadata.nbgrader.get("points", 0)
+        for cell in notebook.cells
+        if cell.cell_type == kind and cell.metadata.nbgrader.grade
+    )

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
-import psutil
 import pytest
 from nbgrader.api import Gradebook
 
+from benchmarks.course import members
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.course import doctor, grade
@@ -153,7 +152,7 @@ def test_an_endless_answer_is_ended_and_its_text_is_never_live(course, monkeypat
     folder = course(["right"])
     hand_in(folder / "submitted" / "<b>" / "timing", notebook(ENDLESS))
     sheet = grade.grade(folder, cores=2).sheets[0]
-    assert sheet.points == 0 and "did not end" in sheet.verdicts["timing"]["findings"][0]
+    assert sheet.points == 0 and "did not end" in sheet.told(sheet.lines[0])[0]
     pages = [*(folder / "feedback").rglob("*.html"), *(folder / "marks").glob("*.html")]
     assert len(pages) == 3
     for page in pages:
@@ -194,16 +193,6 @@ def test_grading_killed_in_the_middle_goes_on_where_it_was(course):
     assert members(process.pid) == []
     assert kept + grade.grade(folder, cores=1).played == 3
     assert grade.grade(folder, cores=1).played == 0
-
-
-def members(session: int) -> list[int]:
-    """Processes that are still in a session."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.Error):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
 
 
 def test_a_folder_of_loose_notebooks_needs_no_nbgrader(tmp_path, monkeypatch, capsys):

@@ -19,7 +19,18 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.grading import Topic, assert_right, box, check, hint, inside, known, marks, topics
+from bigtrain_lab.grading import (
+    Topic,
+    assert_right,
+    box,
+    check,
+    hint,
+    inside,
+    known,
+    likeness,
+    marks,
+    topics,
+)
 from bigtrain_lab.grading import folder as folders
 from bigtrain_lab.grading.folder import read
 from bigtrain_lab.grading.proof import faults
@@ -185,7 +196,9 @@ def test_a_known_mistake_that_raises_is_told_with_the_error():
     known_one, error, _ = told("return 2 * y")
     assert known_one == "There is no y: use x." and "NameError" in error and "your line 2" in error
     pieces = [Piece(1, "def answer(): return 1")]
-    assert "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1)[0][0]
+    assert (
+        "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1).findings[0]
+    )
 
 
 @pytest.fixture
@@ -438,9 +451,9 @@ def test_marks_are_the_least_of_all_seeds():
     text = "import random\ndef answer(x):\n    return 2 * x if x < 100 else 0"
     marked = Double.marked([Piece(1, text)])
     assert marked.shares == {"A small number": 1.0, "A large number, and a list": 0.0}
-    assert marked.findings and marked.steady
+    assert [*marked.findings] == ["A large number, and a list"] and marked.steady
     ends = Double.marked([Piece(1, "def answer(x):\n    raise SystemExit")])
-    assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings[0]
+    assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings["A small number"][0]
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -448,7 +461,7 @@ def test_what_is_handed_out_has_no_points(name):
     topic, seed = TOPICS[name], 5  # as above, whose known answers are kept
     judged = topic.judged([Piece(1, topic.start_text())], seed, patience=2)
     steps = [topic.scenes_of(n, seed) for n in range(1, len(topic.steps) + 1)]
-    assert judged.findings and {topic.share(judged, seed, each) for each in steps} == {0.0}
+    assert judged.findings and {judged.within(each).share for each in steps} == {0.0}
 
 
 def test_what_is_no_answer_is_a_sentence():
@@ -462,9 +475,9 @@ def test_what_is_no_answer_is_a_sentence():
         check("triple", print)
 
 
-def test_numbers_are_new_at_each_check_and_told(capsys):
+def test_numbers_are_those_of_this_process_or_of_a_seed_and_told(capsys):
     seeds = {Double.findings(lambda x: 0)[0].split("(seed ")[1] for _ in range(3)}
-    assert len(seeds) > 1
+    assert seeds == {f"{likeness.DRAWN})."}
     wrong, right = check("double", lambda x: 3 * x, seed=4), check("double", lambda x: x + x)
     assert (
         not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
@@ -473,6 +486,12 @@ def test_numbers_are_new_at_each_check_and_told(capsys):
     assert capsys.readouterr().out == "Twice.\n"
     with pytest.raises(Impossible, match="ask for 1, 2 or 3"):
         hint("double", 4)
+
+
+def test_an_answer_that_keeps_something_between_calls_is_wrong():
+    text = "kept = {}\ndef answer(x):\n    return kept.setdefault(x > 99, 2 * x)"
+    (told,) = Double.judged([Piece(1, text)], seed=3).findings
+    assert "give another result than alone: yours [" in told
 
 
 def test_assert_right_is_silent_or_an_assertion_with_the_findings():

@@ -8,17 +8,17 @@ from ...trainings import Refused, drawn
 AXES = "dp", "pp", "tp"
 
 
-DUPLICATES = "norm", "b"
+DUPLICATES = "norm", "b", "positions"
 
 
 def gradients(shape: list[int], h: int, stage: int, seed: int, duplicates: int) -> dict:
     """Those of a rank's weights, as large as a scaled loss makes them: slices are of its own seed,
-    and what all of tp hold of that of `duplicates`."""
+    and what all of tp hold of that of `duplicates`. The second of three stages has no slices."""
     n = h // shape[2]
     sizes = {"words": [2 * n, h], "A": [4 * n, h], "a": [4 * n], "B": [h, 4 * n]}
     if stage not in (0, shape[1] - 1):
-        del sizes["words"]
-    sizes |= {name: [h] for name in DUPLICATES}
+        sizes = {}
+    sizes |= {"norm": [h], "b": [h], "positions": [3, h]}
     draws = [
         iter(drawn({"seed": each, "shapes": [*sizes.values()]})) for each in (seed, duplicates)
     ]

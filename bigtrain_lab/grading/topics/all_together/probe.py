@@ -25,8 +25,8 @@ def scenes(draw):
         ((1, 1, 3), 0.5),
         ((1, 2, 1), 0.5),
         ((2, 2, 2), 0.5),
-        ((1, 2, 2), 2.0),
-        ((2, 3, 1), 0.1),
+        ((2, 2, 2), 2.0),
+        ((1, 3, 2), 0.1),
         ((1, 1, 1), 0.5),
     ):
         model = {"shape": [dp, pp, tp], "h": draw.choice((6, 12))}
@@ -69,14 +69,16 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         row[f"first numbers of {told}, on each rank"] = [
             each["gradients"][name][:FEW] for each in came if name in each["gradients"]
         ]
-    row["numbers of each rank's gradient that are not torch's own"] = [
+    row["how many numbers of each rank's gradient are not torch's own"] = [
         sum(
             off(tensor(each["gradients"][name]), p.grad.flatten(), NEAR) for name, p in held.items()
         )
         for each, held in zip(came, right)
     ]
-    row["frozen parameters with a gradient"] = sum("frozen" in each["gradients"] for each in came)
-    row["ranks whose weights changed"] = sum(each["moved"] for each in came)
+    row["how many frozen ones have a gradient"] = sum(
+        "frozen" in each["gradients"] for each in came
+    )
+    row["how many ranks' weights changed"] = sum(each["moved"] for each in came)
     for axis in AXES:
         sent = [
             (came[rank]["gradients"].values(), sum(size for *_, size in seen) / 8)
@@ -84,10 +86,10 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
             if name == axis and len(members) > 1
             for rank, seen in zip(members, each.seen)
         ]
-        row[f"times that a gradient travels over {axis}"] = [
+        row[f"how often a gradient travels over {axis}"] = [
             round(count / sum(map(len, own))) for own, count in sent
         ]
-        row[f"numbers beyond one a parameter over {axis}"] = [
+        row[f"how many numbers beyond one a parameter travel over {axis}"] = [
             max(0, count - len(own)) * (axis == "tp") for own, count in sent
         ]
     return row

@@ -53,12 +53,16 @@ def served(answer, paces, bound, average, rate, arrival) -> dict:
                 )
             owed.remove(worker)
             push = f"{worker}.{made[worker] - 1}"
-            answers[push], given[push] = (version, plain(weights)), weights
+            answers[push] = version, plain(weights)
+            with torch.no_grad():  # the worker trains on its copy
+                for layer in weights:
+                    layer += 1
+            given[push] = weights, plain(weights)
             if made[worker] < len(paces[worker]):
                 under_way.add((applied[-1][0] + paces[worker][made[worker]], worker))
     return {
         "waiting": sorted(owed),
-        "changed": sorted(push for push in given if plain(given[push]) != answers[push][1]),
+        "changed": sorted(push for push, (own, then) in given.items() if plain(own) != then),
         "applied": applied,
         "answers": answers,
     }

@@ -12,8 +12,8 @@ from ...trainings import Refused
 
 
 class Noted:
-    """fn(x, z=1, mask=1) = y = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or a tuple of y and
-    exp(y).
+    """fn(x, z=1, mask=1) = y = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or a tuple of y,
+    scale exp(y), and exp(y) without a gradient.
 
     kept: weak references to storages, those that a graph of the first run keeps and all of later
     ones. A second run may stop once all is there that the backward needs, so what it meets is noted
@@ -22,6 +22,7 @@ class Noted:
 
     def __init__(self, share: float, results: list):
         self.linear, self.share, self.results = torch.nn.Linear(6, 6), share, results
+        self.linear.scale = torch.nn.Parameter(torch.rand(6))
         self.given, self.drawn, self.formats, self.kept = [], [], [], []
 
     def __call__(self, x, *others, **named):
@@ -44,7 +45,8 @@ class Noted:
         y = note(a.tanh()) * drawn
         for mask in named.values():
             y = y if mask is None else note(y) * mask
-        results = tuple(note(y.exp() if each else y, False) for each in self.results)
+        made = y, note(y.exp()) * self.linear.scale, y.detach().exp()
+        results = tuple(note(made[each], False) for each in self.results)
         return results or note(y, False)
 
     def alive(self) -> int:
@@ -87,7 +89,8 @@ def play(
         if not all(isinstance(each, torch.Tensor) for each in ours):
             raise Refused(f"Your checkpoint returned a {type(y).__name__}: return what fn returns.")
         outputs.append([each.tolist() for each in ours] if ours is y else y.tolist())
-        ours = ours if used is None else ours[used : used + 1]
+        if used is not None:
+            ours = y = ours[used : used + 1]  # the others are let go
         losses.append(sum(each.float().square().sum() for each in ours))
     came = {
         "what fn was given in each run": fn.given,
@@ -105,14 +108,17 @@ def play(
         for name, each in tensors.items()
     }
     losses.clear()
-    return came | {
-        "formats of fn's runs": fn.formats,
-        "numbers drawn in each run": fn.drawn,
-        **gradients,
-        "runs of fn": len(fn.given),
-        "tensors alive after the backward": fn.alive() if len(calls) == 1 else 0,
-        "numbers drawn after the backward": torch.rand(3).tolist(),
-    }
+    return (
+        {"runs of fn": len(fn.given)}
+        | came
+        | {
+            "formats of fn's runs": fn.formats,
+            "dropout's mask in each run": fn.drawn,
+            **gradients,
+            "tensors alive after the backward": fn.alive() if len(calls) == 1 else 0,
+            "numbers drawn after the backward": torch.rand(3).tolist(),
+        }
+    )
 
 
 def made(what, rows: int, last):

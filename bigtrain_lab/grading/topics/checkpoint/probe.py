@@ -58,10 +58,11 @@ def scenes(draw):
         ("checkpoint(fn, x, mask=None)", [call(X, mask=None)], {}),
         ("a fn that returns a tuple of one tensor", [plain], {"results": [0]}),
         ("a fn that returns two tensors", [plain], {"results": TWO}),
+        ("a fn that returns one tensor without gradient", [plain], {"results": [0, 2]}),
         (
             "dropout, and one of two results used",
             [plain],
-            {"share": 0.5, "results": TWO, "used": 1},
+            {"share": 0.5, "results": TWO, "used": 0},
         ),
         ("two micro-batches, each with its mask", masked, {"share": 0.5}),
         *(

@@ -17,8 +17,9 @@ class Net(torch.nn.Module):
         self.trunk = torch.nn.ModuleList(torch.nn.Linear(*size) for size in sizes)
         self.a, self.b = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
         self.trunk[1].requires_grad_(False)
-        self.register_buffer("scale", torch.rand(3))
         self.double()
+        apart = torch.rand(3, 2).double()[:, 0]  # in memory
+        self.register_buffer("scale", apart, persistent=False)
 
     def learnt(self, learns: bool = True) -> list:
         return [p for p in self.parameters() if p.requires_grad is learns]
@@ -26,27 +27,30 @@ class Net(torch.nn.Module):
     def gradient(self) -> torch.Tensor:
         return flat(p.detach() * 0 if p.grad is None else p.grad for p in self.learnt())
 
-    def loss(self, data: dict, heads: str) -> torch.Tensor:
+    def state(self) -> torch.Tensor:
+        return flat([*self.parameters(), *self.buffers()])
+
+    def loss(self, data: dict) -> torch.Tensor:
         x, y = drawn(data)
         for layer in self.trunk:
             x = torch.tanh(layer(x))
-        return ((sum(getattr(self, head)(x) for head in heads) * self.scale - y) ** 2).sum()
+        return ((sum(getattr(self, head)(x) for head in data["heads"]) * self.scale - y) ** 2).sum()
 
 
-def play(answer, group, bucket_bytes, more, seed, heads, batches) -> dict:
+def play(answer, group, bucket_bytes, more, seed, batches) -> dict:
     """What the rank starts from, and each batch's gradient. Marks say where each gradient is
     made: under no_sync, or in the last backward of a batch. `more`: samples without a loss."""
     net, gradients, lacking, beyond = Net(seed), [], 0, 0
     for p in net.learnt():
         p.register_hook(lambda gradient: group.mark("gradient"))
     mine = answer(net, group, bucket_bytes)
-    start = flat(net.state_dict().values()).tolist()
+    start = net.state().tolist()
     for number, batch in enumerate(batches):
         for at, data in enumerate(batch, 1):
             last = at == len(batch)
             with nullcontext() if last else mine.no_sync():
                 group.mark(f"last of batch {number}" if last else "under no_sync")
-                net.loss(data, heads).backward()
+                net.loss(data).backward()
                 group.mark("end")
         mine.finish(more + sum(data["shapes"][0][0] for data in batch))
         gradients.append(net.gradient().tolist())

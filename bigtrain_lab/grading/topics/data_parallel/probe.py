@@ -8,9 +8,10 @@ Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
 """
 
 from collections import defaultdict
+from itertools import cycle
 
 from ...ranks import MARK
-from ...trainings import flat, off, tensor
+from ...trainings import off, tensor
 from .bench import Net
 
 NAME, FEW = "data-parallel", 8
@@ -21,23 +22,27 @@ def scenes(draw):
     """(name, what all ranks are given, what each is given)."""
     many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
     few = draw.randint(1, 6)
-    for name, samples, heads, bucket_bytes in (  # samples: of each rank's micro-batches
-        ("2 ranks, 4 samples each", [[4]] * 2, "ab", 160),  # fewer than its numbers
-        ("3 ranks, unequal samples", [[few], [few + 1], [few + 3]], "ab", most),
-        (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
-        ("3 ranks, more samples than 32 bits count", [[few]] * 3, "ab", most),
-        ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),
-        ("3 ranks, of which none uses one head", [[3]] * 3, "a", 300),
-        ("3 ranks, of which one uses the heads in another order", [[3]] * 3, "ba", 300),
-        ("1 rank", [[2, 3]], "ab", 600),
+    # samples of each rank's micro-batches; the heads that these use, in each of two batches
+    both = "ab", "ab"
+    for name, samples, heads, bucket_bytes in (
+        ("2 ranks, 4 samples each", [[4]] * 2, both, 160),  # fewer than its numbers
+        ("3 ranks, unequal samples, none on one", [[few], [], [few + 3]], both, most),
+        (f"{many} ranks, {k} micro-batches", [[2] * k] * many, both, 600),
+        ("3 ranks, more samples than 32 bits count", [[few]] * 3, both, most),
+        ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ab"), 300),
+        ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
+        ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 300),
+        ("1 rank", [[2, 3]], both, 600),
     ):
         own = [
             {
                 "seed": draw.randrange(2**31),
-                "heads": heads if rank == 1 or "none" in name else "ab",
                 "batches": [
-                    [{"seed": draw.randrange(2**31), "shapes": [[n, 5], [n, 3]]} for n in micros]
-                    for _ in range(2)
+                    [
+                        {"seed": draw.randrange(2**31), "shapes": [[n, 5], [n, 3]], "heads": used}
+                        for n, used in zip(micros, cycle(each.split()))
+                    ]
+                    for each in (heads if rank == 1 or "none uses" in name else both)
                 ],
             }
             for rank, micros in enumerate(samples)
@@ -48,26 +53,27 @@ def scenes(draw):
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Whether ranks start alike, their gradients beside the truth, and what travelled when."""
     net = Net(own[0]["seed"])
-    whole = flat(net.state_dict().values()).tolist()
+    whole = net.state().tolist()
     row = {
-        "numbers unlike rank 0's at the start": [
+        "how many numbers are unlike rank 0's at the start": [
             sum(a != b for a, b in zip(each["start"], whole)) for each in came
         ]
     }
     for at in range(2):
-        losses = [net.loss(data, each["heads"]) for each in own for data in each["batches"][at]]
+        losses = [net.loss(data) for each in own for data in each["batches"][at]]
         samples = common["more"] * len(own)
         samples += sum(data["shapes"][0][0] for each in own for data in each["batches"][at])
         net.zero_grad()
         (sum(losses) / samples).backward()
         found = [tensor(each["gradients"][at]) for each in came]
-        row[f"wrong numbers of batch {at + 1}'s gradient"] = [
+        row[f"how many numbers of batch {at + 1}'s gradient are wrong"] = [
             off(each, net.gradient()) for each in found
         ]
         row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
     row["parameters without a gradient"] = [each["lacking"] for each in came]
     row["frozen parameters with one"] = [each["beyond"] for each in came]
-    if len(own) > 1 and all(each["heads"] == "ab" for each in own):
+    used = {data["heads"] for each in own for batch in each["batches"] for data in batch}
+    if len(own) > 1 and used == {"ab"}:
         sizes = [p.nbytes for p in net.learnt()]
         rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
         row |= {name: [each[name] for each in rows] for name in rows[0]}
@@ -85,12 +91,14 @@ def launches(seen: list, sizes: list[int], limit: int) -> dict:
     quiet, last = during["under no_sync"], during["last of batch 0"]
     later = last[last.index("launch") :] if "launch" in last else []
     sent = [size for what, _, size in seen if what == "all_reduce" and size > 8]
+    lane = [size for what, where, size in seen if what == "all_reduce" and where not in ("", MARK)]
     beyond = [size - limit for size in sent if size > limit and size not in sizes]
     enough = 2 * (sum(sizes) // limit + 1)
     return {
         "collectives under no_sync": len(quiet) - quiet.count("gradient"),
         "waits inside the backward": last.count("wait") + last.count("all_reduce"),
         "launches before the backward ends": bool(later),
+        "the first launch sends a bucket": max(lane[:1], default=0) > 8,
         "launches when two gradients are to come": later.count("gradient") >= 2,
         "bytes of a bucket beyond the limit": max(beyond, default=0),
         "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),

@@ -18,13 +18,13 @@ def scenes(draw):
         *((tau, 1) for tau in range(4)),
         (0, steep),
         (0, flat),
-        (1, flat),
+        (1, flat / 1e5),
         (2, steep),
         (3, flat),
         (longer, 1),
         (longer, steep),
         (12, 1),
-        (draw.randint(7, 11), 50 * steep),
+        (draw.randint(7, 11), 1e6 * steep),
     ):
         yield f"tau = {tau}, curvature {curvature:.4g}", {"tau": tau, "curvature": curvature}
 

@@ -25,6 +25,7 @@ def scenes(draw):
         ("n d, d f -> f n", {"n": "rows", "f": "columns"}, BOTH),
         ("b s k, b t k -> b s t", {"b": "rows"}, FOUR),
         ("b s k, b t k -> b s t", {"s": "rows", "k": "columns"}, BOTH),
+        ("n d, n d -> ", {"n": "rows", "d": "columns"}, BOTH),
         ("n d e, d f -> n f", {"e": "rows"}, FOUR),
         ("n d, d f e -> n f", {"e": "rows"}, FOUR),
         ("n d e, d e f -> n f", {"d": "rows", "e": "columns"}, BOTH),

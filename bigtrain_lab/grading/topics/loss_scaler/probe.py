@@ -15,7 +15,7 @@ from ...trainings import by_step
 
 NAME, NEAR = "loss-scaler", 0.0
 FORBIDS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
-INF, NAN = math.inf, math.nan
+INF, NAN, LEFT = math.inf, math.nan, "gradients, where they were"
 
 
 def scenes(draw):
@@ -29,8 +29,9 @@ def scenes(draw):
     }
     slope = draw.randrange(2**20 + 1, 2**22, 2) / 2**25  # more digits than 16 bits hold
     good, both, bad = step([slope]), step([slope, slope]), step([INF], rest=slope)
+    left = step([slope, INF], True)[:1] + [[0, "end", 1]]
     begins, ends = zip(step([slope], True), of_another(step([slope], True)))
-    saved = [*bad, *good, [0, "save"], *good * 5]
+    saved = [*bad, *good, [0, "save"], *good * 5, [0, "save"]]
     loaded = [
         event
         for number in (1, 2)
@@ -56,7 +57,7 @@ def scenes(draw):
                 [*good, *step([broken], unscale, place, slope), *good],
                 {"momentum": 0.5},
             )
-            for broken, place, unscale in product((INF, NAN, -INF), (-1, 0), (False, True))
+            for broken, place, unscale in product((INF, NAN, -INF), (-1, 2), (False, True))
         ),
         ("a gradient of 1,000", step([1000.0]), {}),
         ("gradients whose sum float32 does not hold", step([2.0**127 / first]), {}),
@@ -75,6 +76,7 @@ def scenes(draw):
             )
             for one, other in ((INF, slope), (slope, INF), (INF, NAN))
         ),
+        ("two optimizers, unscaled, one with an inf and without a step", [*left, *both], {}),
         ("many skipped steps", [*bad * 9, *good], {}),
         ("many good steps", good * 6 * n, {}),
         ("two scalers in turns", [*good, *of_another(bad)] * 2 * n, {"trainings": 2}),
@@ -114,9 +116,7 @@ def of_another(events: list, number: int = 1) -> list[list]:
 
 
 def shown(inputs: dict, came: list[dict]) -> dict:
-    """Each step; gradients that are left after it, where they are finite."""
+    """Each step; its gradients after it, where they are finite."""
     for each in came:
-        each["gradients left"] = [
-            left for left in each["gradients left"] if left is None or all(map(math.isfinite, left))
-        ]
+        each[LEFT] = [left for left in each[LEFT] if left is None or all(map(math.isfinite, left))]
     return by_step(came)

@@ -1,4 +1,5 @@
-"""An update of mixed precision: half weights, their float32 masters, and SGD of rate 1 on these."""
+"""An update of mixed precision: half weights, their float32 masters, and SGD of rate 1 on these, in
+two groups."""
 
 import torch
 
@@ -12,7 +13,8 @@ def play(answer, masters, steps, interval=10**6, momentum=0.0, decay=0.0) -> lis
     returned them, where a step does not start with others."""
     masters = [torch.nn.Parameter(tensor(*each)) for each in zip(masters, SHAPES)]
     weights = [torch.nn.Parameter(master.detach().half()) for master in masters]
-    optimizer = torch.optim.SGD(masters, lr=1.0, momentum=momentum, weight_decay=decay)
+    groups = [{"params": masters[:1]}, {"params": masters[1:]}]
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=momentum, weight_decay=decay)
     calls, told, came = [], None, []
     optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
     for step in steps:
@@ -30,7 +32,7 @@ def play(answer, masters, steps, interval=10**6, momentum=0.0, decay=0.0) -> lis
                 "types": [[str(each.dtype) for each in both] for both in zip(weights, masters)],
                 "masters moved by": [(b - m).flatten().tolist() for b, m in zip(before, masters)],
                 "calls of optimizer.step()": len(calls),
-                "numbers of weights that are not their master's, rounded": sum(
+                "how many numbers of weights are not their master's, rounded": sum(
                     int(each.sum()) for each in rounded
                 ),
                 "scale": float(told[0]),

@@ -48,15 +48,20 @@ def run(draw, fault: str, first: bool) -> dict:
         ops = pipelines.lanes[rank, "compute"]
         lanes[rank, "compute"] = tuple(computed(ops, m, planted, at[1], again))
         lanes[rank, "comm"] = tuple(summed(mesh, rank, fault, at))
-    trace = simulate(Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at[0]))
+    trace = simulate(Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at))
+    spans = [told(span, m) for span in trace.spans()]
+    for span in spans:
+        late = fault == "late all-reduce" and span["kind"] == "all_reduce"
+        span["start"] += 10 * (late and (span["rank"], span["step"]) == at)
+    messages = [[t.src, t.rank, t.kind, t.bytes] for t in trace.transfers()]
+    if fault == "wide gradients":
+        of_one = [each for each in messages if each[2] == "B" and at[0] in each[:2]]
+        of_one[0 if first else -1][-1] *= 2
     return {
         "stages": stages,
         "micro_batches": m,
-        "spans": [told(span, m) for span in trace.spans() if span.kind != "barrier"],
-        "transfers": [
-            {"src": t.src, "dst": t.rank, "kind": t.kind, "bytes": t.bytes}
-            for t in trace.transfers()
-        ],
+        "spans": spans,
+        "transfers": [dict(zip(("src", "dst", "kind", "bytes"), each)) for each in messages],
         "memory": [
             {"rank": rank, "time": time, "bytes": level}
             for rank in range(mesh.size)
@@ -93,30 +98,31 @@ def summed(mesh: Mesh, rank: int, fault: str, at: tuple[int, int]):
         if fault == "missing all-reduce" and step == at[1]:
             peers = tuple(peer for peer in peers if peer != at[0])
         yield Wait(f"gradients {step}")
-        if fault == "late all-reduce" and step == at[1]:
-            yield Together(f"drained {step}", "barrier", 0, tuple(range(mesh.size)))
         if rank in peers:
             yield Together(f"sum {step}", "all_reduce", 4096, peers)
         yield Launch(f"summed {step}")
 
 
-def cost(draw, lanes: dict, m: int, fault: str, at: int) -> Cost:
-    """Ranks that differ by up to a tenth; the first update makes the optimizer's state."""
+def cost(draw, lanes: dict, m: int, fault: str, at: tuple[int, int]) -> Cost:
+    """Ranks that differ by up to a tenth; the first update makes the optimizer's state. Activations
+    grow with the steps, and on one rank a step leaves some: neither is what grows in each step."""
     ranks, width, kept = sorted({rank for rank, _ in lanes}), 2 ** draw.randint(6, 9), {}
     slowdown = {rank: 1 + draw.randint(0, 100) / 1000 for rank in ranks}
     if fault == "straggler":
-        slowdown[at] *= draw.randint(18, 25) / 10
+        slowdown[at[0]] *= draw.randint(18, 25) / 10
     for rank in ranks:
         for op in lanes[rank, "compute"]:
             if isinstance(op, Compute):
                 kind, _, micro_batch = op.step[0]
-                leaks = fault == "growing memory" and rank == at and micro_batch % m == 0
-                freed = -4 * width + leaks * width
-                size = {"F": 4 * width, "B": freed, "U": 8 * width * (micro_batch < m), "W": 0}
+                step = micro_batch // m
+                leaks = fault == "growing memory" or step == max(at[1], 1)
+                left = width * (leaks and rank == at[0] and micro_batch % m == 0)
+                taken = (4 + step) * width
+                size = {"F": taken, "B": left - taken, "U": 8 * width * (step == 0), "W": 0}
                 kept[rank, op.step[0]] = (("activations", size[kind]),)
     return Cost(
         durations={"F": 2, "B": 4, "W": 4, "U": 1, "all_reduce": 2},
-        messages={"F": width, "B": width * (1 + (fault == "wide gradients"))},
+        messages={"F": width, "B": width},
         changes=kept,
         resident=dict.fromkeys(ranks, (("weights", 8 * width),)),
         slowdown=slowdown,

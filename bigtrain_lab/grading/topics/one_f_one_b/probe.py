@@ -19,7 +19,7 @@ def scenes(draw):
         (3, draw.choice((4, 5, 7))),
         (draw.randint(5, 8), draw.randint(3, 4)),
         (2, draw.randint(4, 6)),
-        (draw.randint(3, 4), 2),
+        (4, 2),
         (draw.randint(2, 5), 1),
         (1, draw.randint(3, 5)),
     ):

@@ -8,20 +8,25 @@ from torch.nn import functional as F
 # Looked up when called, as a policy may stand in their place.
 PRODUCTS = {
     "x @ y": lambda x, y: x @ y,
-    "torch.mm": lambda x, y: torch.mm(x, y),
+    # what was cast once may have changed since
+    "torch.mm, again once y has changed": lambda x, y: (
+        torch.mm(x, y),
+        y.data.neg_(),
+        torch.mm(x, y),
+    )[-1],
     "torch.bmm": lambda x, y: torch.bmm(x[None], y[None]),
-    "torch.matmul": lambda x, y: torch.matmul(x, y),
+    "torch.matmul of x * 1": lambda x, y: torch.matmul(x * 1, y),
     "torch.addmm": lambda x, y: torch.addmm(y, x, y),
     "torch.baddbmm": lambda x, y: torch.baddbmm(y[None], x[None], y[None]),
     "torch.einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
-    "F.linear": lambda x, y: F.linear(x, y),
+    "F.linear": lambda x, y: F.linear(x, y, y[0]),
     "F.linear with bias=": lambda x, y: F.linear(x, y, bias=y[0]),
     # a query's product with the first key alone is 1, or 0 in 16 bits
     "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(
         x[None], y.triu()[None], y.triu()[None]
     )[0],
-    "F.conv1d": lambda x, y: F.conv1d(x[None], y[None]),
-    "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None]),
+    "F.conv1d": lambda x, y: F.conv1d(x[None], y[None], y[0, :1]),
+    "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None], y[0, :1]),
 }
 DELICATE = {
     "x.exp()": lambda x: x.exp(),
@@ -33,6 +38,7 @@ DELICATE = {
     "torch.log": lambda x: torch.log(x),
     "x.log()": lambda x: x.log(),
     "x ** 2": lambda x: x**2,
+    "1.2 ** x": lambda x: 1.2**x,
     "torch.pow": lambda x: torch.pow(x, 2),
     "x.sum()": lambda x: x.sum(),
     "torch.sum": lambda x: torch.sum(x),
@@ -45,20 +51,24 @@ DELICATE = {
     "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
     "torch.exp with input=": lambda x: torch.exp(input=x),
-    "F.mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+    "F.mse_loss of x * 1": lambda x: F.mse_loss(x * 1, torch.zeros_like(x)),
 }
 OTHERS = {
     "x + y": lambda x, y: x + y,
     "x * y": lambda x, y: x * y,
     "torch.add with alpha=": lambda x, y: torch.add(x, y, alpha=2),
     "x / y": lambda x, y: x / y,
-    "torch.tanh": lambda x, y: torch.tanh(x),
+    "torch.log1p": lambda x, y: torch.log1p(x),
     "F.relu": lambda x, y: F.relu(x),
     "F.gelu": lambda x, y: F.gelu(x),
     "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),
 }
 OPERATORS = PRODUCTS | DELICATE | OTHERS
-INSIDE, BETWEEN, AFTER = "inside the block", "after the inner block", "after the block"
+INSIDE, BETWEEN, AFTER = (
+    "inside the block",
+    "in the outer block after the inner one",
+    "after the block",
+)
 
 
 class OfTheBlock(Exception):
@@ -85,7 +95,7 @@ def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dic
         call(BETWEEN)
     call(AFTER)
     found = {place: [shown(*each) for each in some] for place, some in came.items()}
-    return {"the line after the block ran": went_on, "found": found}
+    return {"the block kept its error from the caller": fails and went_on, "found": found}
 
 
 def tensor(of: list) -> torch.Tensor:

@@ -41,7 +41,7 @@ def scenes(draw):
                     f"{name}, {of} and float32, {size} x {size}",
                     [[name, [rows, of], [ones, "float32"]]],
                 )
-                for of in ("float32", kind)
+                for of in ("float32", other)
                 for name in PRODUCTS
             ),
             *(
@@ -84,4 +84,5 @@ def shown(inputs: dict, came: dict) -> dict:
         for (name, *_), found in zip(inputs["calls"], of_place)
         for what, value in found.items()
     }
-    return row | {"the line after the block ran": came["the line after the block ran"]}
+    kept = "the block kept its error from the caller"
+    return row | {kept: came[kept]}

@@ -33,6 +33,7 @@ def scenes(draw):
         (3, [10**6 + 3], "float64", 6),
         (p, [few, few // 2, few], "int64", 62 // p),  # odd sums above 2^53, which float64 rounds
         (4, [few, few // 2, few], "float32", 6),
+        (3, [few], "int32", 9),  # sums above 2^24, which float32 rounds
     ):
         calls = ", then ".join(f"{n:,}" for n in lengths)
         yield (

@@ -2,7 +2,7 @@
 
 from ...trainings import Refused, drawn
 
-NORMS = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 0.3}  # around 10
+NORMS = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 3e-7}  # around 10
 DUPLICATES = "norm", "unreached"
 
 
@@ -22,6 +22,7 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
     }
     mine = {part: first(part, next(draws[part]), group) for part in parts}
     shapes = {part: p.shape for part, p in mine.items()}
+    held = {part: p.detach() for part, p in mine.items()}  # as views of a flat buffer would be
     pieces = [part not in DUPLICATES for part in parts]
     optimizer = answer([p.requires_grad_() for p in mine.values()], pieces, group, **settings)
     for step in range(steps):
@@ -35,7 +36,7 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
             f"Rank {group.rank}'s parameters have another shape after the step: change their"
             " numbers in place."
         )
-    return {part: p.tolist() for part, p in mine.items()}
+    return {part: p.tolist() for part, p in held.items()}
 
 
 def shape_of(part, whole: list[int], size: int) -> list[int]:

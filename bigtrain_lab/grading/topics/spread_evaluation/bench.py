@@ -1,8 +1,9 @@
 """A training on one of some ranks that share a folder, whose translations are planned epoch by
-epoch: a turn for the worse, a best and an end. It may be killed, before an epoch or in a save, and
-started again."""
+epoch: a turn for the worse, a best and an end. It may be killed, before an epoch, in a save or
+before a rename, and started again."""
 
 import io
+import os
 from pathlib import Path
 from random import Random
 from threading import get_ident
@@ -17,25 +18,35 @@ VOCABULARY, LONGEST, MOST_EPOCHS = 8, 6, 12
 # Of each epoch's translations, as a share: the sixth is as good as the fourth, and no better.
 RIGHT_WORDS = (0.3, 0.55, 0.4, 0.95, 0.65, 0.95, 0.5)
 FILES = "best.pt", "last.pt"
-SAVE = torch.save
+SAVE, RENAME, REPLACE = torch.save, os.rename, os.replace
 
 
 class Saves:
-    """In place of torch.save, on each rank's own thread: counts, and is killed in a save."""
+    """In place of torch.save and renames, on each rank's own thread: counts, and is killed."""
 
     of = {}  # a rank's thread -> its saves
 
-    def __init__(self, folder: Path, group, killed_in: int | None):
-        self.folder, self.group, self.killed_in, self.count = folder, group, killed_in, 0
+    def __init__(self, folder: Path, group, killed_in: int | None, killed_before: int | None):
+        self.folder, self.group, self.count, self.renames = folder, group, 0, 0
+        self.killed_in, self.killed_before = killed_in, killed_before
 
     def __enter__(self):
         self.of[get_ident()], torch.save = self, self.save
+        os.rename = os.replace = self.rename
         return self
 
     def __exit__(self, *_):
         del self.of[get_ident()]
         if not self.of:
-            torch.save = SAVE
+            torch.save, os.rename, os.replace = SAVE, RENAME, REPLACE
+
+    @classmethod
+    def rename(cls, *given, **named):
+        if self := cls.of.get(get_ident()):
+            self.renames += 1
+            if self.renames == self.killed_before:
+                self.group.kill()
+        return REPLACE(*given, **named)
 
     @classmethod
     def save(cls, state, file, *given, **named):
@@ -56,7 +67,17 @@ class Saves:
 
 
 def play(
-    answer, group, room, seed, own_seed, held_out, windows, kill_epoch, kill_save, reads=False
+    answer,
+    group,
+    room,
+    seed,
+    own_seed,
+    held_out,
+    windows,
+    kill_epoch,
+    kill_save,
+    kill_rename,
+    reads=False,
 ) -> dict:
     """What this rank did, and the checkpoints at the end. `reads`: the checkpoints alone, of those
     that were there when a save was cut off."""
@@ -105,7 +126,7 @@ def play(
         patience=2,
         smoothing=0.1,
     )
-    with Saves(folder, group, kill_save) as saves:
+    with Saves(folder, group, kill_save, kill_rename) as saves:
         scores = [float(each) for each in answer(group, task, folder)]
     return {
         "rates": rates,
@@ -130,12 +151,12 @@ def counts_of(sentence, epoch: int, seed: int) -> torch.Tensor:
 
 
 def translation(draw: Random, rows: int):
-    """Source and target words, padded: the n-th word's translation is the (n + 2)-nd."""
-    source = torch.zeros(rows, LONGEST, dtype=torch.int64)
-    for row in source:
+    """Source and target words, each padded by itself."""
+    source, target = torch.zeros(2, rows, LONGEST, dtype=torch.int64)
+    for row in (*source, *target):
         length = draw.randint(1, LONGEST)
         row[:length] = torch.tensor([draw.randint(1, VOCABULARY - 1) for _ in range(length)])
-    return source, torch.where(source > 0, (source + 1) % (VOCABULARY - 1) + 1, 0)
+    return source, target
 
 
 def files(folder: Path, names) -> dict:

@@ -15,12 +15,13 @@ HELD_OUT, WINDOWS, FILES = 13, 2, ("best.pt", "last.pt")
 def scenes(draw):
     """Each life of a run: what is the same on all ranks. The sixth and seventh saves are those of
     an epoch that is better than all before and after it."""
-    many, lives = draw.randint(3, 4), {"kill_epoch": None, "kill_save": None}
+    many, lives = draw.randint(3, 4), dict.fromkeys(("kill_epoch", "kill_save", "kill_rename"))
     for name, ranks, *killed in (
         ("1 rank", 1),
         (f"{many} ranks", many),
         ("1 rank, killed in its third save", 1, {"kill_save": 3}, {"reads": True}),
         ("1 rank, killed in its fourth save", 1, {"kill_save": 4}, {"reads": True}),
+        ("1 rank, killed before its fourth rename", 1, {"kill_rename": 4}, {"reads": True}),
         ("2 ranks, killed after 3 epochs and started again", 2, {"kill_epoch": 3}, {}),
         ("1 rank, killed after 5 epochs and started again", 1, {"kill_epoch": 5}, {}),
         ("1 rank, ended and started again", 1, {}, {}),
@@ -37,13 +38,12 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     files = came[0]["files"].items()
     if "epochs" not in came[0]:  # read after a save that was cut off
         return {f"{name} after it": "whole" if "names" in file else file for name, file in files}
-    row = {"weights at the end": [each["weights"] for each in came]}
-    if not common["kill_save"]:
-        row |= evaluated(came)
+    row = {} if common["kill_save"] else evaluated(came)
+    row["weights at the end"] = [each["weights"] for each in came]
     for name, file in files:
         whole = "names" in file
         row[f"names in {name}"] = file["names"] if whole else file
-        row[f"numbers in {name}"] = file["numbers"] if whole else file
+        row[f"weights in {name}"] = file["numbers"] if whole else file
     return row
 
 
@@ -51,10 +51,10 @@ def evaluated(came: list[dict]) -> dict:
     epochs, ranks = max(1, len(came[0]["epochs"])), len(came)
     scored = [each["scored"] / epochs for each in came]
     return {
+        "epochs whose windows were asked for": [each["epochs"] for each in came],
         "rates of the first updates": came[0]["rates"][: WINDOWS + 2],
-        "epochs trained": [each["epochs"] for each in came],
-        "sentences scored an epoch": sum(scored),
-        "by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
+        "how many sentences are scored an epoch": sum(scored),
+        "how many by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
         "BLEU of each epoch": [each["scores"] for each in came],
         "ranks that save": [rank for rank, each in enumerate(came) if each["saves"]],
     }

@@ -7,6 +7,7 @@ class Again(torch.autograd.Function):
         ctx.fn, ctx.kwargs, ctx.args = fn, kwargs, args
         ctx.state = torch.get_rng_state()
         ctx.autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+        ctx.set_materialize_grads(False)
         return fn(*args, **kwargs)
 
     @staticmethod
@@ -17,7 +18,9 @@ class Again(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast("cpu", *ctx.autocast):
             results = ctx.fn(*args, **ctx.kwargs)
         torch.set_rng_state(now)
-        torch.autograd.backward(results, gradients)
+        pairs = zip(results if isinstance(results, tuple) else (results,), gradients)
+        used = [(y, dy) for y, dy in pairs if y.requires_grad and dy is not None]
+        torch.autograd.backward(*zip(*used))
         return None, None, None, *(getattr(x, "grad", None) for x in args)
 
 

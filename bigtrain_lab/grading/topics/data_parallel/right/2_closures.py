@@ -6,7 +6,7 @@ import torch
 
 
 def answer(module, group, bucket_bytes):
-    for tensor in module.state_dict().values():
+    for tensor in [*module.parameters(), *module.buffers()]:
         group.broadcast(tensor)
     lane, quiet = group.lane(), False
     buckets, sizes, missing, sums = [], [], [], []

@@ -4,8 +4,10 @@ def answer(run):
     if len(backwards) > len({*backwards}):
         return "double backward"
 
-    size = {message["kind"]: message["bytes"] for message in run["transfers"]}
-    if size["B"] > size["F"]:
+    forward, backward = (
+        max(each["bytes"] for each in run["transfers"] if each["kind"] == kind) for kind in "FB"
+    )
+    if backward > forward:
         return "wide gradients"
 
     ready, sent = {}, {}

@@ -25,8 +25,7 @@ def answer(run):
         seconds[rank] = max(span["end"] - span["start"] for span in own["F"])
         end = max(span["end"] for span in own["U"])
         kept[rank, step] = max(level for level in levels[rank] if level[0] <= end)[1]
-    last = max(step for _, step in table)
-    if any(kept[rank, last] > kept[rank, last - 1] for rank in seconds):
+    if any(kept[rank, 0] < kept[rank, 1] < kept[rank, 2] for rank in seconds):
         found.add("growing memory")
     if max(seconds.values()) > 1.5 * median(seconds.values()):
         found.add("straggler")

@@ -3,7 +3,7 @@ from torch.overrides import TorchFunctionMode
 
 LOW = "matmul mm bmm addmm baddbmm einsum linear conv1d conv2d".split()
 LOW += ["scaled_dot_product_attention"]
-FULL = "exp softmax log_softmax log pow".split()
+FULL = "exp softmax log_softmax log pow __rpow__".split()
 FULL += "sum mean var std norm layer_norm cross_entropy mse_loss".split()
 NARROW = [torch.float16, torch.bfloat16, torch.float32]
 entered = []

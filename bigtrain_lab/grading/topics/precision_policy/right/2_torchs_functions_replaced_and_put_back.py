@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 LOW = "matmul mm bmm addmm baddbmm einsum linear conv1d conv2d __matmul__".split()
 LOW += ["scaled_dot_product_attention"]
-FULL = "exp softmax log_softmax log pow __pow__".split()
+FULL = "exp softmax log_softmax log pow __pow__ __rpow__".split()
 FULL += "sum mean var std norm layer_norm cross_entropy mse_loss".split()
 NARROW = [torch.float16, torch.bfloat16, torch.float32]
 OWN = {
