@@ -204,7 +204,8 @@ def student_page(sheet: Sheet) -> str:
         for line in lines:
             points = f"{line.points:g} of {line.of:g} points"
             parts.append(f"<h3>{escape(line.title)}: {points}</h3>")
-            parts.append(bullets(each for each in sheet.told(line) if each not in said))
+            told = [each for each in sheet.told(line) if each not in said]
+            parts.append(bullets(told) if told else "")
             said |= {*sheet.told(line)}
         if verdict["printed"]:
             parts.append(

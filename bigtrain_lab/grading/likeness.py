@@ -38,7 +38,6 @@ NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
 SEEDS = (1, 2, 3)  # that marks are given on
 START = "(start)"  # in place of a right answer's name
 WRITE = "give the function or class that you wrote."
-NOT_PLAYED = "It was not played: an earlier scene had ended it twice."
 OURS_S = 120  # of computing that a right answer may take
 DRAWN = secrets.randbelow(10**6)  # the seed of this process's checks
 
@@ -96,9 +95,10 @@ class Judged(NamedTuple):
     rights: list[list[Row]]
 
     def within(self, names: frozenset[str]) -> "Judged":
-        """The same of fewer scenes."""
+        """The same of fewer scenes; where none of them was played, of the row that ended it."""
         rights = [of_scenes(rows, names) for rows in self.rights]
-        return self._replace(names=names, rows=of_scenes(self.rows, names), rights=rights)
+        rows = of_scenes(self.rows, names) or self.rows[-1:]
+        return self._replace(names=names, rows=rows, rights=rights)
 
     @property
     def different(self) -> int | None:
@@ -116,8 +116,6 @@ class Judged(NamedTuple):
         at = self.different
         if at is None:
             return []
-        if not self.rows:
-            return [NOT_PLAYED]
         last = self.rows[min(at, len(self.rows) - 1)]
         if at == len(self.rows) or last.raised in NOT_OF_A_MISTAKE:
             return [last.told, seen(last.scene, self.seed)]

@@ -455,6 +455,9 @@ def test_marks_are_the_least_of_all_seeds():
     ends = Double.marked([Piece(1, "def answer(x):\n    raise SystemExit")])
     assert set(ends.shares.values()) == {0.0} and "sys.exit" in ends.findings["A small number"][0]
 
+    undefined = Double.marked([Piece(1, "def answer(x=y):\n    return 2 * x")], seeds=(1,))
+    assert all("NameError" in " ".join(told) for told in undefined.findings.values())
+
 
 @pytest.mark.parametrize("name", TOPICS)
 def test_what_is_handed_out_has_no_points(name):
