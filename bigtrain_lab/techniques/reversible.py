@@ -96,11 +96,9 @@ class _Reversible(torch.autograd.Function):
         ctx.blocks, ctx.conditions = blocks, []
 
         def called(fn, x):
-            conditions, y = (
-                Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn),
-                guard.checked(fn, x),
-            )
-            ctx.conditions.append(conditions.after(fn, guard.called(fn)))
+            ctx.conditions.append(Conditions([x], fn, guard.called(fn)))
+            y = guard.checked(fn, x)
+            ctx.conditions[-1].ran()
             return y
 
         for block in blocks:

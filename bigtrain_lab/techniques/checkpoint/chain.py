@@ -1,28 +1,15 @@
-"""checkpoint_sequential: a chain of layers carries out a recompute plan, operation by operation, as
-the plan is written.
+"""A chain of layers under a recompute plan, which is carried out as it is written.
 
-    forward     each layer once, in order
-                    A  what it saves becomes tickets (tickets.py)
-                    F  autograd saves as always
-    backward    when the gradient of x_{i+1} comes, all operations up to B(i)
-                    A  advance from a kept state, nothing recorded
-                    F  advance that fills layer i's tickets
-                    B  autograd's own backward of layer i
+    plan       0A 1A 2F 2B 1F 1B 0F 0B         "keep-none" of three layers would be 0A 1A 2F 2B
+    forward    0A 1A 2F                        0A 1F 1B 0F 0B: a state that is not kept is made anew
+    backward            2B 1F 1B 0F 0B         by advances from one that is
 
-The graph is the plain one: torch.autograd.grad, retain_graph, hooks, a backward of a backward and
-what layers use beside their input work as without a plan. The plan (recompute.py) says after each
-operation which states x_i stay kept; every other one is let go of. Kept states and refilled tickets
-are held as autograd holds what it saves, so that whoever counts saved activations counts exactly
-these, and the peak is the plan's own. A layer that runs again does so under the conditions of its
-first pass: dropout draws one mask. An F in the backward ends with the last tensor that its layer
-saves, unless the plan reads the state that it makes.
-
-    retain_graph    the chain's input is kept on, and each later backward carries the plan out from
-                    the start
-    not carried out, since nobody asks: the passes of layers below the first one that has a gradient
-
-Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016
-(arXiv:1604.06174), algorithm 1.
+The graph stays the plain one: a record's slots (again.py) stand for what each layer saves. A node
+that brings dL/dx_{i+1} first has the walk carry out all operations up to B(i). The plan
+(order/recompute/plan.py) says after each operation which states stay kept. Those, and filled
+slots, are held as autograd holds what it saves: whoever counts saved tensors counts exactly them,
+and the peak is the plan's own. Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)),
+section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,14 +19,13 @@ from threading import RLock
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch.autograd import Variable
+from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ...order.recompute.plan import Chain, Op, Recompute, is_read, named, plan_of, turn
 from ..guards import checkpoint as guard
+from .again import Record, keep
 from .conditions import Conditions
 from .inside import selective_layers
-from .tickets import Tickets, entered, keep
 from .weigh import tensors_of, weigh
 
 
@@ -51,8 +37,8 @@ def checkpoint_sequential(
     budget_bytes: int | None = None,
     span: Callable | None = None,
 ):
-    """layers[-1](... layers[0](x)), run again in the backward as the plan says. A state is a tensor
-    or a tuple of tensors.
+    """Run layers[-1](... layers[0](x)), and again in the backward as the plan says. A state is a
+    tensor or a tuple of tensors.
 
     plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or
                    operations
@@ -76,18 +62,172 @@ def checkpoint_sequential(
     if isinstance(plan, Recompute) and plan.inside:
         layers = selective_layers(layers)
     chain = Chain.equal(len(layers)) if budget_bytes is None else weigh(layers, x)
-    execution = _Execution(
-        layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span or nullcontext
-    )
-    outputs = execution.forward(tensors_of(x, "x is"))
-    return outputs[0] if execution.bare[len(layers)] else outputs
+    walk = _Walk(layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span)
+    outputs = walk.forward(tensors_of(x, "x is"))
+    return outputs[0] if walk.bare[len(layers)] else outputs
+
+
+class _Walk:
+    """A plan as it is carried out, operation by operation.
+
+        forward     each layer once, in order      A  what it saves becomes slots
+                                                   F  autograd saves as always
+        backward    when dL/dx_{i+1} comes, all operations up to B(i)
+                                                   A  advance from a kept state, nothing recorded
+                                                   F  advance that fills layer i's slots
+                                                   B  autograd's own backward of layer i
+
+    After each operation the states x_i that the plan does not name are let go of. Not carried out,
+    since nobody asks: passes of layers below the first one that has a gradient. The graph holds the
+    walk, by slots and hooks; the walk holds nothing of the graph.
+    """
+
+    def __init__(
+        self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable | None
+    ):
+        self.layers, self.ops, self.span = layers, ops, span or nullcontext
+        self.bare = {0: bare}  # whether x_i is a tensor, and no tuple
+        self.sweep, self.at = turn(ops, len(layers)), 0  # operations of the forward; the next one
+        guard.refuse_order([op.action.stage for op in ops[: self.sweep]], len(layers))
+        self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
+        self.lock = RLock()
+        self.records = [Record(f"Layer {i}", self.lock) for i in range(len(layers))]
+        self.kept, self.hand = {}, {}  # states; the one just made
+        self.conditions, self.learns = [], []  # of each layer's first pass; inputs with a gradient
+        self.backward = None  # the B that is under way: how to leave its span, and what stays after
+
+    def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # a node of its own, where the backward of layer 0 ends
+        x = tuple([t.view_as(t) if t.requires_grad else t for t in x])
+        self._announce(0, x)
+        for op in self.ops[: self.sweep]:
+            with self.span(op.action):
+                x = self._first(op, x)
+        self.at, self.hand = self.sweep, {}
+        return x
+
+    def _first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (kind, layer, _), stays = op
+        self._settle(layer, x, stays)
+        self.hand = {layer: x}
+        self.conditions.append(Conditions(x, self.layers[layer], f"layer {layer}"))
+        self.learns.append([t.requires_grad for t in x])
+        record = self.records[layer].slots(partial(self._fill, layer), x)
+        with record if kind == "A" else nullcontext():
+            y = self._run(layer, x)
+        self.conditions[layer].ran()
+        self._announce(layer + 1, y)
+        if layer + 1 in stays:
+            self.kept[layer + 1] = [keep(t.detach()) for t in y]
+        return y
+
+    def _again(self, op: Op) -> None:
+        (kind, layer, _), stays = op
+        x, read = self.hand.pop(layer, None), is_read(self.ops, self.at - 1)
+        x = x or tuple([each.unpack() for each in self.kept[layer]])
+        self._settle(layer, x, stays)
+        with self.conditions[layer].restored():
+            if kind == "F":
+                y = self._record(layer, x, read)
+            else:
+                y = torch.no_grad()(self._run)(layer, x)
+        self.hand = {layer + 1: tuple([t.detach() for t in y])} if read else {}
+        if layer + 1 in stays:
+            self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
+
+    def _record(self, layer: int, x: tuple[Tensor, ...], whole: bool):
+        x = tuple([t.detach().requires_grad_(g) for t, g in zip(x, self.learns[layer])])
+        return self.records[layer].fill(partial(self._run, layer, x), whole)
+
+    def _run(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        versions = [t._version for t in x]
+        result = self.layers[layer](x[0] if self.bare[layer] else x)
+        guard.refuse_in_place(layer, x, versions)
+        self.bare[layer + 1] = isinstance(result, Tensor)
+        return tensors_of(result, f"Layer {layer} returned")
+
+    def _settle(self, layer: int, x: tuple[Tensor, ...], stays: tuple[int, ...]) -> None:
+        """Keep x_layer where it stays, and let go of the others before the layer needs room."""
+        if layer in stays and layer not in self.kept:
+            self.kept[layer] = [keep(t.detach()) for t in x]
+        self._let_go([i for i in stays if i != layer + 1])
+
+    def _let_go(self, stays: Sequence[int]) -> None:
+        self.kept = {i: state for i, state in self.kept.items() if i in stays}
+
+    def _announce(self, i: int, x: tuple[Tensor, ...]) -> None:
+        """Have autograd tell when dL/dx_i is there: before the node that made x_i runs."""
+        for node in {t.grad_fn for t in x} - {None}:
+            node.register_prehook(lambda _: self._to(self.begins[i - 1] if i else len(self.ops)))
+
+    def _fill(self, layer: int) -> None:
+        """Fill the slots of a layer, of which an empty one was asked for."""
+        if self.at < self.sweep:  # its own forward asks for gradients
+            with self.conditions[layer].restored():
+                self._record(layer, self.hand[layer], False)
+        else:
+            self._to(self.begins[layer])
+
+    def _to(self, goal: int) -> None:
+        """Carry out all operations up to this one; if it is a backward, it begins."""
+        with self.lock:
+            while self.at <= min(goal, len(self.ops) - 1):
+                op, self.at = self.ops[self.at], self.at + 1
+                self._end_backward()
+                if op.action.kind == "B":
+                    self.hand, self.backward = {}, (entered(self.span(op.action)), op.keep)
+                    at_the_end(self._end_backward)
+                else:
+                    with self.span(op.action):
+                        self._again(op)
+            if goal == len(self.ops):
+                self._end_backward()
+
+    def _end_backward(self) -> None:
+        if self.backward:
+            (leave, stays), self.backward = self.backward, None
+            self._let_go(stays)
+            leave()
+
+
+def at_the_end(callback: Callable) -> None:
+    """Have autograd call it when the backward that is under way ends; torch has no public name for
+    that."""
+    if torch._C._current_graph_task_id() != -1:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def entered(context) -> Callable[[], None]:
+    """Enter a context between two of autograd's nodes, to be left between two others by what is
+    returned. Autograd sets the hooks on saved tensors anew for each node: those that the context
+    sets, as a meter's does, are laid aside until they are to be taken off.
+    """
+    before, aside = top_hooks(), []
+    context.__enter__()
+    while (now := top_hooks()) is not None and (before is None or now[0] is not before[0]):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        aside.append(now)
+
+    def leave() -> None:
+        for hooks in reversed(aside):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        context.__exit__(None, None, None)
+
+    return leave
+
+
+def top_hooks() -> tuple[Callable, Callable] | None:
+    return _top_saved_tensors_default_hooks(True)
+
+
+# -- a stage of a model ----------------------------------------------------------------------------
 
 
 def recomputed(plan) -> Callable:
-    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or
-    a Recompute. A stage is a chain whose forward is nn.Sequential's, or whose class says so: its
-    `chained_layers` are called one after the other, each with the context too. Any other stage is
-    one layer."""
+    """Make (stage, x, *context) -> the stage's output, run again in the backward by the plan: a
+    name, or a Recompute. A stage is a chain whose forward is nn.Sequential's, or whose class says
+    so: its `chained_layers` are called one after the other, each with the context too. Any other
+    stage is one layer."""
     plan = named(plan) if isinstance(plan, str) else plan
 
     def forward(stage, x, *context):
@@ -96,9 +236,7 @@ def recomputed(plan) -> Callable:
         layers = chained_layers(stage)
         if layers is None:
             return run([stage], x, *context)
-        vars(stage)["forward"] = partial(
-            run, layers
-        )  # so that a call of the stage still runs its hooks
+        vars(stage)["forward"] = partial(run, layers)  # a call of the stage still runs its hooks
         try:
             return stage(x, *context)
         finally:
@@ -125,170 +263,3 @@ def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
     if says is nn.Sequential:
         return stage
     return stage.chained_layers if "chained_layers" in vars(says) else None
-
-
-class _Execution:
-    """Where a plan's execution stands. The graph holds it, by tickets and hooks, and it holds
-    nothing of the graph."""
-
-    def __init__(self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable):
-        self.layers, self.ops, self.span, self.bare = (
-            layers,
-            ops,
-            span,
-            {0: bare},
-        )  # bare[i]: x_i is a tensor, and no tuple
-        self.sweep, self.at = (
-            turn(ops, len(layers)),
-            0,
-        )  # how many operations are the forward; which one is next
-        guard.refuse_order([op.action.stage for op in ops[: self.sweep]], len(layers))
-        self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
-        self.lock = RLock()
-        self.tickets = [Tickets(f"Layer {i}", self.lock) for i in range(len(layers))]
-        self.kept, self.hand, self.start = (
-            {},
-            {},
-            None,
-        )  # states, the one just made, x_0 where the graph is retained
-        self.conditions, self.learns = (
-            [],
-            [],
-        )  # of each layer's first pass; which of its inputs have a gradient
-        self.under_way = None  # in the forward: a layer, its input, and the conditions of its pass
-        self.task, self.first_task, self.retained = (
-            None,
-            None,
-            False,
-        )  # which backward runs, which was the first; whether the graph stays
-        self.backward = None  # the B that runs: how to leave its span, and what is kept after it
-
-    def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = tuple(
-            [t.view_as(t) if t.requires_grad else t for t in x]
-        )  # a node of its own, where the backward of layer 0 ends
-        self.announce(0, x)
-        for op in self.ops[: self.sweep]:
-            with self.span(op.action):
-                x = self.first(op, x)
-        self.at = self.sweep
-        return x
-
-    def first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (kind, layer, _), stays = op
-        self.settle(layer, x, stays)
-        conditions = Conditions.now(x, self.conditions[-1] if layer else None, self.layers[layer])
-        self.learns.append([t.requires_grad for t in x])
-        self.under_way = layer, x, conditions
-        with (
-            self.tickets[layer].first(partial(self.fill, layer), x)
-            if kind == "A"
-            else nullcontext()
-        ):
-            y = self.run(layer, x)
-        self.under_way = None
-        self.conditions.append(conditions.after(self.layers[layer], f"layer {layer}"))
-        self.announce(layer + 1, y)
-        if layer + 1 in stays:
-            self.kept[layer + 1] = [keep(t.detach()) for t in y]
-        return y
-
-    def run(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        versions = [t._version for t in x]
-        result = self.layers[layer](x[0] if self.bare[layer] else x)
-        guard.refuse_in_place(layer, x, versions)
-        self.bare[layer + 1] = isinstance(result, Tensor)
-        return tensors_of(result, f"Layer {layer} returned")
-
-    def cut(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(
-            [t.detach().requires_grad_(learns) for t, learns in zip(x, self.learns[layer])]
-        )
-
-    def settle(self, layer: int, x: tuple[Tensor, ...], stays: tuple[int, ...]) -> None:
-        """Keep x_layer where it stays, and let go of the others before the layer needs room."""
-        if layer in stays and layer not in self.kept:
-            self.kept[layer] = [keep(t.detach()) for t in x]
-        self.let_go([i for i in stays if i != layer + 1])
-
-    def let_go(self, stays: Sequence[int]) -> None:
-        if self.retained:
-            self.start = self.kept.get(0, self.start)
-        self.kept = {i: state for i, state in self.kept.items() if i in stays}
-
-    def announce(self, i: int, x: tuple[Tensor, ...]) -> None:
-        """Have autograd tell when dL/dx_i is there: before the node that made x_i runs."""
-        for node in {t.grad_fn for t in x} - {None}:
-            node.register_prehook(lambda gradients: self.arrived(i))
-
-    def arrived(self, i: int) -> None:
-        with self.lock:
-            self.begin_task()
-            if self.task == self.first_task:  # later ones are driven by the tickets alone
-                self.carry_out(self.begins[i - 1] if i else len(self.ops))
-
-    def fill(self, layer: int) -> None:
-        """A ticket of this layer was shown, and is empty."""
-        if self.under_way and self.under_way[0] == layer:  # its own forward asks for gradients
-            _, x, conditions = self.under_way
-            with conditions.restored():
-                self.tickets[layer].again(partial(self.run, layer, self.cut(layer, x)), held=False)
-            return
-        self.begin_task()
-        if self.at > self.begins[layer]:  # once more, from the start
-            guard.refuse_gone(start := self.kept.get(0, self.start))
-            self.at, self.hand, self.kept = 0, {}, {0: start}
-        self.carry_out(self.begins[layer])
-
-    def begin_task(self) -> None:
-        """Note in which backward we are."""
-        task = torch._C._current_graph_task_id()  # -1: in none, someone looks at what a node saved
-        if task != self.task:
-            self.task, self.retained = task, _get_current_graph_task_keep_graph()
-            if task != -1:
-                self.first_task = task if self.first_task is None else self.first_task
-                Variable._execution_engine.queue_callback(self.finish)
-
-    def carry_out(self, goal: int) -> None:
-        """All operations up to this one; if it is a backward, it begins."""
-        while self.at <= min(goal, len(self.ops) - 1):
-            op, self.at = self.ops[self.at], self.at + 1
-            self.end_backward()
-            if op.action.kind == "B":
-                self.hand, self.backward = {}, (entered(self.span(op.action)), op.keep)
-            else:
-                with self.span(op.action):
-                    self.again(op)
-        if goal == len(self.ops):
-            self.end_backward()
-
-    def end_backward(self) -> None:
-        if self.backward:
-            (leave, stays), self.backward = self.backward, None
-            self.let_go(stays)
-            leave()
-
-    def again(self, op: Op) -> None:
-        (kind, layer, _), stays = op
-        x, read = (
-            self.hand.pop(layer, None) or tuple([handle.unpack() for handle in self.kept[layer]]),
-            is_read(self.ops, self.at - 1),
-        )
-        self.settle(layer, x, stays)
-        with self.conditions[layer].restored():
-            if kind == "F":
-                y = self.tickets[layer].again(
-                    partial(self.run, layer, self.cut(layer, x)), whole=read
-                )
-            else:
-                y = torch.no_grad()(self.run)(layer, x)
-        self.conditions[layer] = self.conditions[layer].again()
-        self.hand = {layer + 1: tuple([t.detach() for t in y])} if read else {}
-        if layer + 1 in stays:
-            self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
-
-    def finish(self) -> None:
-        """The whole backward, of which the chain's is a part, has ended."""
-        self.end_backward()
-        if not self.retained:
-            self.hand, self.kept, self.start = {}, {}, None

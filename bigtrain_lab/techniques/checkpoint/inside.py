@@ -16,7 +16,7 @@ from functools import partial
 from torch import nn
 
 from ...core import Impossible
-from .region import checkpoint
+from .again import checkpoint
 
 
 def selective(module: nn.Module, part: str = "core") -> Callable:
@@ -45,13 +45,9 @@ def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Cal
 
 
 def with_parts_again(layer, owners: list[nn.Module], part: str, *args, **kwargs):
-    before = [
-        vars(owner).get(part) for owner in owners
-    ]  # a method of the instance's own, or this same swap around this one
-    for owner in owners:
-        vars(owner)[part] = partial(
-            checkpoint, getattr(owner, part)
-        )  # a call finds this before the class's own
+    before = [vars(owner).get(part) for owner in owners]  # the instance's own, or an outer swap
+    for owner in owners:  # a call finds this before the class's own
+        vars(owner)[part] = partial(checkpoint, getattr(owner, part))
     try:
         return layer(*args, **kwargs)
     finally:
@@ -62,8 +58,5 @@ def with_parts_again(layer, owners: list[nn.Module], part: str, *args, **kwargs)
 
 
 def owners_of(layer, part: str) -> list[nn.Module]:
-    return (
-        [m for m in layer.modules() if callable(getattr(m, part, None))]
-        if isinstance(layer, nn.Module)
-        else []
-    )
+    within = layer.modules() if isinstance(layer, nn.Module) else ()
+    return [m for m in within if callable(getattr(m, part, None))]

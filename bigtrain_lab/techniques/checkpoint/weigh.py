@@ -26,7 +26,7 @@ def weigh(layers: Sequence[Callable], x) -> Chain:
     """The Chain of these layers for this input, a tensor or a tuple of tensors; a backward is taken
     to cost two forwards."""
     states, saved, forwards, saves_input, saves_output = [storages(x)], [], [], [], []
-    with Conditions.now(tensors_in(x)).restored(), torch.enable_grad():
+    with Conditions(tensors_in(x)).restored(), torch.enable_grad():
         for number, layer in enumerate(layers):
             result, record, worked = recorded(layer, x if not number else started(x))
             x = result

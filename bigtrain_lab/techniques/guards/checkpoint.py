@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ...core import Impossible
@@ -105,24 +105,13 @@ def refuse_in_place(layer: int, x: Iterable[Tensor], before: list[int]) -> None:
     )
 
 
-def refuse_gone(start) -> None:
-    refuse(
-        (
-            start is None,
-            "Second backward through a checkpointed chain: call the first with retain_graph=True.",
-        )
-    )
-
-
 # -- a function that runs again -----------------------------------------------------------------
 
 
-def refuse_moved(
-    tensors: Iterable[Tensor], before: Sequence[int], now: Sequence[int], name: str
-) -> None:
+def refuse_moved(noted: Iterable[tuple[Tensor, int]], name: str) -> None:
     """Impossible where one of them was changed in place since the forward."""
-    for tensor, was, is_ in zip(tensors, before, now):
-        if was != is_:
+    for tensor, before in noted:
+        if tensor._version != before:
             weight = tensor.is_leaf and tensor.requires_grad
             what, instead = (
                 ("weight", "call backward before the optimizer's step")
@@ -135,19 +124,21 @@ def refuse_moved(
             )
 
 
-def refuse_other_looks(name: str, number: int, was: tuple, now: tuple) -> None:
-    if was != now:
+def refuse_other(name: str, number: int, slot, now: tuple, of: Tensor) -> None:
+    """`of`: whose memory the tensor is that the rerun saves."""
+    if slot.looks != now:
         raise Impossible(
             f"{name} did not do the same when it ran again: tensor {number} that "
-            f"autograd saves was {described(was)}, and is now {described(now)}. "
-            f"{AGAIN}"
+            f"autograd saves was {described(slot.looks)}, and is now {described(now)}. {AGAIN}"
         )
-
-
-def refuse_other_weight(name: str, same: bool, tensor: Tensor) -> None:
+    weight = slot.weight
+    if weight is None:  # none, or one of torch.func.functional_call's
+        same = not isinstance(of, nn.Parameter)
+    else:
+        same = of is weight or of.data_ptr() == weight.data_ptr()
     if not same:
         raise Impossible(
-            f"{name} used another weight of shape {tuple(tensor.shape)} when it ran "
+            f"{name} used another weight of shape {tuple(now[0])} when it ran "
             "again: give checkpoint the module that has the weight, or pass the "
             "weight as an argument."
         )
@@ -162,20 +153,13 @@ def refuse_fewer(name: str, saved: int, wanted: int, before: int) -> None:
     )
 
 
-def refuse_written(name: str, tensor: Tensor, version: int, looks: tuple) -> None:
+def refuse_written(name: str, tensor: Tensor, version: int) -> None:
     """A tensor that fn saves and then changes: autograd's own check is off where hooks pack."""
     if tensor._version != version:
+        looks = tensor.shape, tensor.dtype, tensor.device
         raise Impossible(
             f"{name} changed a {described(looks)} in place which its backward needs: "
             "write the result to a new tensor."
-        )
-
-
-def refuse_written_since(tensor: Tensor, version: int, looks: tuple) -> None:
-    if tensor._version != version:
-        raise Impossible(
-            f"A {described(looks)} was changed in place while a backward that needs "
-            "it ran: write the result to a new tensor."
         )
 
 
