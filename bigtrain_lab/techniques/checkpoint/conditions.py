@@ -17,7 +17,7 @@ Cost: 5 kB a random state, which torch makes without an operator, so that a ledg
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import CellType, FunctionType, MethodType
 
@@ -60,7 +60,8 @@ class Conditions:
 
     def ran(self) -> None:
         """Note how often each weight, and each tensor in a closure, has been changed in place."""
-        self.moved = {each: each._version for each in self.weights if not each.is_inference()}
+        with suppress(RuntimeError):  # those made in inference mode have no count
+            self.moved = {each: each._version for each in self.weights}
 
     @contextmanager
     def restored(self) -> Iterator[None]:
