@@ -22,9 +22,9 @@ import sys
 import sysconfig
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
@@ -67,6 +67,7 @@ class Row(NamedTuple):
     raised: str = ""
     told: str = ""
     printed: str = ""
+    replay: Callable | None = None  # -> a picture of it, where the exercise has one
 
 
 class Raised(Exception):
@@ -483,7 +484,8 @@ def shown(exercise, name: str, inputs: list, came, ranks) -> Row:
     try:
         with torch.random.fork_rng([]):
             value = exercise.shown(*inputs, came, *filter(None, [ranks]))
-        return Row(name, plain(value), exercise.near)
+        replay = exercise.replay and partial(exercise.replay, *inputs, came)
+        return Row(name, plain(value), exercise.near, replay=replay)
     except Refused as error:
         return Row(name, None, exercise.near, "Refused", str(error))
     except Exception as error:

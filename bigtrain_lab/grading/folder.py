@@ -63,6 +63,7 @@ def topic(folder: Path) -> type[Topic]:
             "bench": f"{package}.bench",
             "scenes": staticmethod(partial(told_apart, probe.scenes)),
             "shown": staticmethod(partial(shown, probe.shown)),
+            "replay": staticmethod(replay) if (replay := getattr(probe, "replay", None)) else None,
         },
     )
     setattr(import_module(package), made.__name__, made)  # where pickle looks for it

@@ -25,6 +25,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from IPython import get_ipython
+from IPython.display import display
+
 from ..core import Family, Impossible
 from ..runtime.process import server
 from . import known
@@ -131,6 +134,14 @@ class Judged(NamedTuple):
         return [*sentence, f"{difference(last, right)} {seen(last.scene, self.seed)}"]
 
     @property
+    def replay(self) -> tuple | None:
+        """Of the first scene that is wrong: (Trace, tick of what is wrong first), where it can be
+        drawn."""
+        at = self.different
+        drawn = self.rows[at].replay if at is not None and at < len(self.rows) else None
+        return drawn and drawn()
+
+    @property
     def share(self) -> float:
         """Of the scenes that are not right at the start, the share that is now."""
         begun = self.topic.reference_rows(self.seed, self.played).get(START, [])
@@ -156,6 +167,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
                    random.Random, gives sizes and seeds. In the order in which a mistake is told.
                    After `own` may come what is common in later runs, in the same folder
     shown          (inputs, came) or (common, own, came, ranks) -> what is compared
+    replay         the same -> (Trace, tick of the first event that is wrong), or None
     bench          the module whose `play` plays an answer
     """
 
@@ -169,6 +181,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     forbids: ClassVar[tuple[str, ...]] = ()
     near: ClassVar[float] = NEAR
     writes: ClassVar[bool] = False
+    replay: ClassVar[Callable | None] = None
     folder: ClassVar[Path]
     bench: ClassVar[str]
 
@@ -192,20 +205,21 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def looked_at(
         cls, answer, seed: int | None = None, step: int | None = None
-    ) -> tuple[list[str], list[str], float]:
-        """(findings, what the answer printed, share of right scenes), of all or of a step."""
+    ) -> tuple[list[str], list[str], float, tuple | None]:
+        """(findings, what the answer printed, share of right scenes, replay), of all or of a
+        step."""
         seed = DRAWN if seed is None else seed
         if not callable(answer):
             given = "nothing" if answer is None else f"a {type(answer).__name__}"
-            return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0
+            return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0, None
         try:
             pieces = text_of(answer)
         except Impossible as error:  # it cannot travel
-            return [str(error)], [], 0.0
+            return [str(error)], [], 0.0, None
         names = None if step is None else cls.scenes_of(step, seed)
         judged = cls.judged(pieces, seed, names, patience=2 * (step is not None))
         printed = [row.printed for row in judged.rows if row.printed][:1]
-        return judged.findings, printed, judged.share
+        return judged.findings, printed, judged.share, judged.replay
 
     @classmethod
     def judged(
@@ -318,8 +332,9 @@ class Verdict(tuple):
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
     """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is
     true. What the answer printed is shown first."""
-    findings, printed, _ = Topic.named(topic).looked_at(answer, seed)
+    findings, printed, _, replay = Topic.named(topic).looked_at(answer, seed)
     print(*(f"Your answer printed: {each}" for each in printed), sep="", end="")
+    draw(replay)
     return Verdict(findings)
 
 
@@ -327,12 +342,22 @@ def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
     """The points that an answer has in a step of an exercise, by the share of its scenes that it
     has made right; the findings are printed."""
     exercise = Topic.named(topic)
-    findings, printed, share = exercise.looked_at(answer, seed, step)
+    findings, printed, share, replay = exercise.looked_at(answer, seed, step)
     of = exercise.steps[step - 1].points
     print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
     if share < 1:
         print(f"{of * share:.2g} of {of} points.")
+    draw(replay)
     return round(of * share, 2)
+
+
+def draw(replay: tuple | None) -> None:
+    """Show, in a notebook, what an answer did up to the first event that is wrong."""
+    if replay and get_ipython():
+        from ..view.player import Player  # widgets take a second to load
+
+        print("What your answer did, up to the first action that differs from a right answer's:")
+        display(Player(replay[0], opens_at=replay[1]))
 
 
 def warm() -> None:

@@ -497,6 +497,26 @@ def test_an_answer_that_keeps_something_between_calls_is_wrong():
     assert "give another result than alone: yours [" in told
 
 
+@pytest.mark.parametrize(
+    "name, mistake, first",
+    [
+        ("1f1b", "GPipe", {"0F4", "1F3", "2F2", "3F1"}),
+        ("1f1b", "the drain backwards", {"1B7"}),
+        ("gpipe", "1F1B", {"3B0"}),
+        ("1f1b", "empty", None),
+    ],
+)
+def test_an_order_is_played_up_to_the_first_action_that_no_right_order_has_there(
+    name, mistake, first
+):
+    topic = TOPICS[name]
+    replay = topic.judged([Piece(1, topic.wrong[mistake].text)], 5, patience=1).replay
+    assert (replay is None) == (first is None)
+    if replay:
+        trace, tick = replay
+        assert first <= {span.name for span in trace.spans() if span.start == tick}
+
+
 def test_assert_right_is_silent_or_an_assertion_with_the_findings():
     assert_right("double", lambda x: 2 * x)
     with pytest.raises(AssertionError, match="three times the number"):

@@ -49,7 +49,8 @@ LOOK = {
 
 class Player(anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels,
-    None to fit the ranks."""
+    None to fit the ranks; `opens_at`: the tick at which the playhead stands first, None: the
+    end."""
 
     _esm = "".join(
         (HERE / name).read_text(encoding="utf-8")
@@ -62,6 +63,7 @@ class Player(anywidget.AnyWidget):
     look = traitlets.Dict(LOOK).tag(sync=True)
     limit_bytes = traitlets.Int(None, allow_none=True).tag(sync=True)
     height = traitlets.Int(None, allow_none=True).tag(sync=True)
+    opens_at = traitlets.Int(None, allow_none=True).tag(sync=True)
 
     def __init__(
         self,

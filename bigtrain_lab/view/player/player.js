@@ -238,7 +238,7 @@ function render({ model, el }) {
   Object.assign(act, { list: (rank) => list.open(rank, true), peak: () => v.scene && list.toggle(), shut: () => list.close() });
   const list = peakList(d, v, act);
   function load() {
-    const old = v.scene, live = model.get("live");
+    const old = v.scene, live = model.get("live"), opensAt = model.get("opens_at");
     v.scene = readScene(model.get("data"), v.look); v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
@@ -253,7 +253,7 @@ function render({ model, el }) {
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
-    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = v.scene.end; rested = true; } else v.t = Math.min(v.t, v.scene.end);
+    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.end; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
     if (!resize()) return;
     if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
     frame();

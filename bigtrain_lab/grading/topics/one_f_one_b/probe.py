@@ -6,7 +6,8 @@ Only `steps` counts: the order is played by the rules of `Schedule` itself, what
 says. Source: Narayanan et al. 2021 (arXiv:2006.09503), section 3.2.
 """
 
-from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.order.schedule import Schedule, name_of
 from bigtrain_lab.order.simulate import simulate
 
 NAME, ALLOWS = "1f1b", ("bigtrain_lab.order.schedule", "bigtrain_lab.core")
@@ -53,6 +54,31 @@ def shown(inputs: dict, came: dict) -> dict:
         row["slots"] = float(trace.makespan)
         row["micro-batches alive on each rank"] = [*map(trace.peak_live, range(len(order)))]
     return row
+
+
+def replay(inputs: dict, came: dict) -> tuple | None:
+    """The answer's schedule played, and when its first action begins that 1F1B has otherwise
+    there; None where it cannot be played."""
+    right = Schedule.named("1f1b")(inputs["ranks"], inputs["micro_batches"])
+    return replayed(came["order"], [[*map(name_of, right.steps(r))] for r in range(right.ranks)])
+
+
+def replayed(order: list[list], *rights: list[list[str]]) -> tuple | None:
+    """Beside that right order which it follows longest."""
+    try:
+        trace = simulate(Schedule.of(*map(text, order)), {"F": 1, "B": 2})
+    except Impossible:  # which the finding tells
+        return None
+    wrong = [
+        [
+            s.start
+            for r in range(trace.ranks)
+            for s, name in zip(trace.spans(r), right[r])
+            if s.name != name
+        ]
+        for right in rights
+    ]
+    return (trace, max(map(min, wrong))) if all(wrong) else None
 
 
 def early(work: list, m: int) -> int:
