@@ -7,7 +7,8 @@
 
 A unit is some modules whose parameters lie in one flat tensor, of which each rank keeps an equal
 part. What autograd saved of the weights are views of that tensor's storage: it is emptied between
-uses and filled again for the backward, and nobody sees the difference.
+uses and filled again for the backward, and nobody sees the difference. `NaiveUnit` is the same by a
+checkpoint around a gather; `FullyShardedDataParallel` runs no forward twice, and gathers ahead.
 
 Bytes sent a rank: (N-1)/N of 3 psi, for psi bytes of parameters: gathered twice, gradients once;
 data parallel sends 2 psi of these. Memory: parameters, gradients and optimizer state of 1/N, and
@@ -25,14 +26,54 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
+from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from ..runtime.talk.group import Group
+from .checkpoint import checkpoint
 from .clip import clip_grad_norm
 from .guards import fully_sharded as guard
 from .layerwise import wide
 from .shards import Flat, Owned
 from .units import units_of
+
+
+class NaiveUnit(nn.Module):
+    """A module of which each rank keeps the N-th part of all numbers. A forward gathers them, and a
+    checkpoint lets them go; its rerun in the backward gathers them again, and the part's `.grad` is
+    the mean. It costs one more forward, and no message runs beside the work."""
+
+    def __init__(self, module, group):
+        super().__init__()
+        named = dict(module.named_parameters())
+        self.inner, self.group = [module], group  # in a list: its weights are not this module's
+        self.shapes = {name: p.shape for name, p in named.items()}
+        flat = torch.cat([p.detach().flatten() for p in named.values()])
+        flat = nn.functional.pad(flat, (0, -len(flat) % group.size))
+        self.part = nn.Parameter(flat.chunk(group.size)[group.rank].clone())
+        for p in named.values():
+            p.data = p.new_empty(0)
+
+    def forward(self, *inputs):
+        return checkpoint(self.run, self.part, *inputs)
+
+    def run(self, part, *inputs):
+        whole, end, weights = _Gathered.apply(part, self.group), 0, {}
+        for name, shape in self.shapes.items():
+            weights[name] = whole[end : end + shape.numel()].view(shape)
+            end += shape.numel()
+        return functional_call(self.inner[0], weights, inputs)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part, group):
+        ctx.group = group
+        return group.all_gather(part)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.group.reduce_scatter(gradient, "mean"), None
 
 
 class FullyShardedDataParallel(nn.Module):

@@ -59,6 +59,29 @@ __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
+def naive_mixed_training(
+    model, loss_of, batches, optimizer_class, half=torch.float16, scale=2.0**16, **kwargs
+):
+    """Train a float32 model with half weights, float32 masters and a scaled loss; returns the loss
+    of each batch."""
+    masters = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
+    optimizer, losses = optimizer_class(masters, **kwargs), []
+    model.to(half)
+    for batch in batches:
+        loss = loss_of(model, batch)
+        (scale * loss).backward()
+        for weight, master in zip(model.parameters(), masters):
+            master.grad, weight.grad = weight.grad.float() / scale, None
+        if all(master.grad.isfinite().all() for master in masters):
+            optimizer.step()
+            for weight, master in zip(model.parameters(), masters):
+                weight.data.copy_(master)
+        else:  # an overflow: skip the step, and lift the gradients less
+            scale /= 2
+        losses.append(loss.item())
+    return losses
+
+
 class MixedPrecision:
     """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where
     the policy holds.

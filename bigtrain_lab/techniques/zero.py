@@ -7,6 +7,7 @@
 An all-reduce is a reduce-scatter and an all-gather. So the bytes are those of data parallel; what
 lies between the two halves is now the step. In stage 2 a rank also drops the gradients of others as
 soon as they are summed, and so every backward sends, also when several make one gradient.
+`NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while it goes on.
 
 Bytes of psi parameters a rank, in mixed precision with Adam, of data parallel 16 psi:
     stage 1   4 psi + 12 psi / N           stage 2   2 psi + 14 psi / N
@@ -34,6 +35,29 @@ from .saved_shards import full_optimizer_state, load_full_optimizer_state
 from .shards import Flat, Owned
 
 __all__ = ["FullyShardedDataParallel", "ShardedGradients", "ZeroOptimizer", "shared", "shards_of"]
+
+
+class NaiveZero:
+    """Stage 1 without buckets: all numbers lie in a row, of which each rank steps its N-th part by
+    `optimizer_class`. `step` takes each rank's own gradient in every `.grad`."""
+
+    def __init__(self, params, optimizer_class, group, **kwargs):
+        self.params, self.group = list(params), group
+        self.part = nn.Parameter(self.row(self.params).chunk(group.size)[group.rank].clone())
+        self.inner = optimizer_class([self.part], **kwargs)
+
+    def row(self, tensors):
+        flat = torch.cat([each.detach().flatten() for each in tensors])
+        return nn.functional.pad(flat, (0, -len(flat) % self.group.size))
+
+    def step(self):
+        gradient = self.row([p.grad for p in self.params])
+        self.part.grad = self.group.reduce_scatter(gradient, "mean")
+        self.inner.step()
+        whole, end = self.group.all_gather(self.part.detach()), 0
+        for p in self.params:
+            p.data.copy_(whole[end : end + p.numel()].view_as(p))
+            end += p.numel()
 
 
 class ZeroOptimizer(Optimizer):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint
-from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
+from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel, NaiveUnit
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.units import units_of
@@ -188,6 +188,34 @@ def test_ranks_learn_what_one_process_learns(over, ranks, ways):
         for (name, value), found in product(expected.items(), results):
             differs = torch.linalg.vector_norm(found[f"{way} {name}"] - value)
             assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (way, name, differs)
+
+
+def parts_learnt(group, make):
+    """(Inputs' gradient, this rank's parts after a step) of three layers that `make` cuts."""
+    torch.manual_seed(0)
+    layers = [make(nn.Linear(4, 4).double(), group) for _ in range(3)]
+    x = torch.linspace(-1, 1, 12).double().view(3, 4).roll(group.rank, 0).requires_grad_()
+    out = x
+    for layer in layers:
+        out = torch.tanh(layer(out))
+    out.square().sum().backward()
+    for layer in layers:
+        if isinstance(layer, FullyShardedDataParallel):
+            layer.finish_gradient_synchronization()
+    parts = [p for layer in layers for p in layer.parameters()]
+    torch.optim.SGD(parts, lr=0.1).step()
+    return x.grad, torch.cat([p.detach().flatten() for p in parts])
+
+
+def test_units_learn_what_naive_ones_learn_and_keep_no_more():
+    """A unit of one linear layer: both lay weight and bias in a row."""
+    naive, ours = (
+        on_threads(partial(parts_learnt, make=make), 4)
+        for make in (NaiveUnit, lambda m, group: FullyShardedDataParallel(m, group, units=[m]))
+    )
+    for found, expected in zip(ours, naive):
+        assert found[1].shape == expected[1].shape == (15,)
+        assert all(map(torch.allclose, found, expected))
 
 
 class Branches(nn.Module):

@@ -17,6 +17,7 @@ from bigtrain_lab.techniques.mixed_precision import (
     Level,
     MixedPrecision,
     Policy,
+    naive_mixed_training,
 )
 
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -316,6 +317,32 @@ def test_fp32_is_plain_training_to_the_bit():
     assert all(
         torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values())
     )
+
+
+def test_half_all_through_is_the_naive_training_to_the_bit():
+    """At a scale that overflows in the first steps."""
+    batches = [(torch.full((2, 3), x), torch.ones(2, 1)) for x in (-1.0, -0.5, 0.0, 0.5, 1.0) * 2]
+
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss_of(model, batch):
+        return F.mse_loss(*(each.half() for each in (model(batch[0].half()), batch[1])))
+
+    scale, naive, ours = 2.0**20, net(), net()
+    losses = naive_mixed_training(naive, loss_of, batches, torch.optim.Adam, scale=scale, lr=0.01)
+    mp = MixedPrecision(Level("half", HALF, policy=False), DynamicLossScaler(scale))
+    mp.prepare(ours)
+    optimizer = torch.optim.Adam(mp.parameters(), lr=0.01)
+    for batch, expected in zip(batches, losses):
+        with mp:
+            loss = loss_of(ours, batch)
+        mp.backward(loss)
+        mp.step(optimizer), mp.update(), optimizer.zero_grad()
+        assert loss.item() == expected
+    assert 4 * mp.scaler.get_scale() <= scale
+    assert all(map(torch.equal, naive.parameters(), ours.parameters()))
 
 
 def test_micro_batches_add_up_in_float32():

@@ -21,7 +21,7 @@ from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
+from bigtrain_lab.techniques.zero import FullyShardedDataParallel, NaiveZero, ZeroOptimizer
 
 from .threads import on_processes, on_threads
 
@@ -90,6 +90,20 @@ def alone(make):
     return model.state_dict()
 
 
+def naive(make, group):
+    """As `trained` without clip, groups, or weights that some rank does not use."""
+    model = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH)).double()
+    for number, p in enumerate(model.parameters()):
+        p.data.copy_(torch.linspace(-1, 1, p.numel()).view_as(p) / (1 + number))
+    optimizer = make(model.parameters(), group)
+    for step in range(STEPS):
+        x, y, _ = samples(step, group.rank, group.size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        getattr(optimizer, "zero_grad", model.zero_grad)()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
 def trained(make, group, stage, backwards=1):
     """The weights of this rank."""
     model = Model()
@@ -144,6 +158,18 @@ def test_ranks_learn_what_one_process_learns(over, ranks, names):
         for stage, backwards in WAYS:
             key = f"{name} stage {stage} of {backwards}"
             assert far({each: found[f"{key}: {each}"] for each in expected}, expected) <= 1e-12, key
+
+
+def test_what_buckets_learn_the_naive_one_learns():
+    adam = {"optimizer_class": torch.optim.Adam, "lr": 1e-2}
+    expected = naive(lambda params, _: torch.optim.Adam(params, lr=1e-2), Alone())
+    ways = (
+        lambda params, group: NaiveZero(params, group=group, **adam),
+        lambda params, group: ZeroOptimizer(params, group=group, bucket_bytes=100, **adam),
+    )
+    for way in ways:
+        results = on_threads(partial(naive, way), 3)
+        assert all(far(found, expected) <= 1e-12 for found in results)
 
 
 def test_what_is_loaded_into_half_weights_reaches_their_masters():
