@@ -152,7 +152,11 @@ class MixedPrecision:
         for weight in (
             p
             for p in model.parameters()
-            if rounded and p.is_floating_point() and p not in norms and self.level.dtype != p.dtype
+            if rounded
+            and self.level.rounded
+            and p.is_floating_point()
+            and p not in norms
+            and self.level.dtype != p.dtype
         ):
             if self.level.masters and masters and weight.requires_grad:
                 self._give_master(weight)

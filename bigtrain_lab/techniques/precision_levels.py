@@ -1,4 +1,9 @@
-"""The levels of mixed precision by name: a format, and which of the three safeguards are there."""
+"""The levels of mixed precision by name: a format, and which of the safeguards are there.
+
+fp32, fp16-operators, fp16, fp16-pure   Apex's O0 to O3, by which names they are found too
+bf16-throughout                         Megatron-LM's: weights and activations in 16 bits, masters
+                                        and sums of gradients in float32
+"""
 
 from typing import NamedTuple
 
@@ -6,11 +11,16 @@ import torch
 
 
 class Level(NamedTuple):
+    """`policy`: operators that need range run in float32; else all run in `dtype`. `rounded`:
+    weights are stored in `dtype`; else an operator of the policy casts them as it uses them.
+    `masters`: the optimizer steps float32 copies. `scaling`: the loss is scaled."""
+
     name: str
     dtype: torch.dtype
     policy: bool = True
     masters: bool = True
     scaling: bool = True
+    rounded: bool = True
 
 
 LEVELS = {
@@ -18,15 +28,15 @@ LEVELS = {
     for level in (
         Level("fp32", torch.float32, policy=False, masters=False, scaling=False),
         Level("bf16", torch.bfloat16, scaling=False),
+        Level("bf16-throughout", torch.bfloat16, policy=False, scaling=False),
         Level("fp16", torch.float16),
+        Level("fp16-operators", torch.float16, masters=False, rounded=False),
         Level("fp16-no-scaling", torch.float16, scaling=False),
         Level("fp16-no-masters", torch.float16, masters=False),
         Level("bf16-no-masters", torch.bfloat16, masters=False, scaling=False),
-        Level(
-            "fp16-pure", torch.float16, policy=False, masters=False, scaling=False
-        ),  # "just call .half()"
+        Level("fp16-pure", torch.float16, policy=False, masters=False, scaling=False),
     )
 }
-AS_IT_IS = Level(
-    "as it is", torch.float32, policy=False, masters=False, scaling=False
-)  # whatever formats the model has
+APEX = {"O0": "fp32", "O1": "fp16-operators", "O2": "fp16", "O3": "fp16-pure"}
+# whatever formats the model has
+AS_IT_IS = Level("as it is", torch.float32, policy=False, masters=False, scaling=False)

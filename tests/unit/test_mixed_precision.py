@@ -345,6 +345,32 @@ def test_half_all_through_is_the_naive_training_to_the_bit():
     assert all(map(torch.equal, naive.parameters(), ours.parameters()))
 
 
+def test_operators_alone_are_cast_as_by_autocast():
+    """Apex's O1: weights and their gradients stay float32."""
+    x, found = torch.linspace(-1, 1, 6).view(2, 3), []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        mp = MixedPrecision("O1", DynamicLossScaler(1024.0))
+        model = mp.prepare(model) if ours else model
+        with mp if ours else torch.autocast("cpu", HALF):
+            loss = model(x).float().square().sum()
+        (1024.0 * loss).backward()
+        found.append([loss, *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *found)) and {g.dtype for g in found[0]} == {FLOAT}
+
+
+def test_sixteen_bits_throughout_add_up_in_float32():
+    """Weights, activations and what the backward makes are bfloat16; masters and sums are not."""
+    mp = MixedPrecision("bf16-throughout")
+    model = mp.prepare(nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh()))
+    with mp:
+        outputs = [layer(torch.ones(2, layer.weight.shape[-1]).to(BF16)) for layer in model[:2]]
+        mp.backward(sum(y.sum() for y in outputs))
+    assert {t.dtype for t in (*outputs, *model.parameters())} == {BF16}
+    assert {t.dtype for p in mp.parameters() for t in (p, p.grad)} == {FLOAT}
+
+
 def test_micro_batches_add_up_in_float32():
     """1,024 + 0.25 + 0.25 + 0.25 is 1,024 in fp16, and 1,024.75 on the master."""
     mp = MixedPrecision(Level("half", HALF, scaling=False))
@@ -666,7 +692,7 @@ def sgd(parameters):
 
 
 MISTAKES = {
-    "called .fp8.: choose one of fp32, bf16, fp16": lambda: MixedPrecision("fp8"),
+    "called .fp8.: choose one of fp32, bf16, bf16-throughout": lambda: MixedPrecision("fp8"),
     "scales no loss": lambda: MixedPrecision("bf16", DynamicLossScaler()),
     "is a GradScaler.*give a DynamicLossScaler": lambda: MixedPrecision(
         "fp16", torch.amp.GradScaler("cpu")

@@ -26,11 +26,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..loss_scaler import DynamicLossScaler, held_by
-from ..precision_levels import LEVELS, Level
+from ..precision_levels import APEX, LEVELS, Level
 from . import refuse
 
 
 def level_of(level: str | Level) -> Level:
+    level = APEX.get(level, level) if isinstance(level, str) else level
     refuse(
         (
             not isinstance(level, Level) and level not in tuple(LEVELS),
