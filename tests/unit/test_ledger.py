@@ -635,15 +635,11 @@ def test_mixed_precision_under_a_ledger(level):
                 )  # times 65,536 it is an fp16 number
             mp.backward(loss)
             mp.step(optimizer)
-    weights = 4 * 8 + 8 + 8 * 2 + 2
-    z, trained = (
-        LEVELS[level].dtype.itemsize,
-        4 if LEVELS[level].masters else LEVELS[level].dtype.itemsize,
-    )
-    assert (
-        ledger.now("weights") == z * weights
-        and ledger.now("master") == 4 * weights * LEVELS[level].masters
-    )
+    weights, (_, dtype, _, masters, _, rounded) = 4 * 8 + 8 + 8 * 2 + 2, LEVELS[level]
+    stored = dtype.itemsize if rounded else 4
+    assert ledger.now("weights") == stored * weights
+    assert ledger.now("master") == 4 * weights * masters
+    trained = 4 if masters else stored
     assert ledger.now("gradients") == ledger.now("optimizer") == trained * weights
 
 
