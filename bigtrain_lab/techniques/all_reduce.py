@@ -1,9 +1,14 @@
 """All-reduce on a ring: every rank gets the sum, and no link carries more than another.
 
-    x = sum_r x_r      rank 0 -> 1 -> ... -> N-1 -> 0: N-1 turns add, N-1 copy: pipelined_ring.py
+    x = sum_r x_r       rank 0 -> 1 -> ... -> N-1 -> 0, N chunks: N-1 turns add, N-1 copy
 
-Each chunk of the tensor goes around the ring once and gathers what all ranks have; then it goes
-around again as it is. A chunk travels in parts: while one is added, the next is on its way.
+    N = 3, rank 0       start   turn 0   turn 1   turn 2   turn 3
+        chunk 0         0       0        0        012      012       digits: ranks whose
+        chunk 1         0       0        012      012      012       numbers are in the chunk
+        chunk 2         0       02       02       02       012
+
+`naive_ring_all_reduce` waits for a chunk, adds it, and sends it on. `ring_all_reduce` does the same
+in parts (pipelined_ring.py): while one is added, the next is on its way to a posted receive.
 
 Time: 2 (N-1) alpha + 2 (N-1)/N n beta for n bytes, of which only the latency grows with N. Memory:
 ROOM_BYTES. Error: N-1 additions an element; all ranks hold the same bits, since each sum is made
@@ -19,6 +24,24 @@ from ..order.plan import Recv, Send
 from ..runtime.talk.group import Group, Handle
 from ..runtime.talk.message import Shape, as_bytes
 from .guards import all_reduce as guard
+
+
+@torch.no_grad()
+def naive_ring_all_reduce(tensor, group):
+    """Replace a flat tensor on every rank by the sum over the ranks; returns it. Between
+    processes N divides the length, since a site's messages have one shape."""
+    rank, size = group.rank, group.size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    chunks = tensor.tensor_split(size)
+    for i in range(size - 1):
+        group.isend(chunks[(rank - i) % size], after)
+        chunks[(rank - i - 1) % size].add_(group.recv(before))
+    for i in range(size - 1):
+        group.isend(chunks[(rank - i + 1) % size], after)
+        chunks[(rank - i) % size].copy_(group.recv(before))
+    group.finish()
+    return tensor
+
 
 ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive interrupts a sender
 

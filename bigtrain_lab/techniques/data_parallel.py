@@ -5,9 +5,10 @@
     backward   ... layer 3 | layer 2 | layer 1 |
     lane           [ bucket 0 ][ bucket 1 ]...        a bucket leaves when its last gradient is in
 
-Gradients come in reverse order of the layers. They lie side by side in flat tensors, cut into
-buckets; a full bucket is all-reduced on a lane of its own while the backward goes on. Large buckets
-pay the latency less often; small ones leave earlier.
+`NaiveDataParallel` sends each gradient by itself, after the backward. What is fast: gradients come
+in reverse order of the layers. They lie side by side in flat tensors, cut into buckets; a full
+bucket is all-reduced on a lane of its own while the backward goes on. Large buckets pay the latency
+less often; small ones leave earlier.
 
 Cost a step: 2 (N-1)/N bytes of gradients sent and received a rank, of which the part is exposed
 that the backward does not cover. Memory: no copy of the gradients, since each is a view of its
@@ -31,6 +32,26 @@ from .guards import data_parallel as guard
 from .guards.optimizers import AVERAGING
 from .prepared_model import masters_of, note_anew
 from .reducers import Bucket, Buckets, name
+
+
+class NaiveDataParallel(nn.Module):
+    """The module; `.grad` is the mean over the ranks after `finish_gradient_synchronization`, zeros
+    where no rank used the parameter."""
+
+    def __init__(self, module, group):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            group.broadcast(tensor.detach())
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                self.group.all_reduce(p.grad, "mean")
 
 
 class DistributedDataParallel(nn.Module):

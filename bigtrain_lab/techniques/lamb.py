@@ -6,7 +6,9 @@ layers, and a large batch may take long steps.
     u  = mh / (sqrt(vh) + eps) + lambda x              decay is decoupled, and inside the norm
     x <- x - lr r u,   r = phi(|x|) / |u|              the trust ratio; 1 where |x| or |u| is 0
 
-The norms are those of a whole layer, also where ranks have pieces of it: see layerwise.py.
+The norms are those of a whole layer, also where ranks have pieces of it. `NaiveLAMB` is a plain
+loop. `LAMB` makes u by torch's fused Adam, and takes layers in blocks that the cache has twice:
+layerwise.py.
 
 Time: Adam's, two norms and a second pass over x and u. Memory: Adam's m and v.
 Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use: no bias correction
@@ -23,6 +25,39 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from .layerwise import Batch, LayerWise
+
+
+class NaiveLAMB:
+    """LAMB layer by layer, with phi(z) = min(z, clip_norm). `pieces[n]`: each rank of the group has
+    a piece of parameter n, no duplicate. The ranks have gradients of the same parameters."""
+
+    def __init__(self, parameters, pieces, group, lr, betas, eps, weight_decay, clip_norm=10.0):
+        self.parameters, self.pieces, self.group, self.most = parameters, pieces, group, clip_norm
+        self.lr, (self.b1, self.b2), self.eps, self.decay = lr, betas, eps, weight_decay
+        self.m = [torch.zeros_like(p) for p in parameters]
+        self.v = [torch.zeros_like(p) for p in parameters]
+        self.t = [0] * len(parameters)
+
+    @torch.no_grad()
+    def step(self):
+        learnt, squares = [], []
+        for n, (p, m, v, piece) in enumerate(zip(self.parameters, self.m, self.v, self.pieces)):
+            if p.grad is None:
+                continue
+            g = p.grad
+            self.t[n] += 1
+            m.copy_(self.b1 * m + (1 - self.b1) * g)
+            v.copy_(self.b2 * v + (1 - self.b2) * g**2)
+            c1, c2 = 1 - self.b1 ** self.t[n], 1 - self.b2 ** self.t[n]
+            r = m / c1 / ((v / c2).sqrt() + self.eps)
+            u = r + self.decay * p
+            counts = piece or self.group.rank == 0
+            squares += [p.square().sum() * counts, u.square().sum() * counts]
+            learnt.append((p, u))
+        norms = self.group.all_reduce(torch.stack(squares)).sqrt()
+        for (p, u), x_norm, u_norm in zip(learnt, norms[::2], norms[1::2]):
+            ratio = min(x_norm, self.most) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
+            p -= self.lr * ratio * u
 
 
 class LAMB(LayerWise):
@@ -55,15 +90,20 @@ class LAMB(LayerWise):
         max_grad_norm: float | None = None,
         pieces: Callable[[Tensor], bool] | None = None,
     ):
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-            "clip_norm": clip_norm,
-        }
-        super().__init__(params, options, group, pieces, max_grad_norm)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "bias_correction": bias_correction,
+                "clip_norm": clip_norm,
+            },
+            group,
+            pieces,
+            max_grad_norm,
+        )
 
     def direction(self, batch: Batch) -> list[Tensor]:
         """Adam's step, by torch's kernel, which adds lr / c1 m / (sqrt(v / c2) + eps): to lambda x,

@@ -6,7 +6,7 @@
 
 Without decay the step is lr eta |x| long, for a gradient of any size: a small one gives no small
 step, so the rate must fall by a schedule. The rate is inside v, as in the paper: when it changes,
-past steps keep theirs.
+past steps keep theirs. `naive_lars` is a plain loop; `LARS` takes layers in blocks: layerwise.py.
 
 Time: SGD's, and two norms before it. Memory: v.
 Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), section 4 and Algorithm 1. Variants in
@@ -19,6 +19,17 @@ import torch
 from torch import Tensor
 
 from .layerwise import Batch, LayerWise
+
+
+@torch.no_grad()
+def naive_lars(parameters, velocities, lr, momentum, weight_decay, trust_coefficient, eps=0.0):
+    """Step each layer in place by its `.grad`; `velocities`, one a layer, begin as zeros."""
+    for x, v in zip(parameters, velocities):
+        x_norm, g_norm = x.norm(), x.grad.norm()
+        size = g_norm + weight_decay * x_norm + eps
+        ratio = trust_coefficient * x_norm / size if x_norm > 0 and g_norm > 0 else 1.0
+        v.copy_(momentum * v + lr * ratio * (x.grad + weight_decay * x))
+        x -= v
 
 
 class LARS(LayerWise):

@@ -24,6 +24,7 @@ from bigtrain_lab.techniques.accumulate import (
 )
 from bigtrain_lab.techniques.guards.accumulate import counted
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
+from bigtrain_lab.techniques.one_process import Sample, synchronous
 
 CONFIG = GPTConfig(layers=1, width=8, heads=2, sequence=12, vocabulary=11, dtype=torch.float64)
 LENGTHS = (16, 32, 64, 256)
@@ -71,16 +72,15 @@ class Training:
         return self
 
     def at_once(self, micro_batches, k, clip=None):
-        self.losses = []
-        for start in range(0, len(micro_batches), k):
-            batch = [torch.cat(parts) for parts in zip(*micro_batches[start : start + k])]
-            loss = loss_sum_of(self.model)(batch) / tokens(batch)
-            loss.backward()
-            if clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.losses.append(loss.item())
+        starts = range(0, len(micro_batches), k)
+        batches = [map(torch.cat, zip(*micro_batches[start : start + k])) for start in starts]
+        self.losses = synchronous(
+            [self.model],
+            [[Sample(*batch)] for batch in batches],
+            lambda logits, targets: cross_entropy(logits.flatten(0, -2), targets.flatten()),
+            lambda _: self.optimizer,
+            clip=clip,
+        ).losses
         return self
 
     def differs_from(self, other):

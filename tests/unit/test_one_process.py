@@ -25,6 +25,10 @@ def task(samples=24, rows=32):
     return made
 
 
+def joined(samples):
+    return Sample(torch.cat([s.inputs for s in samples]), torch.cat([s.targets for s in samples]))
+
+
 def loss_fn(y, t):
     return (y - t).square().mean()
 
@@ -49,23 +53,22 @@ PUBLISHED = {  # the version that stage s of p uses for micro-batch t
 def transcribed(samples, lr, version):
     """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with
     plain matrices."""
-    p = STAGES
     w = [
         [dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()]
         for s, stage in enumerate(stages())
     ]
     losses = []
     for t, sample in enumerate(samples):
-        leaves = [w[s][max(0, version(s, t))].clone().requires_grad_() for s in range(p)]
+        leaves = [w[s][max(0, version(s, t))].clone().requires_grad_() for s in range(STAGES)]
         x = sample.inputs
         for s, leaf in enumerate(leaves):
             x = x @ leaf.T
-            x = x if s == p - 1 else torch.tanh(x)
+            x = x if s == STAGES - 1 else torch.tanh(x)
         loss = loss_fn(x, sample.targets)
         losses.append(loss.item())
         for s, gradient in enumerate(torch.autograd.grad(loss, leaves)):
             w[s].append(w[s][-1] - lr * gradient)
-    return losses, {f"layers.{s}.weight": w[s][-1] for s in range(p)}
+    return losses, {f"layers.{s}.weight": w[s][-1] for s in range(STAGES)}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -89,31 +92,19 @@ def test_each_schedule_s_versions_are_those_of_its_paper(name):
 
 
 def test_2bw_in_batches_of_four():
-    """w(t+1) = w(t) - lr * grad of the mean of batch t's losses at w(t-1), by hand."""
-    samples, lr, m = task(16), 0.5, 4
-    schedule = Schedule.named("pipedream-2bw")(STAGES, 16, batch=m)
+    """w(t+1) = w(t) - lr * grad of the mean of batch t's losses at w(t-1)."""
+    schedule = Schedule.named("pipedream-2bw")(STAGES, 16, batch=4)
     found = one_process.delayed(
         stages(),
-        samples,
+        task(16),
         loss_fn,
-        sgd(lr),
-        update_size=m,
+        sgd(0.5),
+        update_size=4,
         versions=lambda s, t: tuple(schedule.version(Action(k, s, t)) for k in "FB"),
     )
-    w = [
-        [
-            dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()
-            for s, stage in enumerate(stages())
-        ]
-    ]
-    for t in range(4):
-        leaves = [x.clone().requires_grad_() for x in w[max(0, t - 1)]]
-        x = torch.cat([s.inputs for s in samples[t * m : (t + 1) * m]])
-        for s, leaf in enumerate(leaves):
-            x = x @ leaf.T if s == STAGES - 1 else torch.tanh(x @ leaf.T)
-        loss = loss_fn(x, torch.cat([s.targets for s in samples[t * m : (t + 1) * m]]))
-        w.append([old - lr * g for old, g in zip(w[t], torch.autograd.grad(loss, leaves))])
-    assert not tensors_differ(found.weights, {f"layers.{s}.weight": x for s, x in enumerate(w[-1])})
+    batches = [joined(task(16)[t : t + 4]) for t in range(0, 16, 4)]
+    _, weights = transcribed(batches, 0.5, PUBLISHED["pipedream-2bw"])
+    assert not tensors_differ(found.weights, weights)
 
 
 def test_the_delay_shows_at_this_rate():
@@ -131,8 +122,7 @@ def test_without_stashing_the_gradient_is_of_no_function():
 
 def test_synchronous_training_takes_the_mean_gradient_of_a_batch():
     samples = task(8)
-    whole = Sample(torch.cat([s.inputs for s in samples]), torch.cat([s.targets for s in samples]))
     parts = one_process.synchronous(stages(), [samples, samples], loss_fn, sgd(0.5))
-    one = one_process.synchronous(stages(), [[whole], [whole]], loss_fn, sgd(0.5))
+    one = one_process.synchronous(stages(), [[joined(samples)]] * 2, loss_fn, sgd(0.5))
     assert not tensors_differ(parts.weights, one.weights)
     assert abs(np.mean(parts.losses[8:]) - one.losses[1]) < 1e-14

@@ -16,6 +16,7 @@ from bigtrain_lab.order.rates import applied
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
+from bigtrain_lab.techniques.one_process import Sample, delayed
 from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order
 
 WORKERS, RATE = 3, 0.05
@@ -93,19 +94,16 @@ def batch(worker, number):
 
 def one_process(rounds: int) -> dict:
     """The workers' batches in turn, each on the weights that its worker read after its last one."""
-    learner = model()
-    optimizer = torch.optim.SGD(learner.parameters(), RATE, momentum=0.5)
-    read = [{name: p.detach().clone() for name, p in learner.named_parameters()}] * WORKERS
-    for number, worker in product(range(rounds), range(WORKERS)):
-        x, y = batch(worker, number)
-        old = {name: p.clone().requires_grad_() for name, p in read[worker].items()}
-        loss = mse_loss(torch.func.functional_call(learner, old, (x,)), y)
-        found = torch.autograd.grad(loss, list(old.values()))
-        for p, gradient in zip(learner.parameters(), found):
-            p.grad = gradient
-        optimizer.step()
-        read[worker] = {name: p.detach().clone() for name, p in learner.named_parameters()}
-    return read[-1]
+    learner, turns = model(), product(range(rounds), range(WORKERS))
+    samples = [Sample(*batch(worker, number)) for number, worker in turns]
+    sgd = partial(torch.optim.SGD, lr=RATE, momentum=0.5)
+    return delayed(
+        [learner[:2], learner[2:]],  # two stages: so many past weights are kept
+        samples,
+        mse_loss,
+        sgd,
+        versions=lambda stage, update: (max(0, update + 1 - WORKERS),) * 2,
+    ).weights
 
 
 def trains(rank):
