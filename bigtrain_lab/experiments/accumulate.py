@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import nn
 from ..core import Scalar, Trace, knob
 from ..core.words import size
 from ..data import chosen_text
-from ..models import GPT, GPTConfig
+from ..models import GPT
 from ..order.rates import peak_bytes
 from ..order.schedule import Action, B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
@@ -28,6 +27,7 @@ from ..techniques.one_process import Sample
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .one_device import OneDevice
 
@@ -36,7 +36,7 @@ MOST_LISTED = 8  # micro-batches, by their tokens
 SPREADS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16)
 
 
-class Accumulate(OneDevice):
+class Accumulate(OfGPT, OneDevice):
     name: ClassVar[str] = "accumulate"
     question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
@@ -91,7 +91,6 @@ class Accumulate(OneDevice):
         step=16,
         more=True,
     )
-    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     sequence: int = knob(
         64,
         "tokens (bytes of text) that a sequence is padded to",
@@ -100,14 +99,6 @@ class Accumulate(OneDevice):
         unit="tokens",
         more=True,
     )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
@@ -116,16 +107,6 @@ class Accumulate(OneDevice):
             self.micro_batch(0)
 
     # -- what the settings mean --------------------------------------------------------------------
-
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            dtype=getattr(torch, self.dtype),
-        )
 
     @property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ import torch
 from ..core import Impossible, Memory, Trace, knob
 from ..core.words import size
 from ..data import chosen_text
-from ..models import GPTConfig, Noise, parameter_shapes
+from ..models import Noise, parameter_shapes
 from ..models.chains import (
     ChainGPT,
     UnevenMLP,
@@ -53,6 +53,7 @@ from ..train.dry_run import META, Acted, Work, dry_run
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .one_device import OneDevice
 
@@ -61,7 +62,7 @@ MOST_FOLLOWED = (
 )
 
 
-class Checkpoint(OneDevice):
+class Checkpoint(OfGPT, OneDevice):
     name: ClassVar[str] = "checkpoint"
     question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
@@ -99,17 +100,6 @@ class Checkpoint(OneDevice):
         "unit", "what the modelled clock charges for compute", choices=profiles, more=True
     )
     optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
@@ -144,17 +134,6 @@ class Checkpoint(OneDevice):
         )
 
     # -- what the settings mean --------------------------------------------------------------------
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            dropout=self.dropout,
-            dtype=getattr(torch, self.dtype),
-        )
-
     @property
     def item(self) -> int:
         return getattr(torch, self.dtype).itemsize

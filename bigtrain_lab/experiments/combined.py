@@ -9,7 +9,7 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 
 from contextlib import suppress
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.peak import readings
@@ -19,6 +19,7 @@ from ..order.schedule import Schedule
 from ..techniques.checkpoint import checkpoint
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
@@ -26,7 +27,7 @@ from .sharded import Sharded
 WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "sums inside layers"}
 
 
-class Combined(Sharded):
+class Combined(OfGPT, Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
@@ -90,17 +91,6 @@ class Combined(Sharded):
     )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)

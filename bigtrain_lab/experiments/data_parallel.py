@@ -8,7 +8,7 @@ exposed.
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
@@ -24,6 +24,7 @@ from ..train.optimizer import Optimizer
 from ..train.rehearsal import WHOLE
 from .experiment import Quantity
 from .layered import Layered
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .pipelined import Pipelined
 
@@ -41,7 +42,7 @@ SYMPTOMS = {
 STRATEGIES = ("buckets", "fused-cycle", "push-pull")
 
 
-class DataParallel(Layered):
+class DataParallel(OfGPT, Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("overlap", "memory")
@@ -127,7 +128,6 @@ class DataParallel(Layered):
         step=16,
         more=True,
     )
-    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     vocabulary: int = knob(
         2048,
         "words; the text's bytes are the first 256",
@@ -141,23 +141,12 @@ class DataParallel(Layered):
     )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
     mistake: str = knob(
         "none",
         "what fault-rank does otherwise than the others, at its all-reduce number fault-at",
         choices=tuple(MISTAKES),
         more=True,
     )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)

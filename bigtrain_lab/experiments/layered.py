@@ -72,17 +72,6 @@ class Layered(OnHardware, Pipelined):
     def place(self, rank: int) -> int:
         return self.mesh.coords(rank)["pp"]
 
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            vocabulary=self.vocabulary,
-            dtype=getattr(torch, self.dtype),
-        )
-
     @property
     def own_micro_batches(self) -> int:
         """Of a replica."""

@@ -8,15 +8,13 @@ an action and what it is made of.
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import ClassVar, Literal
-
-import torch
+from typing import ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.peak import readings
 from ..core.words import size
 from ..data import chosen_text
-from ..models import GPT, GPTConfig, Noise, cross_entropy
+from ..models import GPT, Noise, cross_entropy
 from ..order.rates import last
 from ..order.schedule import Action, Step
 from ..techniques import one_process
@@ -24,6 +22,7 @@ from ..train.dry_run import Account, account
 from ..train.optimizer import Optimizer
 from ..train.recipe import Recipe
 from .experiment import Quantity
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .one_device import OneDevice
 
@@ -31,7 +30,7 @@ WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
 
-class MemoryExperiment(OneDevice):
+class MemoryExperiment(OfGPT, OneDevice):
     name: ClassVar[str] = "memory"
     question: ClassVar[str] = "Where did the memory go?"
 
@@ -47,24 +46,12 @@ class MemoryExperiment(OneDevice):
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
-    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
     steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
     hardware: str = knob(
         "unit", "what the modelled clock charges for compute", choices=profiles, more=True
     )
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
@@ -72,19 +59,6 @@ class MemoryExperiment(OneDevice):
         self.config  # noqa: B018  (raises Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
-
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            vocabulary=self.vocabulary,
-            dropout=self.dropout,
-            tied=self.tied,
-            dtype=getattr(torch, self.dtype),
-        )
 
     @cached_property
     def account(self) -> Account:

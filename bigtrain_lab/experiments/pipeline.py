@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -34,11 +34,12 @@ from ..train.dry_run import META, Work
 from ..train.optimizer import Optimizer
 from ..train.recipe import Recipe
 from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
+from .of_gpt import OfGPT
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
 
-class PipelineExperiment(OnHardware, Pipelined):
+class PipelineExperiment(OfGPT, OnHardware, Pipelined):
     name: ClassVar[str] = "pipeline"
     question: ClassVar[str] = (
         "Which schedule wastes the least time, and what does it pay in memory?"
@@ -73,25 +74,13 @@ class PipelineExperiment(OnHardware, Pipelined):
         step=16,
         more=True,
     )
-    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
@@ -101,18 +90,6 @@ class PipelineExperiment(OnHardware, Pipelined):
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     # -- what the settings mean --------------------------------------------------------------------
-
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            dropout=self.dropout,
-            tied=self.tied,
-            dtype=getattr(torch, self.dtype),
-        )
 
     @cached_property
     def slices(self) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ section 3.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,7 @@ from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, train
 from .experiment import Quantity
 from .layered import Layered
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .pipelined import Pipelined
 
@@ -34,7 +35,7 @@ CUTS = {
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
 
 
-class TensorSlicing(Layered):
+class TensorSlicing(OfGPT, Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
     figures: ClassVar[tuple[str, ...]] = ("slices", "timeline", "memory")
@@ -76,14 +77,6 @@ class TensorSlicing(Layered):
     learning_rate: float = knob(
         0.05, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     replicas: ClassVar[int] = 1
     pipeline: ClassVar[int] = 1

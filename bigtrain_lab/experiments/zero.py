@@ -8,7 +8,7 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..core import Trace, knob
 from ..core.peak import peak, readings
@@ -18,6 +18,7 @@ from ..order.rates import exposed
 from ..techniques.checkpoint import checkpoint
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
+from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
@@ -32,7 +33,7 @@ WORDS = {
 }
 
 
-class Zero(Sharded):
+class Zero(OfGPT, Sharded):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("microscope", "overlap", "memory")
@@ -102,7 +103,6 @@ class Zero(Sharded):
         step=16,
         more=True,
     )
-    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     vocabulary: int = knob(
         256,
         "words; the text's bytes are the first 256",
@@ -115,17 +115,6 @@ class Zero(Sharded):
         16, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    learning_rate: float = knob(
-        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
-    dtype: Literal["float32", "float64"] = knob(
-        "float32",
-        "number format of weights and activations",
-        choices=("float32", "float64"),
-        more=True,
-    )
-    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)

@@ -1,0 +1,35 @@
+"""The settings that labs share whose model is a GPT on text."""
+
+from dataclasses import fields
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from ..core import knob
+from ..models import GPTConfig
+from .experiment import Experiment
+
+
+class OfGPT(Experiment):
+    """Needs the fields `layers`, `width` and `sequence`; `vocabulary`, `dropout` and `tied` are
+    those of the model where there are none."""
+
+    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of all random numbers", low=0, high=2**31 - 1, more=True)
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        sizes = {f.name for f in fields(GPTConfig)} & type(self).model_fields.keys()
+        given = {name: getattr(self, name) for name in sizes}
+        return GPTConfig(**given | {"dtype": getattr(torch, self.dtype)})
