@@ -53,6 +53,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    is_shared: ClassVar[bool] = True  # in a class of its own: its fields are shown last
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
@@ -95,11 +96,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
-        """A subclass's own fields come first, then those of every experiment that it has not
-        declared anew."""
-        fields, knobs = cls.__pydantic_fields__, Experiment.knobs()
-        for name in [name for name, own in cls.knobs().items() if own is knobs.get(name)]:
-            fields[name] = fields.pop(name)
+        """A subclass's own fields come first, then those shared ones that it has not declared
+        anew."""
+        fields, own = cls.__pydantic_fields__, cls.knobs()
+        for base in [base for base in cls.__mro__ if vars(base).get("is_shared")]:
+            for name in [name for name, each in base.knobs().items() if own[name] is each]:
+                fields[name] = fields.pop(name)
 
     def __init__(self, **settings: Any):
         facts = settings.pop(

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,8 @@ from .experiment import Experiment
 class OfGPT(Experiment):
     """Needs the fields `layers`, `width` and `sequence`; `vocabulary`, `dropout` and `tied` are
     those of the model where there are none."""
+
+    is_shared: ClassVar[bool] = True
 
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     learning_rate: float = knob(
