@@ -47,16 +47,22 @@ class Conditions:
         ] = []  # of which nobody else may be done with the gradients before
         for found in reached(fn):
             if isinstance(found, nn.Module):
-                for part in found.modules():
-                    self.places += [
-                        (own, {**own}) for own in (part._parameters, part._buffers) if own
-                    ]
-                    if isinstance(fn, nn.Module | partial):
-                        self.weights += [w for w in part._parameters.values() if w is not None]
+                self._note(found, isinstance(fn, nn.Module | partial))
             elif isinstance(found, CellType):
                 self.cells.append((found, found.cell_contents))
             else:
                 self.weights.append(found)
+
+    def _note(self, module: nn.Module, counts: bool) -> None:
+        if own := module._parameters:
+            self.places.append((own, {**own}))
+            if counts:
+                self.weights += [weight for weight in own.values() if weight is not None]
+        if own := module._buffers:
+            self.places.append((own, {**own}))
+        for child in module._modules.values():  # module.modules() takes five times as long
+            if child is not None:
+                self._note(child, counts)
 
     def ran(self) -> None:
         """Note how often each weight, and each tensor in a closure, has been changed in place."""
