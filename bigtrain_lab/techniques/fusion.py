@@ -52,7 +52,7 @@ except ImportError:  # the same compiler without dynamo's bookkeeping
 from .guards import fusion as guard
 
 BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
-LOOKS = 2_000_000  # partial groupings times operators that `best_groups` looks at, at most
+LOOKS = 2_000_000  # partial groupings times operators that `best_groups` visits, at most
 
 
 # -- which operators share a group --------------------------------------------------------------

@@ -44,7 +44,7 @@ class Bucket(NamedTuple):
     numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
-    blocks: list[int]  # of each
+    blocks: list[int]  # of each x
     batches: list[Batch]
 
 

@@ -89,7 +89,7 @@ class DynamicLossScaler:
         were finite. Call it yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
-        if hasattr(optimizer, "shards"):  # whose gradients come when they are asked for, in parts
+        if hasattr(optimizer, "shards"):  # it reduces gradients on request, in parts
             optimizer.finish_gradient_synchronization()
             self.group = self.group or optimizer.shards.group
         guard.refuse_unscale(

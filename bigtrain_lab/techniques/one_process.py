@@ -121,7 +121,7 @@ def delayed(
                 update.zero_grad()
                 newest = (t + 1) // update_size
                 history[s][newest] = snapshot(stage)
-                history[s].pop(newest - len(stages) - 1, None)  # nothing looks further back
+                history[s].pop(newest - len(stages) - 1, None)  # no later micro-batch reads it
     return Training(losses, stages, errors)
 
 

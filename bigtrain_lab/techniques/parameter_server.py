@@ -115,7 +115,7 @@ class Server(Work):
     ):
         self.parameters, self.optimizer, self.average = parameters, optimizer, average
         self.sum = torch.zeros_like(flat(parameters)) if average > 1 else None
-        self.version, self.read = 0, [0] * workers  # updates made; those in what each worker has
+        self.version, self.read = 0, [0] * workers  # updates made; those that each worker has read
         self.applied: list[Update] = []
 
     def request(self, place, number, tensor):

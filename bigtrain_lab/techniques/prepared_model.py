@@ -31,7 +31,7 @@ from .precision_policy import Policy
 def adapt(model: nn.Module, mp) -> None:
     """Register hooks on the model: functions that have a name, since torch.save saves them too."""
     for module in model.modules():
-        module._prepared_by = mp  # what is put around a part of the model asks there
+        module._prepared_by = mp  # read by wrappers of a part of the model
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-TOGETHER = 8  # gradients that are there at once: a call of autograd takes as long as a product
+TOGETHER = 8  # gradients held at once: a call of autograd takes as long as a product
 
 
 class Left(NamedTuple):

@@ -24,7 +24,7 @@ from ..order.plan import Message, Plan, Recv, Send, lower
 from ..order.schedule import Schedule
 from ..runtime.talk.group import Group
 
-LOOKS = 2  # at the copies: before the first update and after it
+LOOKS = 2  # comparisons of the copies: before the first update and after it
 
 
 class Copy(NamedTuple):
