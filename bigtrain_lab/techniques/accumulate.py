@@ -49,12 +49,12 @@ from .loss_scaler import DynamicLossScaler
 
 
 def token_weighted(tokens: Sequence[int]) -> list[float]:
-    """1/N for every micro-batch: the large batch's mean over tokens."""
+    """Weigh every micro-batch by 1/N: the large batch's mean over tokens."""
     return [1 / sum(tokens)] * len(tokens)
 
 
 def mean_of_means(tokens: Sequence[int]) -> list[float]:
-    """1/(k n_i): the usual `loss.mean() / k`, kept to be compared with."""
+    """Weigh micro-batch i by 1/(k n_i), the usual `loss.mean() / k`, for comparison."""
     return [1 / (len(tokens) * count) for count in tokens]
 
 
@@ -62,15 +62,14 @@ RULES = {"token-weighted": token_weighted, "mean of means": mean_of_means}
 
 
 def token_counts(rule: Callable, tokens: Sequence[int]) -> list[float]:
-    """How much a token of each micro-batch counts under a rule, 1 being what it counts in the large
-    batch."""
+    """Return how much a token of each micro-batch counts under a rule; 1 in the large batch."""
     tokens = guard.counted(tokens)
     return [factor * sum(tokens) for factor in rule(tokens)]
 
 
 def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
-    """|g' - g| / |g| to expect of a rule whose tokens' weights sum to 1, if tokens are independent
-    noise: sqrt(N sum n_i f_i^2 - 1)."""
+    """Return |g' - g| / |g| to expect of a rule whose tokens' weights sum to 1, if tokens are
+    independent noise: sqrt(N sum n_i f_i^2 - 1)."""
     tokens = guard.counted(tokens)
     spread = sum(tokens) * sum(count * factor**2 for count, factor in zip(tokens, rule(tokens))) - 1
     return math.sqrt(max(spread, 0.0))
@@ -80,7 +79,7 @@ def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
 
 
 def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
-    """k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n
+    """Yield k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n
     micro-batches."""
     stream, k = iter(micro_batches), guard.whole_number(k)
     return iter(lambda: tuple(islice(stream, k)), ())
@@ -89,8 +88,8 @@ def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
 def accumulate(
     micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options
 ) -> list[float]:
-    """One update for every k micro-batches, the last from as many as are left; the loss of each
-    update, a mean over its tokens.
+    """Make one update for every k micro-batches, the last from as many as are left. Returns each
+    update's loss, a mean over its tokens.
 
     loss_sum    micro-batch -> its summed loss, a scalar tensor with a graph
     tokens      micro-batch -> how many tokens that sum is over
@@ -165,11 +164,11 @@ def parameters(optimizer) -> list[Tensor]:
 
 
 def batch_norm_momentum(momentum: float, k: float) -> float:
-    """1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much of the
-    past as one large. So a batch k times as large as that of m takes batch_norm_momentum(m, 1 / k),
-    and remembers as many samples.
+    """Return 1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much
+    of the past as one large. So a batch k times as large as that of m takes batch_norm_momentum(m,
+    1 / k), and remembers as many samples.
 
-    It mends only that. In training each micro-batch is still normalised by its own mean and
+    It corrects only that. In training each micro-batch is still normalised by its own mean and
     variance, so that outputs and gradients are not the large batch's; and the mean of k small
     variances lacks the variance between micro-batches.
     """

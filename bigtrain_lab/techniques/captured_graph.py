@@ -22,8 +22,9 @@ from .fusion import Fusion, is_free, operators_of, traffic
 
 
 class Kernel(NamedTuple):
-    """`operators`: (name, operator, what it reads). `reads`: kernels and inputs whose results it
-    reads; `is_result`: the graph returns a value of it. `bytes`: read and written."""
+    """Operators that run as one. `operators`: (name, operator, what it reads). `reads`: kernels and
+    inputs whose results it reads; `is_result`: the graph returns a value of it. `bytes`: read and
+    written."""
 
     name: str
     operators: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -34,8 +35,8 @@ class Kernel(NamedTuple):
 
 
 def captured(function: Callable, backend: Fusion, x: Tensor) -> dict[str, tuple[Kernel, ...]]:
-    """The kernels that the backend makes of each pass; x may be on the meta device, which has no
-    values. The backward is that of x, where it asks for a gradient."""
+    """Return the kernels that the backend makes of each pass; x may be on the meta device, which
+    has no values. The backward is that of x, where it asks for a gradient."""
     y = aot_function(
         function,
         backend.compiler("forward"),
@@ -84,14 +85,14 @@ def kernels_of(graph: fx.GraphModule) -> tuple[Kernel, ...]:
 
 
 def source(node: fx.Node) -> str:
-    """The kernel or the input that a value comes from, through views and parts of tuples."""
+    """Find the kernel or the input that a value comes from, through views and parts of tuples."""
     while node.op.startswith("call_") and is_free(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.name
 
 
 def flops_of(node: fx.Node) -> int:
-    """Of a product; other operators count none."""
+    """Count the FLOPs of a product; other operators count none."""
     formula = flop_registry.get(node.target.overloadpacket)
     values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
     return formula(*values, out_val=node.meta["val"]) if formula else 0
@@ -128,7 +129,7 @@ class KernelRun(fx.Interpreter):
 
 
 class Touched(TorchDispatchMode):
-    """Marks the elements that operators read and write, storage by storage."""
+    """Record of the elements that operators read and write, storage by storage."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +158,7 @@ class Touched(TorchDispatchMode):
         return result
 
     def marked(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the elements of the tensor were read, and where written, to be changed in place."""
+        """Return where the tensor's elements were read, and where written, to change in place."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), tensor.dtype
         if key not in self.marks:
@@ -173,7 +174,7 @@ class Touched(TorchDispatchMode):
         )
 
     def bytes_of(self, tensors) -> int:
-        """Read and written in these tensors' storages."""
+        """Count the bytes read and written in these tensors' storages."""
         places = {
             tensor.untyped_storage().data_ptr() for tensor in tensors if isinstance(tensor, Tensor)
         }

@@ -33,8 +33,8 @@ from .one_process import Sample
 
 @dataclass(frozen=True)
 class Loading:
-    """`prefetch`: micro-batches that a worker has ready or loads, at most; `slow_s`: seconds that
-    the disk takes for each; `pinned`: copies run beside the compute."""
+    """Settings of the workers. `prefetch`: micro-batches that a worker has ready or loads, at most;
+    `slow_s`: seconds that the disk takes for each; `pinned`: copies run beside the compute."""
 
     workers: int = 0
     prefetch: int = 2
@@ -54,12 +54,12 @@ class Loading:
 
     @property
     def beside(self) -> str:
-        """The kinds of actions of a worker."""
+        """Kinds of actions of a worker."""
         return ("DC" if self.pinned else "D") if self.workers else ""
 
     @property
     def alone(self) -> str:
-        """Those that are left to the rank itself."""
+        """Kinds of actions of the rank itself."""
         return "DC".removeprefix(self.beside)
 
 
@@ -116,7 +116,7 @@ class Loader:
 
 
 def copied(sample: Sequence, device, pinned: bool) -> Sample:
-    """The micro-batch on the device."""
+    """Copy the micro-batch to the device."""
     inputs, targets, *context = sample
 
     def copy(part):
@@ -129,8 +129,8 @@ def copied(sample: Sequence, device, pinned: bool) -> Sample:
 
 
 def with_loads(plan: Plan, loading: Loading, windows: Sequence[Sequence[int]]) -> Plan:
-    """The plan of ranks that each take the micro-batches of a window before its first action, all
-    of one loading. `windows`: the numbers of a rank's micro-batches, as in its actions."""
+    """Add loads to the plan: each rank takes the micro-batches of a window before its first action,
+    all of one loading. `windows`: the numbers of a rank's micro-batches, as in its actions."""
     lanes, places, ahead = dict(plan.lanes), [*chain(*windows)], loading.ahead
     takes = {window[0]: window for window in windows}
     for rank in range(plan.ranks):

@@ -17,12 +17,12 @@ from .guards.parameter_server import refuse_delay
 
 
 def largest_stable_rate(delay: int) -> float:
-    """The least eta lambda from which on descent by gradients of `delay` updates ago diverges."""
+    """Return the eta lambda from which on descent by gradients of `delay` updates ago diverges."""
     return 2 * sin(pi / (2 * (2 * delay + 1)))
 
 
 def delayed_descent(rate: float, delay: int, steps: int) -> list[float]:
-    """|w| after each step, from w = 1; `rate`: eta lambda. It ends early where it has diverged."""
+    """Return |w| after each step, from w = 1, until it has diverged; `rate`: eta lambda."""
     w = [1.0] * (delay + 1)
     for _ in range(steps):
         w.append(w[-1] - rate * w[-1 - delay])
@@ -32,7 +32,7 @@ def delayed_descent(rate: float, delay: int, steps: int) -> list[float]:
 
 
 def found_stable_rate(delay: int, accuracy: float = 1e-3) -> float:
-    """The largest stable rate found by trial: halve an interval until it is so short. A rate is
+    """Find the largest stable rate by trial: halve an interval until it is short enough. A rate is
     stable where the last quarter of a run stays below the one before."""
     refuse_delay(delay, accuracy)
     low, high, steps = 0.0, 2.5, 2000 * (delay + 1)

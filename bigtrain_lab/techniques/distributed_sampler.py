@@ -53,8 +53,8 @@ class DistributedSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each epoch, on every rank: without it each epoch has the order of the first. It
-        does nothing where nothing is shuffled."""
+        """Draw the order of an epoch: call it before each, on every rank, else each has the order
+        of the first. It does nothing where nothing is shuffled."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

@@ -52,16 +52,16 @@ except ImportError:  # the same compiler without dynamo's bookkeeping
 from .guards import fusion as guard
 
 BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
-LOOKS = 2_000_000  # partial groupings times operators that `best_groups` looks at, at most
+LOOKS = 2_000_000  # partial groupings times operators that `best_groups` visits, at most
 
 
 # -- which operators share a group --------------------------------------------------------------
 
 
 class Operator(NamedTuple):
-    """`reads` names of values; `writes` one of that name. Operators of equal `space`, such as the
-    shape of what they compute, may share a group; None: it stays alone. `free`: it touches no
-    memory, as a view."""
+    """One operator. `reads` names of values; `writes` one of that name. Operators of equal `space`,
+    such as the shape of what they compute, may share a group; None: it stays alone. `free`: it
+    touches no memory, as a view."""
 
     name: str
     reads: tuple[str, ...]
@@ -84,7 +84,7 @@ def moved_bytes(
 
 
 def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
-    """What each group reads from outside, and what somebody outside reads of it."""
+    """Find what each group reads from outside, and which of its values are read there."""
     named = {each.name: each for each in operators}
     grouped = {name for group in groups for name in group}
     found = []
@@ -147,14 +147,14 @@ def best_groups(
 
 @dataclass(frozen=True)
 class Partial:
-    """The groups of the first operators."""
+    """Groups of the first operators."""
 
     home: tuple[int, ...] = ()  # the group of each operator
     before: tuple[int, ...] = ()  # of each group, a bit for each group that must run before it
     spaces: tuple[Hashable, ...] = ()
 
     def joined(self, g: int, needed: tuple[int, Hashable]) -> "Partial":
-        """With one operator more, in group g, which needs these groups now."""
+        """Add the next operator to group g, which needs these groups now."""
         bits, space = needed
         fresh = g == len(self.before)
         before = (*self.before, 0) if fresh else self.before
@@ -170,7 +170,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the next operator may do, and what that costs."""
+    """Groups that the next operator may join, and their costs."""
 
     operators: Sequence[Operator]
     number: Mapping[str, int]
@@ -179,7 +179,7 @@ class Choices:
     written: set[str]  # in any grouping
 
     def needed(self, now: Partial, g: int) -> tuple[int, Hashable]:
-        """The groups that must run before group g once the next operator is in it, as bits."""
+        """Return, as bits, the groups that must run before group g with the next operator in it."""
         each = self.operators[len(now.home)]
         bits = 0 if g == len(now.before) else now.before[g]
         for value in each.reads:
@@ -188,7 +188,7 @@ class Choices:
         return bits, each.space
 
     def groups(self, now: Partial) -> list[int]:
-        """A new group, and each earlier one that would not need what needs it: no cycle."""
+        """List a new group, and each earlier one that would not need what needs it: no cycle."""
         space, fresh = self.operators[len(now.home)].space, len(now.before)
         return [
             fresh,
@@ -202,7 +202,7 @@ class Choices:
         ]
 
     def crossing(self, now: Partial, g: int) -> int:
-        """Bytes that the next operator adds in group g, beyond those that any grouping moves."""
+        """Count bytes that the next operator adds in group g, beyond those of any grouping."""
         each, extra = self.operators[len(now.home)], 0
         for value in set(each.reads) if each.space is not None else ():
             maker = self.number.get(value)
@@ -224,8 +224,8 @@ class Choices:
 
 
 def pointwise(node: fx.Node) -> bool:
-    """Whether each element of the one result depends on the elements at its place only, of tensors
-    on the same device. What draws random numbers is not tagged so, and stays alone."""
+    """True where each element of the one result depends only on the elements at its place, of
+    tensors on the same device. A random operator is not tagged so, and stays alone."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
     return (
@@ -243,9 +243,9 @@ def pointwise(node: fx.Node) -> bool:
 
 
 def size_bytes(value) -> int:
-    """Of the distinct elements of a tensor, or of each tensor of a tuple; an expanded dimension
-    adds none. Two views of one tensor are two values. Sizes that are symbols count as in the call
-    that was compiled."""
+    """Count the bytes of a tensor's distinct elements, or of each tensor of a tuple; an expanded
+    dimension adds none. Two views of one tensor are two values. Sizes that are symbols count as in
+    the call that was compiled."""
     if not isinstance(value, Tensor):
         return sum(map(size_bytes, value)) if isinstance(value, (tuple, list)) else 0
     sizes = [hint(size) for size, stride in zip(value.shape, value.stride()) if hint(stride)]
@@ -253,13 +253,13 @@ def size_bytes(value) -> int:
 
 
 def hint(size) -> int:
-    """A size as a number, without a promise that it stays one."""
+    """Return a size as a number, without a promise that it stays one."""
     return size if isinstance(size, int) else symbolic_shapes.optimization_hint(size)
 
 
 def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[str]]:
-    """What `best_groups` takes. Shapes are compared as they are written, with their symbols, so
-    that two which only happen to be equal in this call do not share a group."""
+    """Return the arguments of `best_groups`. Shapes are compared as they are written, with their
+    symbols, so that two which only happen to be equal in this call do not share a group."""
     found, sizes = [], {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -272,7 +272,7 @@ def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[
 
 
 def is_free(node: fx.Node) -> bool:
-    """Views, parts of a tuple, and sizes move no bytes."""
+    """True for views, parts of a tuple, and sizes, which move no bytes."""
     return (
         getattr(node.target, "is_view", False)
         or node.target in (torch.ops.aten._unsafe_view.default, operator.getitem)
@@ -283,7 +283,7 @@ def is_free(node: fx.Node) -> bool:
 def fuse(
     graph: fx.GraphModule, block: int = BLOCK, memory: "Memory | None" = None
 ) -> fx.GraphModule:
-    """The graph with each of its best groups as one module that runs block by block."""
+    """Make each of the graph's best groups one module that runs block by block."""
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])  # no gradient is recorded here
         graph.graph.erase_node(node)
@@ -302,7 +302,7 @@ def fuse(
 
 
 class Blocked(torch.nn.Module):
-    """Runs a graph of pointwise operators on blocks of at most `block` elements.
+    """Module that runs a graph of pointwise operators on blocks of at most `block` elements.
 
     For each kind of arguments (shapes, strides, formats) a `Pass` is made once; then
 
@@ -364,8 +364,8 @@ class Pass:
 
 
 class Memory:
-    """Where large results lie. Memory of a result that nobody has any more serves again, as a GPU's
-    caching allocator keeps it; a CPU's gives it back, and each of its pages costs time anew."""
+    """Allocator of large results. Memory of a freed result is used again, as by a GPU's caching
+    allocator; a CPU's gives it back, and each of its pages costs time anew."""
 
     LARGE_BYTES = 2**20
 
@@ -373,7 +373,7 @@ class Memory:
         self.free: dict[int, list[np.ndarray]] = {}
 
     def empty(self, like: Tensor, device: torch.device) -> Tensor:
-        """A tensor of the shape, strides and format of `like`."""
+        """Allocate a tensor of the shape, strides and format of `like`."""
         size = like.numel() * like.element_size()
         if size < self.LARGE_BYTES or device.type != "cpu":
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
@@ -385,7 +385,7 @@ class Memory:
 
 
 def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
-    """Each value of the part as a tensor without data: its shape, strides and format."""
+    """Return each value of the part as a tensor without data: its shape, strides and format."""
     found = {}
 
     class Shapes(fx.Interpreter):
@@ -406,8 +406,8 @@ def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
 
 
 def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list[torch.dtype]]:
-    """The part as a function of (arguments, places of the results, buffers), and the format of each
-    buffer. An operator writes over a buffer whose value nobody needs any more."""
+    """Rewrite the part as a function of (arguments, places of the results, buffers); returns it and
+    each buffer's format. An operator writes over a buffer whose value is needed no more."""
     graph, returned = fx.Graph(), part.graph.output_node().all_input_nodes
     at = {node: graph.placeholder(node.name) for node in part.graph.find_nodes(op="placeholder")}
     places = {node: graph.placeholder(f"to_{node.name}") for node in returned}
@@ -436,7 +436,7 @@ def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list
 
 
 def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.Node:
-    """The operator of `node`, its result written to `place`."""
+    """Add the operator of `node`, its result written to `place`."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), at.__getitem__)
     if node.target is torch.ops.aten._to_copy.default:
         return graph.call_function(torch.ops.aten.copy_.default, (place, args[0]))
@@ -449,9 +449,9 @@ def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.N
 
 @cache
 def out_of(target):
-    """The function that writes an operator's result into a given tensor, and that argument's name:
-    torch.mul where torch offers it under that name, which is called faster, else the overload.
-    Only `_schema` says what the arguments are; without it every result is a new tensor."""
+    """Find the function that writes an operator's result into a given tensor, and that argument's
+    name: torch.mul where torch offers it under that name, which is called faster, else the
+    overload. Only `_schema` names the arguments; without it every result is a new tensor."""
     schema = getattr(target, "_schema", None)
     wanted = [(each.name, str(each.type)) for each in schema.arguments] if schema else None
     for name in target.overloadpacket.overloads():
@@ -468,7 +468,7 @@ def out_of(target):
 
 
 def blocks(tensors: Sequence[Tensor], most: int):
-    """Tensors of one shape, cut alike into pieces of at most `most` elements. Dimensions that lie
+    """Cut tensors of one shape alike into pieces of at most `most` elements. Dimensions that lie
     one behind the other in every tensor become one first."""
     order = sorted(range(tensors[0].dim()), key=lambda dim: -tensors[0].stride(dim))
     tensors = [tensor.permute(order) for tensor in tensors]
@@ -506,7 +506,7 @@ def pieces(tensors: Sequence[Tensor], most: int):
 
 
 class Compiled(NamedTuple):
-    """What was made of one graph."""
+    """Result of one graph's compilation."""
 
     way: str  # "forward" or "backward"
     graph: fx.GraphModule
@@ -555,7 +555,7 @@ class Fusion:
 
 
 class Unfused(Fusion):
-    """Every operator is a kernel; forward and backward are as eager runs them."""
+    """Backend whose kernels are single operators; forward and backward are as eager runs them."""
 
     partition = staticmethod(default_partition)
 

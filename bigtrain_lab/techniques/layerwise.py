@@ -44,12 +44,12 @@ class Bucket(NamedTuple):
     numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
-    blocks: list[int]  # of each
+    blocks: list[int]  # of each x
     batches: list[Batch]
 
 
 class LayerWise(Optimizer):
-    """A subclass gives
+    """Optimizer that scales each layer's step. A subclass gives
 
     state_names                                 its tensors of a parameter's shape
     direction(batch) -> u                       whose norms count; the state moves on
@@ -75,8 +75,8 @@ class LayerWise(Optimizer):
         super().__init__(params, {"trust_ratio": True} | defaults)
 
     def among(self, group, pieces: Callable[[Tensor], bool] | None = None) -> "LayerWise":
-        """This optimizer, for parameters of which the ranks of a group have pieces; one that was
-        given a group keeps it."""
+        """Let the ranks of a group have pieces of the parameters; an optimizer that was given a
+        group keeps it."""
         if self.ranks is None:
             self.ranks, self.pieces = Group.of(group), pieces or self.pieces
         return self
@@ -114,7 +114,7 @@ class LayerWise(Optimizer):
         return loss
 
     def __getstate__(self) -> dict:
-        """For copies and pickles; torch keeps only what a step changes."""
+        """Return the state for copies and pickles; torch keeps only what a step changes."""
         own = "ranks", "pieces", "max_grad_norm", "shrink"
         return (
             super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
@@ -136,7 +136,7 @@ class LayerWise(Optimizer):
                 p.copy_(x)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As torch's; the state of half parameters stays float32."""
+        """Load as torch does; the state of half parameters stays float32."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(saved["params"] for saved in state_dict["param_groups"])
         parameters = chain.from_iterable(options["params"] for options in self.param_groups)
@@ -150,7 +150,7 @@ class LayerWise(Optimizer):
         return self.ranks is not None and self.ranks.size > 1
 
     def _buckets(self) -> Iterator[Bucket]:
-        """The parameters that have gradients; their steps are counted."""
+        """Yield the parameters that have gradients; count their steps."""
         numbers = count()
         for options in self.param_groups:
             learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
@@ -194,7 +194,7 @@ class LayerWise(Optimizer):
         return state
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
-        """Of each bucket: the norms of its parameters, and of their u."""
+        """Return the norms of each bucket's parameters, and of their u."""
         norms = [
             norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
             for bucket, u in zip(together, us)
@@ -206,7 +206,7 @@ class LayerWise(Optimizer):
         )
 
     def _gradient_norm(self) -> Tensor:
-        """Of all gradients; those of pieces are the group's together."""
+        """Return the norm of all gradients; those of pieces are the group's together."""
         every = [p for options in self.param_groups for p in options["params"]]
         learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
         norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
@@ -215,8 +215,8 @@ class LayerWise(Optimizer):
         return torch.linalg.vector_norm(norms)
 
     def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
-        """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
-        parameter without a gradient on this rank adds nothing; a rank may have none at all."""
+        """Return the norms of whole parameters, of which the group has pieces; of duplicates rank
+        0's. A parameter without a gradient here adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
         none = torch.zeros(rows, dtype=torch.float64, device=every[0].device)
         found = [none] * len(every)
@@ -231,7 +231,7 @@ class LayerWise(Optimizer):
 
 
 def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
-    """In float64, of tensors that come in so many blocks each."""
+    """Return norms, in float64, of tensors that come in so many blocks each."""
     tensors = [*chain(*batches)]
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
@@ -242,7 +242,7 @@ def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
 
 
 def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
-    """Consecutive items of at most `limit` together; a larger one is alone."""
+    """Yield consecutive items of at most `limit` together; a larger one is alone."""
     run, total = [], 0
     for item, size in zip(items, sizes):
         if run and total + size > limit:
@@ -254,14 +254,14 @@ def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
 
 
 def cut(tensors: list[Tensor], size: float) -> list[Sequence[Tensor]]:
-    """The same blocks of each of these tensors of one shape."""
+    """Cut tensors of one shape into the same blocks."""
     if tensors[0].numel() <= size:
         return [tensors]
     return list(zip(*(each.view(-1).split(size) for each in tensors)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half formats."""
+    """Return float32 for half formats."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -270,5 +270,5 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def is_cut(parameter: Tensor) -> bool:
-    """Whether tensor slicing left this rank a piece of the parameter."""
+    """True where tensor slicing left this rank a piece of the parameter."""
     return cut_of(parameter) is not None

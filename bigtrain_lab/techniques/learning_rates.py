@@ -22,7 +22,7 @@ Schedule = Callable[[int], float]
 
 
 def linear_scaling(rate: float, batch: float, base_batch: float) -> float:
-    """A batch k times as large, SGD: k times the rate, since one long step replaces k short ones
+    """Multiply the rate by k for a batch k times as large, SGD: one long step replaces k short ones
     along nearly the same gradient. It needs a warm-up; for ResNet-50 it held up to 8,192 images and
     not beyond. Goyal et al. 2017 (arXiv:1706.02677), section 2.1."""
     guard.refuse(rate=rate, batch=batch, base_batch=base_batch)
@@ -30,10 +30,10 @@ def linear_scaling(rate: float, batch: float, base_batch: float) -> float:
 
 
 def square_root_scaling(rate: float, batch: float, base_batch: float) -> float:
-    """A batch k times as large: sqrt(k) the rate, which keeps the variance that gradient noise
-    gives an update. LAMB's rule (You et al. 2019, arXiv:1904.00962, section 4).
-    For SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), section 5, who then found the linear
-    rule to do better. For Adam the rule of Malladi et al. 2022 (arXiv:2205.10287), with 1 - beta
+    """Multiply the rate by sqrt(k) for a batch k times as large, which keeps the variance that
+    gradient noise gives an update. LAMB's rule (You et al. 2019, arXiv:1904.00962, section 4). For
+    SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), section 5, who then found the linear rule
+    to do better. For Adam the rule of Malladi et al. 2022 (arXiv:2205.10287), with 1 - beta
     multiplied by k and eps divided by sqrt(k)."""
     guard.refuse(rate=rate, batch=batch, base_batch=base_batch)
     return rate * sqrt(batch / base_batch)
@@ -44,15 +44,15 @@ def constant(rate: float) -> Schedule:
 
 
 def warm_up(rate: float, updates: int, after: Schedule | None = None) -> Schedule:
-    """From rate / updates up to `rate` at update number `updates`; then after(updates since), or
-    the rate for good. Goyal et al. 2017, section 2.2."""
+    """Raise the rate from rate / updates to `rate` at update number `updates`; then follow
+    after(updates since), or keep it. Goyal et al. 2017, section 2.2."""
     guard.refuse(rate=rate, updates=updates)
     after = after or constant(rate)
     return lambda update: rate * update / updates if update <= updates else after(update - updates)
 
 
 def polynomial_decay(rate: float, updates: int, power: float = 1.0, end: float = 0.0) -> Schedule:
-    """From `rate` before the first update to `end` at number `updates`, and there from then on.
+    """Lower the rate from `rate` before the first update to `end` at number `updates`, and keep it.
     Power 1 is LAMB's for BERT (You et al. 2019, section 4.1), 2 LARS's (You et al. 2017,
     arXiv:1708.03888, section 5)."""
     guard.refuse(rate=rate, updates=updates, power=power)
@@ -60,8 +60,8 @@ def polynomial_decay(rate: float, updates: int, power: float = 1.0, end: float =
 
 
 def noam(width: int, warm_up_updates: int, factor: float = 1.0) -> Schedule:
-    """Highest at update number `warm_up_updates`. Vaswani et al. 2017 (arXiv:1706.03762), section
-    5.3; the factor as in the Annotated Transformer."""
+    """Raise the rate until update number `warm_up_updates`, then lower it. Vaswani et al. 2017
+    (arXiv:1706.03762), section 5.3; the factor as in the Annotated Transformer."""
     guard.refuse(width=width, warm_up_updates=warm_up_updates, factor=factor)
 
     def rate(update: int) -> float:

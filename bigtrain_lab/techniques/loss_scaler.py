@@ -28,8 +28,8 @@ from .guards import loss_scaler as guard
 
 
 class DynamicLossScaler:
-    """torch.amp.GradScaler's interface and, step for step, its numbers; state dicts may be
-    exchanged with it.
+    """Loss scaler with torch.amp.GradScaler's interface and, step for step, its numbers; state
+    dicts may be exchanged with it.
 
     enabled          False: losses, steps and gradients pass through as they are
     half_gradients   let `unscale_` also divide gradients that are stored in float16: in float32,
@@ -72,7 +72,7 @@ class DynamicLossScaler:
         )
 
     def scale(self, loss):
-        """S times the loss, in float32; losses in a list, a tuple or any other iterable
+        """Multiply the loss by S, in float32; losses in a list, a tuple or any other iterable
         likewise."""
         if not self._enabled:
             return loss
@@ -89,7 +89,7 @@ class DynamicLossScaler:
         were finite. Call it yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
-        if hasattr(optimizer, "shards"):  # whose gradients come when they are asked for, in parts
+        if hasattr(optimizer, "shards"):  # it reduces gradients on request, in parts
             optimizer.finish_gradient_synchronization()
             self.group = self.group or optimizer.shards.group
         guard.refuse_unscale(
@@ -111,8 +111,8 @@ class DynamicLossScaler:
         self._found[optimizer] = ~torch.stack(extremes).isfinite().all()
 
     def step(self, optimizer: Optimizer, *args, **kwargs):
-        """optimizer.step(...), and what it returns; None, with every weight untouched, where a
-        gradient was not finite."""
+        """Call optimizer.step(...) and return its result; None, with every weight untouched, where
+        a gradient was not finite."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         guard.refuse_step(optimizer in self._stepped, args, kwargs)
@@ -123,17 +123,17 @@ class DynamicLossScaler:
 
     @property
     def learnt(self) -> set[torch.nn.Parameter]:
-        """The parameters whose gradients were looked at, and divided, since the last update."""
+        """Parameters whose gradients were unscaled since the last update."""
         return held_by(self._found)
 
     @property
     def stepped(self) -> set[torch.nn.Parameter]:
-        """The parameters of the optimizers that stepped, or skipped, since the last update."""
+        """Parameters of the optimizers that stepped, or skipped, since the last update."""
         return held_by(self._stepped)
 
     def among(self, group) -> "DynamicLossScaler":
-        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own, or
-        there is one."""
+        """Return a scaler like this one, of the ranks of a group; itself where it has ranks of its
+        own, or there is one."""
         if self.group is not None or (group := Group.of(group)).size == 1:
             return self
         other = copy(self)
@@ -143,8 +143,7 @@ class DynamicLossScaler:
     def agree(self, *optimizers: Optimizer) -> None:
         """Let every rank of the group find what any of them did. Each rank calls it once a step
         with all its optimizers, also one that has none, whose weights are frozen; `step` calls it
-        for one optimizer. Nothing where there is no group.
-        """
+        for one optimizer. It does nothing where there is no group."""
         if not self._enabled or self.group is None:
             return
         for optimizer in optimizers:
@@ -161,7 +160,7 @@ class DynamicLossScaler:
         self._found = dict.fromkeys(self._found, self.agreed)
 
     def skips(self, optimizer: Optimizer) -> bool:
-        """Between `unscale_` and `update`: whether this optimizer's step is skipped."""
+        """True where this optimizer's step is skipped; asked between `unscale_` and `update`."""
         if not self._enabled:
             return False
         guard.refuse_unknown(optimizer in self._found)
@@ -232,8 +231,7 @@ class DynamicLossScaler:
         self._scale, self._streak = guard.usable(state["scale"]), state["_growth_tracker"]
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
-        """The values of the gradients that are there; a parameter that the loss did not reach has
-        none."""
+        """Yield the gradients' values; a parameter that the loss did not reach has none."""
         for parameter in (
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ):
@@ -252,5 +250,5 @@ def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:
 
 
 def in_float32(value: float) -> float:
-    """The scale is a float32 number, as on a device."""
+    """Round to float32, as the scale on a device."""
     return torch.tensor(value, dtype=torch.float32).item()

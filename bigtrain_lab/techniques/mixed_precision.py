@@ -1,16 +1,14 @@
 """Mixed precision: compute in 16 bits, decide in 32. Half the bytes move, and what 16 bits would
 lose is kept aside.
 
-    master w (float32) --round--> weight (half) --forward (half; softmax, norms, losses in
-    float32)--> loss (float32)
-        ^                                                                                      | x S
+    master w (float32) --round--> w (half) --forward (softmax, norms, losses in float32)--> loss
+        ^                                                                                | x S
         +-- optimizer (float32) <-- g = float32(S g) / S <-- gradients (half) <-- backward (half)
-        <-----+
 
 Three safeguards, each against one loss of 16 bits; a level leaves some out, to show what it was
 for:
-    policy    operators that need range or long sums run in float32              precision_policy.py
-    scaling   S lifts gradients above fp16's smallest number, 2^-24;      loss_scaler.py
+    policy    operators that need range or long sums run in float32: precision_policy.py
+    scaling   S lifts gradients above fp16's smallest number, 2^-24: loss_scaler.py
               bf16 has float32's range
     masters   w + step is taken in float32: in half w, a step below half a unit in the last place
               moves nothing (a unit is 2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
@@ -22,18 +20,15 @@ it: Adam's eps below 2^-25 (3e-8) is 0 in fp16, a squared gradient below that is
 nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
 
     mp = MixedPrecision("fp16")
-    model = mp.prepare(model)                                     # on its device, in float32,
-                                                                  before the optimizer
+    model = mp.prepare(model)               # on its device, in float32, before the optimizer
     optimizer = torch.optim.Adam(mp.parameters(), lr=1e-3)
     with mp:
         loss = cross_entropy(model(ids), labels)
-    mp.backward(loss / k)                                         # k times to accumulate: gradients
-                                                                  add up in float32
-    mp.unscale_(optimizer)                                        # to clip; step() does it
-                                                                  otherwise
+    mp.backward(loss / k)                   # k times to accumulate: gradients add up in float32
+    mp.unscale_(optimizer)                  # to clip; step() does it otherwise
     torch.nn.utils.clip_grad_norm_(mp.parameters(), 1.0)
-    mp.step(optimizer); mp.update(); optimizer.zero_grad()        # several optimizers: step each,
-                                                                  then update
+    mp.step(optimizer); mp.update(); optimizer.zero_grad()
+                                            # several optimizers: step each, then update
 
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 """
@@ -128,11 +123,10 @@ class MixedPrecision:
         return self.policy.__exit__(*error)
 
     def prepare(self, model: nn.Module, masters: bool = True, rounded: bool = True) -> nn.Module:
-        """The same model with its weights rounded to half and their float32 values kept as masters.
-        Tied weights stay tied; frozen ones get no master; buffers (running statistics, position
-        tables) stay float32 where a policy is in force. `masters`, `rounded`: False where ZeRO
-        keeps masters, each rank a part, and where it rounds what it gathers.
-        """
+        """Round the model's weights to half, keep their float32 values as masters, and return the
+        model. Tied weights stay tied; frozen ones get no master; buffers (running statistics,
+        position tables) stay float32 where a policy is in force. `masters`, `rounded`: False where
+        ZeRO keeps masters, each rank a part, and where it rounds what it gathers."""
         guard.refuse_model(model, self._model is not None)
         if self.level is AS_IT_IS:
             self._model = model
@@ -195,10 +189,10 @@ class MixedPrecision:
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What the optimizer updates, by the weights' names: masters, and the weights that need
-        none. Their `.grad` is what training sees (a half weight's own is None after its backward),
-        so clip these and zero these. A weight that was frozen in prepare() and is no longer gets
-        its master here, from its rounded value."""
+        """Yield what the optimizer updates, by the weights' names: masters, and the weights that
+        need none. Their `.grad` is what training sees (a half weight's own is None after its
+        backward), so clip these and zero these. A weight that was frozen in prepare() and is no
+        longer gets its master here, from its rounded value."""
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
                 if self._lacks_master(weight):
@@ -213,13 +207,13 @@ class MixedPrecision:
         return self.scaler.scale(loss) if self.scaler else loss
 
     def backward(self, loss: Tensor, **kwargs) -> None:
-        """The backward of the scaled loss. The policy is in force, for what checkpointing computes
-        again."""
+        """Run the backward of the scaled loss. The policy is in force, for what checkpointing
+        computes again."""
         with self:
             torch.autograd.backward(self.scale(loss), **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Make the gradients the true ones, for clipping or looking; at most once a step. Nothing
+        """Divide the gradients by S, to clip or to read them; at most once a step. It does nothing
         where no loss is scaled."""
         if self.scaler:
             self.scaler.unscale_(optimizer)
@@ -269,8 +263,8 @@ class MixedPrecision:
                 self._followed[weight] = master._version
 
     def state_dict(self) -> dict:
-        """What model.state_dict() and optimizer.state_dict() lack to go on exactly: the masters and
-        the scaler."""
+        """Return what model.state_dict() and optimizer.state_dict() lack to go on exactly: the
+        masters and the scaler."""
         self._close()
         names = {p: name for name, p in self.model.named_parameters()}
         return {
@@ -282,6 +276,5 @@ class MixedPrecision:
         load(self, state)
 
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
-        """The tensors that are held now, by kind of memory and by name: a master has its
-        weight's."""
+        """Return the tensors held now, by kind of memory and by name: a master has its weight's."""
         return owned.named({"": self.model}, optimizers, self.masters)

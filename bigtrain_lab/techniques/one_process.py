@@ -31,7 +31,7 @@ class Training(NamedTuple):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """By name, of all stages."""
+        """Weights by name, of all stages."""
         return {name: p.detach() for stage in self.stages for name, p in stage.named_parameters()}
 
 
@@ -52,8 +52,8 @@ def synchronous(
     clip: float | None = None,
     learning_rate: Callable[[int], float] | None = None,
 ) -> Training:
-    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their
-    losses times `weights(batch)`; the first update has the rate `learning_rate(1)`."""
+    """Train: each batch's micro-batches make one update by their mean gradient, or by the sum of
+    their losses times `weights(batch)`; the first update has the rate `learning_rate(1)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for number, batch in enumerate(batches, 1):
@@ -87,8 +87,8 @@ def delayed(
     versions: Callable | None = None,
     update_size: int = 1,
 ) -> Training:
-    """Micro-batch t is computed on weights of past versions, and every `update_size` micro-batches
-    make an update a stage.
+    """Train micro-batch t on weights of past versions; every `update_size` micro-batches make an
+    update a stage.
 
     `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch
     t use; without it they are PipeDream's: p-1-s updates old, for the backward too if `stashing`,
@@ -121,14 +121,15 @@ def delayed(
                 update.zero_grad()
                 newest = (t + 1) // update_size
                 history[s][newest] = snapshot(stage)
-                history[s].pop(newest - len(stages) - 1, None)  # nothing looks further back
+                history[s].pop(newest - len(stages) - 1, None)  # no later micro-batch reads it
     return Training(losses, stages, errors)
 
 
 def chain_gradient(
     stages, forward_weights, backward_weights, sample: Sample, loss_fn
 ) -> tuple[float, list[dict[str, Tensor]]]:
-    """(loss, gradient of each stage) of a forward on some weights whose backward runs on others."""
+    """Return (loss, gradient of each stage) of a forward on some weights whose backward runs on
+    others."""
     x, chain = sample.inputs, []
     for stage, weights in zip(stages, forward_weights):
         own = {name: w.clone().requires_grad_() for name, w in weights.items()}
@@ -154,7 +155,7 @@ def chain_gradient(
 
 
 def relative_error(used: list[dict[str, Tensor]], true: list[dict[str, Tensor]]) -> float:
-    """|used - true| / |true| over the whole model."""
+    """Return |used - true| / |true| over the whole model."""
     off = sum((used[s][n] - true[s][n]).square().sum() for s in range(len(true)) for n in true[s])
     size = sum(g.square().sum() for stage in true for g in stage.values())
     return float((off / size).sqrt())

@@ -45,8 +45,8 @@ def order(
     bound: int | None = None,
     synchronous: bool = False,
 ) -> Plan:
-    """The plan of worker p = 0, 1, ... with requests[p] batches, and then of one server for each of
-    `shard_bytes`, the bytes of its parameters. `bound` None: nobody waits."""
+    """Return the plan of worker p = 0, 1, ... with requests[p] batches, and then of one server for
+    each of `shard_bytes`, the bytes of its parameters. `bound` None: nobody waits."""
     guard.refuse_order(requests, shard_bytes, bound, synchronous)
     workers = tuple(range(len(requests)))
     bound = 0 if synchronous else bound  # a round's answers wait for its last gradient
@@ -70,7 +70,8 @@ def order(
 
 
 class Worker(Work):
-    """`loss(number)` -> the loss of batch `number`; `shards`: the parameters of each server."""
+    """Worker's part of the plan. `loss(number)` -> the loss of batch `number`; `shards`: the
+    parameters of each server."""
 
     def __init__(self, loss: Callable[[int], Tensor], shards: Sequence[Sequence[nn.Parameter]]):
         self.loss_of, self.shards, self.loss = loss, shards, None
@@ -95,7 +96,7 @@ class Worker(Work):
 
 
 class Update(NamedTuple):
-    """Of the gradient of a worker's batch: stale by so many updates when it was applied."""
+    """Staleness, in updates, of a worker's gradient when it was applied."""
 
     worker: int
     batch: int
@@ -103,7 +104,7 @@ class Update(NamedTuple):
 
 
 class Server(Work):
-    """Steps its parameters by each gradient, or by the mean of `average` of them."""
+    """Server of parameters, stepped by each gradient, or by the mean of `average` of them."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Server(Work):
     ):
         self.parameters, self.optimizer, self.average = parameters, optimizer, average
         self.sum = torch.zeros_like(flat(parameters)) if average > 1 else None
-        self.version, self.read = 0, [0] * workers  # updates made; those in what each worker has
+        self.version, self.read = 0, [0] * workers  # updates made; those that each worker has read
         self.applied: list[Update] = []
 
     def request(self, place, number, tensor):
@@ -198,7 +199,7 @@ class ParameterServer:
 
 
 def shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
-    """Whose is which: the largest first, each to the server that has the least."""
+    """Divide parameters among servers: the largest first, each to the server that has the least."""
     owned: list[list[int]] = [[] for _ in range(servers)]
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         min(owned, key=lambda own: (sum(sizes[j] for j in own), len(own))).append(i)
@@ -206,12 +207,12 @@ def shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
 
 
 def server_of(message: Message) -> int:
-    """ "server 1 asked 0.3" is for server 1."""
+    """Return 1 for the message "server 1 asked 0.3"."""
     return int(message.name.split()[1])
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy, one after the other."""
+    """Copy the tensors into one, one after the other."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 

@@ -215,7 +215,7 @@ class Pipeline:
     # -- one batch -------------------------------------------------------------------------------
 
     def _begin(self, inputs, targets, weights) -> None:
-        """Its micro-batches, how often each weight version will be used, the first receives."""
+        """Take the micro-batches, count each weight version's uses, post the first receives."""
         guard.refuse_late(self.done, self.optimizers, self.modules)
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
@@ -257,7 +257,7 @@ class Pipeline:
 
     @contextmanager
     def _weights(self, action: Action):
-        """The stage of an action on the weights that it uses, and needs no longer afterwards."""
+        """Return the stage of an action on the weights that it uses; it needs them no longer."""
         versions = self.versions.get(action.stage)
         if versions is None:
             yield self.calls[action.stage]
@@ -267,7 +267,7 @@ class Pipeline:
             versions.release(version)
 
     def _copies(self, tied: Mapping[str, Mapping[int, str]]) -> list[TiedWeight]:
-        """The tied weights that this rank has copies of; of a half weight its master learns."""
+        """Return the tied weights copied on this rank; of a half weight its master learns."""
         ties = []
         for name, places in tied.items():
             own = {
@@ -281,7 +281,7 @@ class Pipeline:
         return ties
 
     def _make_whole(self, step: Step) -> None:
-        """Before the first update of a batch on this rank."""
+        """Call `whole` and sum tied gradients, before the first update of a batch."""
         if self.unsummed and any(action.kind == "U" for action in step):
             self.whole()
             for tie in self.tied:
@@ -291,8 +291,8 @@ class Pipeline:
     # -- names -----------------------------------------------------------------------------------
 
     def holdings(self, *optimizers) -> dict[str, dict[str, Tensor]]:
-        """The tensors that this rank holds now, by kind and name. What autograd saved belongs to
-        the graphs and is not listed. `optimizers`: the caller's own."""
+        """Return the tensors that this rank holds now, by kind and name. What autograd saved
+        belongs to the graphs and is not listed. `optimizers`: the caller's own."""
         of = {stage: f" of stage {stage}" * (len(self.modules) > 1) for stage in self.modules}
         held = owned.named(
             {of[stage]: module for stage, module in self.modules.items()},
@@ -324,17 +324,17 @@ class Pipeline:
         return self.span(step, op.version + self.updates_done)
 
     def _numbered(self, action: Action) -> Action:
-        """The action with its micro-batch numbered on through the whole run."""
+        """Number the action's micro-batch on through the whole run."""
         return action._replace(micro_batch=action.micro_batch + self.done)
 
     def _message(self, action: Action) -> dict:
-        """How a result is announced: its name, its place in the program, a tag of its own."""
+        """Return a result's name, its place in the program, and a tag of its own."""
         tag = (action.micro_batch * self.schedule.stages + action.stage) * 2 + (action.kind == "F")
         return {"name": self._numbered(action), "site": f"{action.stage}{action.kind}", "tag": tag}
 
 
 class Entrance(torch.autograd.Function):
-    """x as a stage is given it: no leaf, so that the stage may change it in place."""
+    """Identity at a stage's input: no leaf, so that the stage may change it in place."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -346,5 +346,5 @@ class Entrance(torch.autograd.Function):
 
 
 def made(action: Action) -> tuple[str, int, int]:
-    """What an action makes: a stage's output, or its input's gradient, by B or by I alike."""
+    """Name an action's result: a stage's output, or its input's gradient, by B or by I alike."""
     return ("F" if action.kind == "F" else "B", action.stage, action.micro_batch)

@@ -19,7 +19,7 @@ from .mixed_precision import MixedPrecision
 def flow(
     mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor], weight: str
 ) -> tuple[Station, ...]:
-    """Take one training step, and tell the stations of the weight of this name. `loss_of()` is
+    """Take one training step, and record the stations of the weight of this name. `loss_of()` is
     called inside `with mp`."""
     owner, parameter = (
         mp.model.get_submodule(weight.rpartition(".")[0]),

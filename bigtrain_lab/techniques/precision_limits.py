@@ -25,7 +25,7 @@ __all__ = ["adam_first_step", "exponents", "gradient_of", "running_sum", "tanh_g
 
 
 def unmoved(weights: Iterable[Tensor], step: float | Tensor, dtype: torch.dtype) -> float:
-    """The share of weights that stay where they are in `dtype` when `step` is added to each (a
+    """Return the share of weights that stay unchanged in `dtype` when `step` is added to each (a
     tensor: to one tensor of weights).
 
     The sum is taken exactly and then rounded, as hardware adds; Adam's steps are about as large as
@@ -40,10 +40,9 @@ def unmoved(weights: Iterable[Tensor], step: float | Tensor, dtype: torch.dtype)
 
 
 def running_sum(value: float, count: int, dtype: torch.dtype) -> Tensor:
-    """The partial sums of value + value + ..., each rounded to `dtype`: shape (count,). One
+    """Return the partial sums of value + value + ..., each rounded to `dtype`: shape (count,). One
     addition after the other, as a loop or one accumulator does; torch's own `sum` adds in float32
-    inside, also for half tensors.
-    """
+    inside, also for half tensors."""
     term, total, sums = torch.tensor(value, dtype=dtype), torch.zeros((), dtype=dtype), []
     for _ in range(count):
         total = total + term
@@ -52,24 +51,23 @@ def running_sum(value: float, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """GELU's tanh approximation as one would write it, each operator rounding to x's type. torch's
-    own, F.gelu(x, approximate="tanh"), computes in float32 inside and rounds once: its gradient at
-    -300 is right.
-    """
+    """Compute GELU's tanh approximation as one would write it, each operator rounding to x's type.
+    torch's own, F.gelu(x, approximate="tanh"), computes in float32 inside and rounds once: its
+    gradient at -300 is right."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * (x * x))
     return 0.5 * x * (1 + torch.tanh(inner))
 
 
 def gradient_of(function, x: Tensor) -> Tensor:
-    """d function(x) / dx for a function of each value, in x's type."""
+    """Return d function(x) / dx for a function of each value, in x's type."""
     x = x.detach().requires_grad_()
     return torch.autograd.grad(function(x).sum(), x)[0]
 
 
 def adam_first_step(gradient: float, dtype: torch.dtype, eps: float = 1e-9) -> float:
-    """How far torch's Adam with lr 1 moves a weight of `dtype` that is 0 by this gradient: -g /
-    (|g| + eps), so about 1 in size, unless its square or eps is 0 in `dtype`. Adam's state has its
-    weight's type."""
+    """Return how far torch's Adam with lr 1 moves a weight of `dtype` that is 0 by this gradient:
+    -g / (|g| + eps), so about 1 in size, unless its square or eps is 0 in `dtype`. Adam's state has
+    its weight's type."""
     weight = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
     weight.grad = torch.full_like(weight, gradient)
     torch.optim.Adam([weight], lr=1.0, eps=eps).step()

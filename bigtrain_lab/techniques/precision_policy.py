@@ -80,7 +80,8 @@ def listed(table: dict[str, str]) -> frozenset[str]:
 
 
 class Policy(TorchFunctionMode):
-    """`dtype`: torch.float16 or torch.bfloat16, for the operators of LOW."""
+    """Mode that casts operators' arguments. `dtype`: torch.float16 or torch.bfloat16, for the
+    operators of LOW."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -108,8 +109,8 @@ class Policy(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def inside(self, func):
-        """What torch composes in Python, as multi_head_attention_forward: the policy holds for its
-        parts, and so for what checkpointing computes again in a backward.
+        """Open what torch composes in Python, as multi_head_attention_forward: the policy holds for
+        its parts, and so for what checkpointing computes again in a backward.
 
         It would hand itself to this policy again, for ever, so it is run in a copy that does not
         ask who overrides it.
@@ -138,8 +139,8 @@ class Policy(TorchFunctionMode):
 
 
 def cast(value, to: torch.dtype | None):
-    """A floating tensor in that type (None where there is none to cast); tensors inside lists and
-    tuples likewise; everything else, float64 too, as it is."""
+    """Cast a floating tensor to that type (None where there is none to cast), and tensors inside
+    lists and tuples; everything else, float64 too, stays as it is."""
     if isinstance(value, Tensor):
         own = value.dtype
         return (
@@ -153,8 +154,8 @@ def cast(value, to: torch.dtype | None):
 
 
 def widest(values) -> torch.dtype | None:
-    """The type that all floating tensors among the values fit in; float16 and bfloat16 meet in
-    float32."""
+    """Return the type that all floating tensors among the values fit in: float32 for float16 and
+    bfloat16."""
     if isinstance(values, Tensor):
         return values.dtype if values.is_floating_point() else None
     inside = (

@@ -1,14 +1,14 @@
-"""What a model whose weights are half does otherwise than before, so that a script around it need
-not know of masters.
+"""Hooks of a model with half weights, so that a script around it need not know of masters.
 
     load_state_dict   float32 values go to the masters before they are rounded to weights, so that
                       no digit is lost; weights that were saved half begin masters anew, unless a
                       master rounds to them and so knows more digits
     state_dict        weights first follow their masters, whoever stepped them
     zero_grad         the gradients are the masters': they are cleared too
-    nn.LSTM, GRU, RNN compare the type of their input with their weights' before any operator runs:
-    it is cast before that a call outside `with mp:`, where operators would refuse to mix types or
-    run in half, is refused in one sentence
+    LSTM, GRU, RNN    compare their input's type with their weights' before any operator runs: the
+                      input is cast before that
+    any call          outside `with mp:`, where operators would refuse to mix types or run in half,
+                      is refused in one sentence
 
 A copy of the model (deepcopy, torch.save of the whole module) has half weights that are its own and
 no masters: a copy that is to be trained is made of the float32 model, and prepared by a
@@ -29,9 +29,9 @@ from .precision_policy import Policy
 
 
 def adapt(model: nn.Module, mp) -> None:
-    """Hooks on the model, of functions that have a name: torch.save of a module saves its hooks."""
+    """Register hooks on the model: functions that have a name, since torch.save saves them too."""
     for module in model.modules():
-        module._prepared_by = mp  # what is put around a part of the model asks there
+        module._prepared_by = mp  # read by wrappers of a part of the model
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))
@@ -45,14 +45,14 @@ def adapt(model: nn.Module, mp) -> None:
 
 
 def precisions(modules: Iterable[nn.Module]) -> set:
-    """The MixedPrecisions by which any part of the modules was prepared."""
+    """Collect the MixedPrecisions by which any part of the modules was prepared."""
     found = (getattr(part, "_prepared_by", None) for each in modules for part in each.modules())
     return {mp for mp in found if mp is not None}
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
-    """Weight -> what the optimizer steps in its place, of the modules' own weights: a half weight's
-    master, or the piece that ZeRO leaves this rank of it."""
+    """Map each of the modules' own weights to what the optimizer steps in its place: a half
+    weight's master, or the piece that ZeRO leaves this rank of it."""
     modules = list(modules)
     masters = {w: master for mp in precisions(modules) for w, master in mp.masters.items()}
     own = {weight for module in modules for weight in module.parameters()}
@@ -61,8 +61,8 @@ def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]
 
 
 def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:
-    """Gradients that backwards brought lie elsewhere now, and others wrote to them: what is
-    written from now on is a user's."""
+    """Note the gradients' places and counts of writes again: the library moved them and wrote to
+    them, and later writes are a user's."""
     for mp in precisions([model]):
         for parameter in mp._arrivals.noted.keys() & set(parameters):
             if parameter.grad is not None:
@@ -70,8 +70,7 @@ def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:
-    """What a script calls: the model, or the parts of a container that has no forward of its
-    own."""
+    """Yield the modules that a script calls: the model, or the parts of a container."""
     if isinstance(module, (nn.ModuleDict, nn.ModuleList)):
         for child in module.children():
             yield from entrances(child)
@@ -103,7 +102,7 @@ def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_)
 
 @torch.no_grad()
 def follow_weights(mp, model: nn.Module, _) -> None:
-    """A master whose rounding is not the weight that was loaded begins anew from it."""
+    """Reset each master whose rounding is not the weight that was loaded."""
     for weight, master in mp.masters.items():
         if not torch.equal(weight, master.to(weight.dtype)):
             master.copy_(weight)
@@ -121,7 +120,7 @@ def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
 
 
 def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
-    """The states beside the input are cast by the policy."""
+    """Cast the input to the weights' type; the policy casts the states beside it."""
     dtype = module._flat_weights[0].dtype
     return tuple(
         each.to(dtype) if number == 0 and isinstance(each, (Tensor, PackedSequence)) else each

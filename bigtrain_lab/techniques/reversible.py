@@ -1,9 +1,8 @@
 """Reversible layers: the backward computes each block's input from its output, so no block keeps
 anything.
 
-    y1 = x1 + F(x2)          x2 = y2 - G(y1)          two streams of one shape; F and G are any
-                                                      functions, as the second
-    y2 = x2 + G(y1)          x1 = y1 - F(x2)          is only ever added, and so can be subtracted
+    y1 = x1 + F(x2)     x2 = y2 - G(y1)     two streams of one shape; F and G are any functions:
+    y2 = x2 + G(y1)     x1 = y1 - F(x2)     they are only added, and so can be subtracted
 
     x --block 0-- block 1 -- ... -- block n-1--> y     forward: nothing is kept but y
     x <----------------------------------------- y     backward: undo a block, record its F and G,
@@ -49,7 +48,7 @@ class ReversibleBlock(nn.Module):
         return reversible([self], x1, x2)
 
     def couple(self, x1: Tensor, x2: Tensor, call=lambda fn, x: fn(x)) -> tuple[Tensor, Tensor]:
-        """The block as plain operations, which autograd records: every block keeps what it
+        """Compute the block as plain operations, which autograd records: every block keeps what it
         saves."""
         y1 = x1 + call(self.f, x2)
         return y1, x2 + call(self.g, y1)
@@ -74,7 +73,7 @@ class ReversibleSequence(nn.Module):
 
 
 def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """(y1, y2). Weights gather their gradients as the backward runs: call loss.backward(), once."""
+    """Return (y1, y2). Weights gather gradients as the backward runs: call loss.backward() once."""
     guard.refuse_streams(x1, x2)
     blocks = list(blocks)
     if not torch.is_grad_enabled() or not learns(
@@ -123,8 +122,8 @@ class _Reversible(torch.autograd.Function):
 def recorded(
     fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions
 ) -> tuple[Tensor, Tensor | None]:
-    """(fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what no loss
-    depends on."""
+    """Return (fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what
+    no loss depends on."""
     x = x.detach().requires_grad_()
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
@@ -147,8 +146,8 @@ def rounding_by_depth(
     x2: Tensor,
     dtypes=(torch.float64, torch.float32, torch.bfloat16),
 ) -> dict[torch.dtype, list[float]]:
-    """|x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the end;
-    blocks that draw no random numbers.
+    """Return |x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the
+    end; blocks that draw no random numbers.
 
     Each number format has a copy of the sequence, and compares with its own forward: what is seen
     is the inverse's error alone.

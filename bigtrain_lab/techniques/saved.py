@@ -31,7 +31,7 @@ from .guards import saved as guard
 
 
 def save(path, state: dict) -> None:
-    """Put the state under this name, whole; or leave what was there, whole. Impossible where it
+    """Write the state under this name, whole; or leave what was there, whole. Impossible where it
     cannot be written, or where `load` could not read it again."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
@@ -53,7 +53,7 @@ def save(path, state: dict) -> None:
 
 
 def load(path) -> dict:
-    """What was saved, on the host; reading executes nothing. Impossible where it is no such
+    """Read what was saved, to the host; reading executes nothing. Impossible where it is no such
     file, or its digest is another."""
     with guard.read(path):
         guard.refuse_damaged(path)
@@ -61,8 +61,8 @@ def load(path) -> dict:
 
 
 def state_of(training, group, update: int, **further) -> dict:
-    """All that the next update depends on, after `update` updates. The ranks of the group call it
-    together; each has the whole model, so all get the same. `further`: what else is to be kept."""
+    """Gather all that the next update depends on, after `update` updates. All ranks of the group
+    call it; each has the whole model, so all get the same. `further`: what else is kept."""
     guard.refuse_parts(training)
     return {
         "update": update,
@@ -75,14 +75,14 @@ def state_of(training, group, update: int, **further) -> dict:
 
 
 def gathered(own: Tensor, group) -> Tensor:
-    """A row for each rank, on the host; no trace tells of it."""
+    """Gather a row of each rank, on the host; no trace records it."""
     return group.unrecorded().all_gather(own[None].to(group.device)).cpu()
 
 
 def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
-    """Make a training what it was, before its first update; returns the updates that are done. Of
-    more ranks than were saved the last ones draw as at a start. Impossible where the model has
-    other sizes."""
+    """Restore a training, before its first update; returns the number of updates done. Of more
+    ranks than were saved the last ones draw as at a start. Impossible where the model has other
+    sizes."""
     guard.refuse_parts(training)
     with guard.read(name):
         guard.refuse_other_model(state, training, name)
@@ -97,8 +97,8 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
 
 
 def random_state(device) -> Tensor:
-    """The states of Python's generator, NumPy's, and torch's on the host and on the device, in
-    bytes."""
+    """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
+    in bytes."""
     version, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state()
     own = np.array([*words, *keys, place, has_gauss], dtype=np.int64)

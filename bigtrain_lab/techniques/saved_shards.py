@@ -86,8 +86,8 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
 
 @torch.no_grad()
 def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
-    """Make a sharded module and its optimizer what they were, on any number of ranks; returns
-    `further`. Impossible, with nothing changed, where the checkpoint is of others."""
+    """Restore a sharded module and its optimizer, on any number of ranks; returns `further`.
+    Impossible, with nothing changed, where the checkpoint is of others."""
     owned, group = {each.name: each for each in sharded.owned()}, sharded.group
     numbers = [numbers_of(sharded, each) for each in listed(optimizer)]
     apart = beside(sharded)["apart"]
@@ -119,8 +119,8 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
 
 
 def whole(path) -> dict:
-    """The same for one process: "weights" for the module's load_state_dict, "optimizers" for those
-    of optimizers of its parameters, and `further`."""
+    """Read the same in one process: "weights" for the module's load_state_dict, "optimizers" for
+    those of optimizers of its parameters, and `further`."""
     with guard.read(path):
         found = Shards(path)
 
@@ -137,8 +137,8 @@ def whole(path) -> dict:
 
 
 class Shards:
-    """The files of a checkpoint; their values stay on the disk until they are asked for. Rank
-    `rank` of `ranks` that read them compares the digests of its share."""
+    """Files of a checkpoint; their values stay on the disk until they are read. Rank `rank` of
+    `ranks` that read them compares the digests of its share."""
 
     def __init__(self, path, rank: int = 0, ranks: int = 1):
         path = Path(path)
@@ -150,11 +150,11 @@ class Shards:
         guard.refuse_holes(self, path)
 
     def parts(self, name: str) -> list[tuple[int, int, Tensor]]:
-        """(start, stop, elements) of a parameter, as each rank wrote them."""
+        """List (start, stop, elements) of a parameter, as each rank wrote them."""
         return [each["parts"][name][1:] for each in self.files]
 
     def optimizers(self, join: Callable[[str, list], Tensor]) -> list[dict]:
-        """Their state_dicts; join(name, parts) makes a value of the ranks' parts of it."""
+        """Return their state_dicts; join(name, parts) makes a value of the ranks' parts of it."""
         shapes = {name: part[3].shape for name, part in self.files[0]["parts"].items()}
 
         def value(at: int, name: str, number: int, key: str, first: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ class Shards:
 
 
 def full_optimizer_state(sharded, optimizer: Optimizer) -> dict:
-    """The state_dict that the optimizer would have of the whole parameters, on every rank. All
-    ranks call it together."""
+    """Return the state_dict that the optimizer would have of the whole parameters, on every rank.
+    All ranks call it together."""
     owned = {each.name: each for each in sharded.owned()}
     return changed(
         optimizer.state_dict(),
@@ -206,9 +206,9 @@ def changed(
     shapes: Mapping[str, tuple],
     change: Callable[[str, int, str, Tensor], Tensor],
 ) -> dict:
-    """An optimizer's state_dict with change(name, number, key, value) for each value that lies
-    beside a parameter, element by element: it has the shape that `shapes` tells of the name. Of a
-    parameter without dimensions that could be any number: what others have one of is none."""
+    """Apply change(name, number, key, value) to each value of an optimizer's state_dict that has an
+    element for each of its parameter's, by the shape that `shapes` gives. Of a parameter without
+    dimensions, a value is left alone where other parameters have one number under its key."""
     state = dict(state_dict["state"])
     scalars = {
         key
@@ -230,7 +230,7 @@ def changed(
 
 
 def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
-    """Name of a parameter -> its number in the optimizer's state_dict."""
+    """Map a parameter's name to its number in the optimizer's state_dict."""
     pieces = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = {id(piece): number for number, piece in enumerate(pieces)}
     return {
@@ -243,8 +243,8 @@ def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def beside(sharded) -> dict[str, dict]:
-    """What is not cut, which all ranks have: buffers and frozen parameters "apart", by name; and
-    further names of "tied" parameters, each with the first."""
+    """Collect what is not cut, which all ranks have: buffers and frozen parameters "apart", by
+    name; and further names of "tied" parameters, each with the first."""
     named = partial(sharded.module.named_parameters, remove_duplicate=False)
     first = {parameter: name for name, parameter in sharded.module.named_parameters()}
     cut = {each.name for each in sharded.owned()}

@@ -62,7 +62,7 @@ class SingleProcessDataParallel(nn.Module):
         return torch.cat([output.to(self.devices[0]) for output in outputs])
 
     def scatter(self, inputs: tuple) -> list[tuple]:
-        """Each part's inputs; fewer parts than devices where the batch has fewer rows."""
+        """Split the inputs by part; fewer parts than devices where the batch has fewer rows."""
         rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.dim()}
         refuse(self.devices, rows)
         count = max(1, min(len(self.devices), *rows))
@@ -75,8 +75,8 @@ class SingleProcessDataParallel(nn.Module):
         return list(zip(*map(split, inputs)))
 
     def replicate(self, number: int) -> dict[str, Tensor]:
-        """Weights and buffers of a part, on its device. The copy of a weight is an operation of the
-        graph, so its backward adds the gradient to the module's own."""
+        """Copy the weights and buffers to a part's device. The copy of a weight is an operation of
+        the graph, so its backward adds the gradient to the module's own."""
         device, module = self.devices[number], self.module
         weights = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-TOGETHER = 8  # gradients that are there at once: a call of autograd takes as long as a product
+TOGETHER = 8  # gradients held at once: a call of autograd takes as long as a product
 
 
 class Left(NamedTuple):
-    """What I leaves for W: dL/dweight = gradient(*of), of = (dL/dy, x)."""
+    """Product that I leaves for W: dL/dweight = gradient(*of), of = (dL/dy, x)."""
 
     weight: Tensor
     gradient: Callable[..., Tensor]
@@ -31,9 +31,8 @@ class Left(NamedTuple):
 
 
 class WeightGradientsLater(TorchFunctionMode):
-    """While a forward runs in this mode, its Linears and Embeddings leave their weights' gradients
-    in `queue`: the backward of that forward fills it, `run()` adds dL/dw to each weight's `.grad`.
-    """
+    """Mode of a forward: its Linears and Embeddings leave their weights' gradients in `queue`. The
+    backward of that forward fills it, `run()` adds dL/dw to each weight's `.grad`."""
 
     def __init__(self):
         super().__init__()
@@ -48,8 +47,8 @@ class WeightGradientsLater(TorchFunctionMode):
         return function(*arguments, **keywords)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the queue keeps alive, numbered as W will take them; ids are the stage's own input,
-        which lives anyway."""
+        """Return what the queue keeps alive, numbered as W will take them; ids are the stage's own
+        input, which lives anyway."""
         return {
             f"{what} {number}": tensor
             for number, left in enumerate(self.queue)
@@ -58,8 +57,8 @@ class WeightGradientsLater(TorchFunctionMode):
         }
 
     def run(self) -> None:
-        """W: the products that I left out, a few weights at a time. Weights that were computed from
-        parameters, as a cast is, go all together: two may come from one parameter."""
+        """Run W: the products that I left out, a few weights at a time. Weights that were computed
+        from parameters, as a cast is, go all together: two may come from one parameter."""
         self.postponed.clear()
         terms: dict[Tensor, list[Left]] = {}
         while self.queue:

@@ -24,7 +24,7 @@ from ..order.plan import Message, Plan, Recv, Send, lower
 from ..order.schedule import Schedule
 from ..runtime.talk.group import Group
 
-LOOKS = 2  # at the copies: before the first update and after it
+LOOKS = 2  # comparisons of the copies: before the first update and after it
 
 
 class Copy(NamedTuple):
@@ -38,8 +38,8 @@ class Copy(NamedTuple):
 def exchange(
     name: str, what: str, ranks: Iterable[int], rank: int, batch: int, sizes: Mapping[str, int] = {}
 ) -> list[Copy]:
-    """What a rank does so that it has the tensors of all copies. `ranks`: of each copy, in order
-    of the stages; `sizes`: site -> bytes."""
+    """List a rank's messages by which it gets the tensors of all copies. `ranks`: of each copy, in
+    order of the stages; `sizes`: site -> bytes."""
     ranks, sent, received = list(ranks), [], []
     for number, home in enumerate(ranks):
         site = f"{name} {what} {number}"
@@ -58,7 +58,7 @@ def exchange(
 def with_exchanges(
     schedule: Schedule, steps: int, tied: Mapping[str, Mapping[int, str]], sizes: Mapping[str, int]
 ) -> Plan:
-    """The schedule's plan, with the messages of its tied weights."""
+    """Return the schedule's plan, with the messages of its tied weights."""
     plan = lower(schedule, steps)
     ties = {
         name: [schedule.rank_of(stage, 0) for stage in sorted(places)]
@@ -90,8 +90,8 @@ def with_exchanges(
 
 
 class TiedWeight:
-    """`ranks`: stage -> rank, of every stage with a copy; `own`: stage -> copy, of those on this
-    rank: the parameter whose `.grad` the optimizer reads."""
+    """Copies of one weight. `ranks`: stage -> rank, of every stage with a copy; `own`: stage ->
+    copy, of those on this rank: the parameter whose `.grad` the optimizer reads."""
 
     def __init__(
         self, group: Group, name: str, ranks: Mapping[int, int], own: Mapping[int, nn.Parameter]
@@ -104,7 +104,7 @@ class TiedWeight:
         self.batch = -1
 
     def begin(self) -> None:
-        """Before the first backward of an update."""
+        """Set earlier gradients aside, before the first backward of an update."""
         self.batch += 1
         if self.batch < LOOKS:
             self._compare()
@@ -114,7 +114,7 @@ class TiedWeight:
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
-        """After the last backward, before the update."""
+        """Sum the gradients of all copies, after the last backward and before the update."""
         if not all(copy.requires_grad for copy in self.own.values()):
             for stage, copy in self.own.items():
                 copy.grad = self.aside[stage]
@@ -132,7 +132,7 @@ class TiedWeight:
         self.aside = {}
 
     def _exchange(self, what: str, own: Mapping[int, Tensor]) -> list[Tensor]:
-        """Every stage's tensor, in order of stage."""
+        """Return every stage's tensor, in order of stage."""
         parts = [own.get(stage) for stage in self.ranks]
         like, group = next(iter(own.values())), self.group
         for number, site, way in exchange(
@@ -146,7 +146,7 @@ class TiedWeight:
         return parts
 
     def _compare(self) -> None:
-        """Impossible where the copies differ, or only some learn."""
+        """Refuse copies that differ, or of which only some learn."""
         looks = self._exchange("copy", {stage: look(copy) for stage, copy in self.own.items()})
         if any(bool((looks[0] != other).any()) for other in looks[1:]):
             raise Impossible(
@@ -157,12 +157,12 @@ class TiedWeight:
 
 
 def is_copy(parameter: Tensor) -> bool:
-    """Whether another rank's counts for this one in a norm over all: that of a tied weight on
+    """True where another rank's counts for this one in a norm over all: that of a tied weight on
     another stage, or of a duplicate on the first slice."""
     return getattr(parameter, "is_copy", False)
 
 
 def look(copy: Tensor) -> Tensor:
-    """A checksum of the values, and whether they learn."""
+    """Return a checksum of the values, and whether they learn."""
     values = copy.detach().cpu().contiguous().flatten().view(torch.uint8)
     return torch.tensor([crc32(values.numpy()), copy.requires_grad], device=copy.device)

@@ -21,7 +21,7 @@ WHOLE = nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoder
 
 
 def units_of(module: nn.Module, named: Sequence[nn.Module] = ()) -> list[tuple[list, dict]]:
-    """(modules, {name: parameter}) of each unit, in the order of the module's parameters."""
+    """List (modules, {name: parameter}) of each unit, in the order of the module's parameters."""
     owners: dict[nn.Parameter, list[nn.Module]] = {}
 
     def walk(part: nn.Module, around: nn.Module, unit: nn.Module | None) -> None:

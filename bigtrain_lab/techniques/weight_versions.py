@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class AtVersion(torch.autograd.Function):
-    """A parameter with the value of one of its versions: the gradient is the parameter's own."""
+    """Parameter with the value of one of its versions: the gradient is the parameter's own."""
 
     @staticmethod
     def forward(ctx, parameter, value):
@@ -53,15 +53,15 @@ class WeightVersions:
         ]
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
-        """The weights of a version by name, for `call`."""
+        """Return the weights of a version by name, for `call`."""
         return {
             name: AtVersion.apply(self.parameters[name], value)
             for name, value in self.held[version].items()
         }
 
     def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
-        """The stage's output as a function of its weights: torch.func.functional_call, whose search
-        of the module (a tenth of a small stage's forward) is done once a step."""
+        """Compute the stage's output as a function of its weights: torch.func.functional_call,
+        whose search of the module (a tenth of a small stage's forward) is done once a step."""
         try:
             for place, key, name in self.places:
                 place[key] = weights[name]
@@ -74,13 +74,13 @@ class WeightVersions:
         return self.stashing and self.uses[version] > 0
 
     def release(self, version: int) -> None:
-        """One use of the version is over; one that is neither needed nor the newest is dropped."""
+        """End one use of the version; one that is neither needed nor the newest is dropped."""
         self.uses[version] -= 1
         if version != self.newest and not self.in_use(version):
             self.held.pop(version, None)
 
     def update(self, optimizer) -> None:
-        """The next version, by the optimizer."""
+        """Make the next version, by the optimizer."""
         old = self.newest
         if self.in_use(old):
             for parameter in self.parameters.values():
@@ -93,7 +93,7 @@ class WeightVersions:
             del self.held[old]
 
     def stashed(self) -> dict[str, Tensor]:
-        """The tensors of all versions but the newest, by name and version."""
+        """Return the tensors of all versions but the newest, by name and version."""
         return {
             f"{name}, version {version}": tensor
             for version, weights in self.held.items()
