@@ -6,9 +6,7 @@ from ....core import Mesh
 from ...trainings import Refused, drawn
 
 AXES = "dp", "pp", "tp"
-
-
-DUPLICATES = "norm", "b", "positions"
+DUPLICATES, TIED = ("norm", "b", "positions"), ("words", "positions", "frozen")
 
 
 def gradients(shape: list[int], h: int, stage: int, seed: int, duplicates: int) -> dict:
@@ -26,7 +24,7 @@ def gradients(shape: list[int], h: int, stage: int, seed: int, duplicates: int) 
 
 
 def is_tied(name: str, shape: list[int]) -> bool:
-    return name == "words" and shape[1] < 3
+    return name in TIED and shape[1] < 3
 
 
 def play(answer, group, shape, h, max_norm, seed, duplicates) -> dict:
@@ -37,7 +35,7 @@ def play(answer, group, shape, h, max_norm, seed, duplicates) -> dict:
         params[name] = p = torch.nn.Parameter(torch.ones_like(gradient))
         p.grad, p.sliced, p.tied = gradient, name not in DUPLICATES, is_tied(name, shape)
     params["frozen"] = p = torch.nn.Parameter(torch.ones(h).double(), requires_grad=False)
-    p.sliced = p.tied = False
+    p.sliced, p.tied = False, is_tied("frozen", shape)
     axes = [group.among(axis, tuple(mesh.peers(group.rank, axis))) for axis in AXES]
     norm = answer([*params.values()], max_norm, *axes)
     try:

@@ -88,7 +88,8 @@ def play(
     torch.manual_seed(seed)
     layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
     model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    groups = [{"params": [*layer.parameters()]} for layer in layers[::2]]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
     rates, epochs, scored = [], [], []
     optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
 
@@ -103,7 +104,7 @@ def play(
         draw = Random(f"{own_seed} {epoch}")
         return [
             [translation(draw, draw.randint(1, 3) + 3 * (group.rank == 0)) for _ in range(2)]
-            for _ in range(windows)
+            for _ in range(windows - epoch % 2)
         ]
 
     def counts(sentence):

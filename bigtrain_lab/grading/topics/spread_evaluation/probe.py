@@ -56,5 +56,5 @@ def evaluated(came: list[dict]) -> dict:
         "how many sentences are scored an epoch": sum(scored),
         "how many by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
         "BLEU of each epoch": [each["scores"] for each in came],
-        "ranks that save": [rank for rank, each in enumerate(came) if each["saves"]],
+        "ranks beside rank 0 that save": [n for n in range(1, ranks) if came[n]["saves"]],
     }

@@ -46,7 +46,7 @@ def play(answer, group, whole, share, targets, forward, logits) -> dict:
     mine.loss(*other) if targets else mine.mlp(*other, lambda x, seed: x)
     group.mark("backward")
     if not forward:
-        backward(back)
+        backward(back, given)
     return {
         "returned": back.tolist(),
         "gradients": {
@@ -63,6 +63,8 @@ def leaves(whole: dict) -> dict[str, torch.Tensor]:
     return {name: tensor(numbers).requires_grad_() for name, numbers in whole.items()}
 
 
-def backward(back: torch.Tensor) -> None:
-    """As of a loss that has another gradient in each number, and 1 in none."""
+def backward(back: torch.Tensor, given: dict) -> None:
+    """As of a loss that has another gradient in each number, and 1 in none. An MLP's x goes on
+    beside it."""
+    back = back + given["x"] if "x" in given else back
     back.backward(torch.linspace(1.5, 3, back.numel()).double().view(back.shape))

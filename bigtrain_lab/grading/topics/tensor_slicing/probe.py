@@ -98,7 +98,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     row["how many tensors given to a rank it changed"] = [each["changed"] for each in came]
     if is_mlp and any(len(each) != 2 for each in drops):
         return row
-    backward(right := truth(given, common["targets"], drops))
+    backward(right := truth(given, common["targets"], drops), given)
     row["how many numbers returned are wrong"] = [off(each, right, NEAR) for each in returned]
     return row | {
         f"how many numbers of {name}'s gradient are wrong": [

@@ -18,4 +18,4 @@ def answer(tau, curvature):
             low = middle
         else:
             high = middle
-    return low
+    return high
