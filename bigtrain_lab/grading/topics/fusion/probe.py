@@ -23,7 +23,7 @@ def scenes(draw):
         ("one value read twice inside", "a: x, b: a x, c: a b x", "c"),
         ("two readers of one input", "a: x, b: x", "a b"),
         ("a value that nobody reads", "a: x, b: x", "b"),
-        ("two readers of an inner value", "a: x, b: a, c: a y, d: b c", "d"),
+        ("two readers of an inner value", "a: x, b: a, c: a y, d: b c", "y d"),
         ("a reduction at the end", "a: x, b: a, !s: b b", "s"),
         ("a result that a reduction reads", "a: x, !s: a", "a s"),
         ("softmax", "!m: x, a: x m, e: a, !s: e, y: e s", "y"),

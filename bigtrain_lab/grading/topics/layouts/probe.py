@@ -1,7 +1,7 @@
 """Layouts: products of tensors of which dimensions are cut along axes of ranks."""
 
 NAME = "layouts"
-LINE, FOUR, BOTH = "n d, d f -> n f", {"rows": 4}, {"rows": 2, "columns": 4}
+LINE, THREE, BOTH = "n d, d f -> n f", {"rows": 3}, {"rows": 2, "columns": 4}
 EQUATIONS = (
     LINE,
     "b s d, d h k -> b h s k",
@@ -9,13 +9,13 @@ EQUATIONS = (
     "b e c d, e d f -> b e c f",
     "a b c, c d -> d",
 )
-AXES = (FOUR, BOTH, {"rows": 3, "columns": 2}, {"x": 2, "y": 2, "z": 2})
+AXES = (THREE, BOTH, {"rows": 3, "columns": 2}, {"x": 2, "y": 2, "z": 2})
 
 
 def scenes(draw):
     for equation, layout, axes in (
-        (LINE, {}, FOUR),
-        *((LINE, {dim: "rows"}, FOUR) for dim in "dnf"),
+        (LINE, {}, THREE),
+        *((LINE, {dim: "rows"}, THREE) for dim in "dnf"),
         *((LINE, {a: "rows", b: "columns"}, BOTH) for a, b in ("nf", "fn", "nd", "df")),
         (LINE, {"n": "rows"}, BOTH),
         (LINE, {"n": "rows", "d": "columns"}, {"rows": 3, "columns": 1}),
@@ -23,17 +23,17 @@ def scenes(draw):
         ("n d, d dh -> n dh", {"d": "rows", "dh": "columns"}, BOTH),
         ("batch width, width hidden -> batch hidden", {"width": "rows", "batch": "columns"}, BOTH),
         ("n d, d f -> f n", {"n": "rows", "f": "columns"}, BOTH),
-        ("b s k, b t k -> b s t", {"b": "rows"}, FOUR),
+        ("b s k, b t k -> b s t", {"b": "rows"}, THREE),
         ("b s k, b t k -> b s t", {"s": "rows", "k": "columns"}, BOTH),
         ("n d, n d -> ", {"n": "rows", "d": "columns"}, BOTH),
-        ("n d e, d f -> n f", {"e": "rows"}, FOUR),
-        ("n d, d f e -> n f", {"e": "rows"}, FOUR),
+        ("n d e, d f -> n f", {"e": "rows"}, THREE),
+        ("n d, d f e -> n f", {"e": "rows"}, THREE),
         ("n d e, d e f -> n f", {"d": "rows", "e": "columns"}, BOTH),
         ("n m d, d f -> n m f", {"n": "rows", "m": "columns"}, BOTH),
     ):
         yield scene(draw, equation, layout, axes)
-    sizes = [dict.fromkeys("ndf", size) for size in (8, 16)]
-    calls = [[LINE, size, {dim: "rows"}, FOUR] for size, dim in zip(sizes, "nd")]
+    sizes = [dict.fromkeys("ndf", size) for size in (6, 12)]
+    calls = [[LINE, size, {dim: "rows"}, THREE] for size, dim in zip(sizes, "nd")]
     yield "two calls", {"calls": calls}
     for _ in range(12):
         equation, axes = draw.choice(EQUATIONS), draw.choice(AXES)
@@ -65,5 +65,5 @@ def shown(inputs: dict, came: dict) -> dict:
         own = [(axis, size) for tensor, axis, size in came["rows"] if tensor == name and size]
         axes = ", ".join(sorted(axis for axis, _ in own))
         row[f"axes along which {name} is summed"] = axes or "none"
-        row[f"bytes of {name}"] = sum(size for _, size in own)
+        row[f"bytes of {name}"] = [size for _, size in sorted(own)]
     return row | {"what was given": came["given"]}

@@ -41,7 +41,7 @@ def run(draw, fault: str, first: bool) -> dict:
     mesh, name = Mesh(dp=REPLICAS, pp=stages), draw.choice(("gpipe", "1f1b"))
     at = (0, 0) if first else (draw.randrange(stages, mesh.size), STEPS - 1)
     pipelines = lower(Schedule.named(name)(stages, m), STEPS).placed(mesh, "pp")
-    again = Action("B", at[0] % stages, at[1] * m + draw.randrange(m))
+    again = Action("W", at[0] % stages, at[1] * m + draw.randrange(max(m - 1, 1)))
     lanes = {}
     for rank in range(mesh.size):
         planted = fault if rank == at[0] else ""
@@ -52,7 +52,7 @@ def run(draw, fault: str, first: bool) -> dict:
     spans = [told(span, m) for span in trace.spans()]
     for span in spans:
         late = fault == "late all-reduce" and span["kind"] == "all_reduce"
-        span["start"] += 10 * (late and (span["rank"], span["step"]) == at)
+        span["start"] += late and (span["rank"], span["step"]) == at
     messages = [[t.src, t.rank, t.kind, t.bytes] for t in trace.transfers()]
     if fault == "wide gradients":
         of_one = [each for each in messages if each[2] == "B" and at[0] in each[:2]]
@@ -72,12 +72,12 @@ def run(draw, fault: str, first: bool) -> dict:
 
 def computed(ops, m: int, planted: str, at: int, again: Action):
     """A rank's operations: gradients are launched after the last backward, and awaited before the
-    update."""
+    update. A backward is done `again` after the last of its step."""
     for op in ops:
         if not isinstance(op, Compute):
             yield op
             continue
-        kind, stage, micro_batch = action = op.step[0]
+        kind, _, micro_batch = op.step[0]
         step, last = micro_batch // m, kind == "B" and micro_batch % m == m - 1
         early = planted == "early all-reduce" and step == at
         if kind == "U":
@@ -85,8 +85,8 @@ def computed(ops, m: int, planted: str, at: int, again: Action):
         if last and early:
             yield Launch(f"gradients {step}")
         yield op
-        if planted == "double backward" and action == again:
-            yield Compute((Action("W", stage, micro_batch),))
+        if last and planted == "double backward" and step == at:
+            yield Compute((again,))
         if last and not early:
             yield Launch(f"gradients {step}")
 
@@ -106,6 +106,7 @@ def summed(mesh: Mesh, rank: int, fault: str, at: tuple[int, int]):
 def cost(draw, lanes: dict, m: int, fault: str, at: tuple[int, int]) -> Cost:
     """Ranks that differ by up to a tenth; the first update makes the optimizer's state. Activations
     grow with the steps, and on one rank a step leaves some: neither is what grows in each step."""
+    summing = 20 if fault == "few micro-batches" else 2
     ranks, width, kept = sorted({rank for rank, _ in lanes}), 2 ** draw.randint(6, 9), {}
     slowdown = {rank: 1 + draw.randint(0, 100) / 1000 for rank in ranks}
     if fault == "straggler":
@@ -121,7 +122,7 @@ def cost(draw, lanes: dict, m: int, fault: str, at: tuple[int, int]) -> Cost:
                 size = {"F": taken, "B": left - taken, "U": 8 * width * (step == 0), "W": 0}
                 kept[rank, op.step[0]] = (("activations", size[kind]),)
     return Cost(
-        durations={"F": 2, "B": 4, "W": 4, "U": 1, "all_reduce": 2},
+        durations={"F": 2, "B": 4, "W": 4, "U": 1, "all_reduce": summing},
         messages={"F": width, "B": width},
         changes=kept,
         resident=dict.fromkeys(ranks, (("weights", 8 * width),)),

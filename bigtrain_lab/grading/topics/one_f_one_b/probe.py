@@ -22,7 +22,7 @@ def scenes(draw):
         (2, draw.randint(4, 6)),
         (4, 2),
         (draw.randint(2, 5), 1),
-        (1, draw.randint(3, 5)),
+        (1, 8),
     ):
         yield f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m}
 
