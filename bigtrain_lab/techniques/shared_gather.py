@@ -10,7 +10,7 @@ F.linear, with whatever backward it has.
 
 Cost: (t - 1) / t of x_S received once more a backward. Megatron-LM hides that behind dQ W_Q; here
 nothing does. Memory: x_S lives as long as x does in the forward, and from the first to the last of
-its products in the backward.
+its products in the backward; where that is split, from I to W.
 Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
 """
 
@@ -29,14 +29,14 @@ from .tensor_parallel import in_format
 
 
 class SharedGather:
-    """The last input of a model's column-parallel matrices, and the tokens that were gathered for
-    it. `product` is that of the layers."""
+    """The last input of a model's column-parallel matrices: this rank's `own` tokens, and the
+    `whole` that was gathered of all. Its `product` is that of the layers."""
 
     def __init__(self):
         self.forget()
 
     def forget(self, _=None) -> None:
-        self.of, self.like, self.input = lambda: None, (), None
+        self.of, self.own, self.whole, self.like, self.again = (lambda: None), None, None, (), None
 
     def product(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, name: str
@@ -44,19 +44,10 @@ class SharedGather:
         """x W^T + b for the tokens of all ranks, of which x has this rank's."""
         like = weight.dtype, torch.is_grad_enabled(), x.is_inference() or x._version
         if self.of() is not x or self.like != like:
-            self.input = Input(in_format(x, weight), group, name)
-            self.of, self.like = ref(x, self.forget), like
-        return self.input.product(weight, bias)
-
-
-class Input:
-    """One input: `own` tokens, and the `whole`."""
-
-    def __init__(self, own: Tensor, group: Group, name: str):
-        self.own, self.whole = own.detach(), gather_sequence(own, group, name)
-        self.again = Again(partial(tokens_gathered, group=group, name=f"{name}: once more"))
-
-    def product(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+            own = in_format(x, weight)
+            self.of, self.own, self.like = ref(x, self.forget), own.detach(), like
+            self.whole = gather_sequence(own, group, name)
+            self.again = Again(partial(tokens_gathered, group=group, name=f"{name}: once more"))
         places, again = {address(self.whole): self.own}, self.again
 
         def pack(tensor: Tensor):
@@ -73,7 +64,7 @@ class Input:
 
 
 class Again:
-    """The gather of the backward, for so many `products`."""
+    """The gather of a backward, for so many `products`."""
 
     def __init__(self, gather):
         self.gather, self.whole, self.products, self.left = gather, None, 0, 0

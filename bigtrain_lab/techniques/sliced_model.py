@@ -3,14 +3,16 @@
     plan = {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row", ...}      path or glob -> how
     model = sliced(GPT(config), plan, group)
 
-    column         a Linear by its outputs; the input is whole, the result stays sliced
+    column         a Linear by its outputs; the input is whole, the result stays sliced. Queries,
+                   keys and values of a Linear each too, if heads are counted by their width
     row            a Linear by its inputs, which come sliced; the result is whole
     heads          a Linear of D to D, or to 3 D (as many queries, keys, values side by side), by
                    heads
     kv heads       keys and values side by side, by their heads; if fewer than ranks, neighbours
                    share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
-    sequence       with sequence=True: what this module returns is cut to each rank's tokens
+    sequence       with sequence=True: what this module returns is cut to each rank's tokens; what a
+                   table returns that is cut by vocabulary is so already
     split row      as row, of an input that is whole: each rank takes its part
     column gather  as column, and the results are gathered: these two show the wrong way round
 

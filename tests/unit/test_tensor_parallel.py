@@ -375,7 +375,8 @@ def test_matrices_of_one_input_gather_it_once_each_way():
 
 
 def test_what_is_gathered_once_more_is_right_however_the_graph_is_used():
-    """Walked through twice, in parts, of a frozen matrix; and told of a change in place."""
+    """Walked through twice, in parts, of a frozen matrix, of an input that was there before; and
+    told of a change in place."""
 
     def program(group):
         whole, model = Rotary(), sliced(Rotary(), ROTARY, group, True)
@@ -399,10 +400,17 @@ def test_what_is_gathered_once_more_is_right_however_the_graph_is_used():
         )
         alike(learnt, own_parts(model, theirs, group))
         x = torch.ones(B, S // group.size, D, dtype=torch.float64)
-        y = model.up(x) + model.gate(x)
-        x.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.sum().backward()
+        with torch.no_grad():
+            model.up(x)
+        model.gate(x.requires_grad_()).sum().backward()
+        assert x.grad.abs().sum() > 0  # not what was gathered without gradients
+        for given, changed in [(x.detach(),) * 2, (x, model.up.weight)]:
+            y = model.up(given)
+            with torch.no_grad():
+                changed.add_(1)
+            assert not torch.equal(model.up(given), y)  # not what was gathered before
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
 
     on_threads(program, 2)
 
