@@ -230,7 +230,8 @@ class TensorSlicing(OfGPT, Layered):
             kept = [each.peak_bytes(0, "activations") for each in (trace, plain)]
             yield (
                 "Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and"
-                f" a rank keeps {size(kept[0])} of activations in place of {size(kept[1])}."
+                " the backward gathers the inputs of column-cut matrices once more. A rank keeps"
+                f" {size(kept[0])} of activations in place of {size(kept[1])}."
             )
 
     def of_loss(self, trace: Trace) -> Iterator[str]:

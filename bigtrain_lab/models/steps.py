@@ -155,11 +155,18 @@ def training(
 
 
 def saved_bytes(
-    config: GPTConfig, first: int, last: int, batch: int, slices: int = 1, sequence: bool = False
+    config: GPTConfig,
+    first: int,
+    last: int,
+    batch: int,
+    slices: int = 1,
+    sequence: bool = False,
+    forward: Callable = lambda stage, *given: stage(*given),
 ) -> list[Held]:
     """The storages that autograd keeps after the forward of a stage, the slice [first, last) of the
     model's pieces, and of the loss on the last stage; without weights and without what the stage
-    was given. Of one rank of `slices` that share each layer, and with `sequence` the tokens."""
+    was given. Of one rank of `slices` that share each layer, and with `sequence` the tokens.
+    `forward` calls the stage, as a Recipe's recompute does."""
     require_count("batch", batch)
     x = targets = ids(batch, config.sequence)[0]
     if first:
@@ -174,7 +181,7 @@ def saved_bytes(
             stage = sliced(stage, gpt_slices(config), group, sequence)
         rank.watch(lambda: owned.of([stage]) | {"inputs": (x, targets)})
         with rank.span(Action("F", 0, 0)):
-            y = stage(x, Noise(0, 0, 0))
+            y = forward(stage, x, Noise(0, 0, 0))
             if last == config.pieces:
                 y = (
                     vocab_parallel_cross_entropy(y, targets, group)

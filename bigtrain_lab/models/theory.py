@@ -47,30 +47,28 @@ def block_saved_bytes(
     config: GPTConfig, batch: int, slices: int = 1, sequence: bool = False
 ) -> int:
     """What autograd keeps of a block for its backward, its input among it: on each of t `slices`,
-    of z bytes a value. Where the paper's term differs for z = 2, it stands on the right.
+    of z bytes a value.
 
     Whole on each rank; with `sequence` cut t times:
         2 B S D z           x and x + attention, the inputs of the norms
-        4 B S z             both norms' mean and 1 / deviation                  left out
+        2 B S D z           the normed inputs of qkv and of mlp.up
+        4 B S z             both norms' mean and 1 / deviation; the paper leaves them out
         2 B S D             keep masks of both outer dropouts
     Cut t times:
         12 B S D z          q, k, v, mixed, and 4 + 4 around gelu
         B H S^2 z           the softmax's probabilities
         B H S^2 (z + 1)     those that dropout kept, and its keep mask
-    Whole on each rank:
-        2 B S D z           the normed inputs of qkv and of mlp.up              cut by `sequence`
 
     So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold for z = 2, but for the
-    statistics of the norms and the last line: with the sequence cut, the paper keeps 1/t of what it
-    gathered and gathers it again in the backward; we keep it all, and send a fifth less. In
-    float32, z = 4, a mask is still one byte a value: 66 B S D + 9 B H S^2.
+    statistics of the norms, 8 / D of a B S D. In float32, z = 4, a mask is still one byte a value:
+    66 B S D + 9 B H S^2.
     """
     S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
     hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
     dropped = bool(config.dropout)
-    by_token = 2 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
+    by_token = 4 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
     by_head = 12 * hidden * z + square * (z + (z + 1) * dropped)
-    return by_token // cut + by_head // slices + 2 * hidden * z
+    return by_token // cut + by_head // slices
 
 
 def logits_bytes(config: GPTConfig, batch: int) -> int:

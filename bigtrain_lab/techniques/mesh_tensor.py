@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from ..core.cost import port_share
 from ..runtime.talk.group import Group
 from .guards import mesh_tensor as guard
+from .tensor_parallel import gather_slices, split_to_slices
 
 Terms = tuple[tuple[str, ...], ...]  # the dimensions of each factor, and last those of the result
 
@@ -190,44 +191,8 @@ def laid_out(
     groups = {axis: Group.of(group) for axis, group in groups.items()}
     dims = tuple(dims.split())
     guard.refuse_relaid(part, dims, old, new, groups)
-    for before, after, way in ((old, new, Gathered), (new, old, Cut)):
+    for before, after, moved in ((old, new, gather_slices), (new, old, split_to_slices)):
         for at, dim in enumerate(dims):
             if dim in before and before[dim] != after.get(dim):
-                part = way.apply(part, at, groups[before[dim]])
+                part = moved(part, groups[before[dim]], dim=at)
     return part
-
-
-def gathered(part: Tensor, at: int, group: Group) -> Tensor:
-    return group.all_gather(part.movedim(at, 0).contiguous()).movedim(0, at).contiguous()
-
-
-def cut(whole: Tensor, at: int, group: Group) -> Tensor:
-    return whole.chunk(group.size, at)[group.rank].contiguous()
-
-
-class Gathered(torch.autograd.Function):
-    """The parts of all ranks, one after the other along a dimension."""
-
-    @staticmethod
-    def forward(ctx, part, at, group):
-        ctx.place = at, group
-        return gathered(part, at, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, of_whole):
-        return cut(of_whole, *ctx.place), None, None
-
-
-class Cut(torch.autograd.Function):
-    """This rank's part along a dimension; the gradient's parts are gathered."""
-
-    @staticmethod
-    def forward(ctx, whole, at, group):
-        ctx.place = at, group
-        return cut(whole, at, group).clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, of_part):
-        return gathered(of_part, *ctx.place), None, None

@@ -7,11 +7,12 @@
 
 A norm sees one token at a time, and needs no communication. Its weights are the same on all ranks,
 and each rank finds the gradient of its own tokens: `sum_duplicates` adds those up once an update.
-The input of a column-parallel matrix is kept whole for the backward; Korthikanti et al. keep 1/t
-of it and gather it once more, which is one more all-gather.
+Of the input of column-parallel matrices each rank keeps 1/t for the backward, which gathers it once
+more: shared_gather.py.
 
-Cost: the bytes of tensor slicing, and one all-reduce of the duplicates' gradients an update.
-Memory: 1/t of what norms, dropout and residual save, too.
+Cost: an all-gather in the backward for each input of column-parallel matrices, a quarter more bytes
+than tensor slicing sends; and one all-reduce of the duplicates' gradients an update.
+Memory: 1/t of all that a layer saves.
 Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
 """
 

@@ -3,14 +3,16 @@
     plan = {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row", ...}      path or glob -> how
     model = sliced(GPT(config), plan, group)
 
-    column         a Linear by its outputs; the input is whole, the result stays sliced
+    column         a Linear by its outputs; the input is whole, the result stays sliced. Queries,
+                   keys and values of a Linear each too, if heads are counted by their width
     row            a Linear by its inputs, which come sliced; the result is whole
     heads          a Linear of D to D, or to 3 D (as many queries, keys, values side by side), by
                    heads
     kv heads       keys and values side by side, by their heads; if fewer than ranks, neighbours
                    share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
-    sequence       with sequence=True: what this module returns is cut to each rank's tokens
+    sequence       with sequence=True: what this module returns is cut to each rank's tokens; what a
+                   table returns that is cut by vocabulary is so already
     split row      as row, of an input that is whole: each rank takes its part
     column gather  as column, and the results are gathered: these two show the wrong way round
 
@@ -33,7 +35,8 @@ from torch import Tensor, nn
 
 from ..runtime.talk.group import Group
 from .guards import sliced_model as guard
-from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
+from .sequence_parallel import own_tokens, scatter_sum, sum_duplicates
+from .shared_gather import SharedGather
 from .tensor_parallel import (
     ColumnParallelLinear,
     Cut,
@@ -62,6 +65,7 @@ def sliced(
     ways = {path: way for pattern, way in plan.items() for path in guard.matching(module, pattern)}
     guard.refuse(module, plan, ways, group, sequence)
     cut: dict[Tensor, nn.Parameter] = {}  # whole -> own part: a tied one stays one
+    gather = SharedGather() if sequence and group.size > 1 else None
     for path, way in ways.items():
         parent, _, name = path.rpartition(".")
         parent, whole = module.get_submodule(parent), module.get_submodule(path)
@@ -69,7 +73,7 @@ def sliced(
             if sequence:
                 whole.register_forward_hook(partial(own_tokens, group))
             continue
-        own = layer_of(whole, way, path, group, sequence, getattr(parent, "kv_heads", 0))
+        own = layer_of(whole, way, path, group, gather, getattr(parent, "kv_heads", 0))
         setattr(parent, name, own.train(whole.training))
         for field, each in whole.named_parameters(recurse=False):
             setattr(own, field, part_of(each, cut_of(getattr(own, field)), group, cut))
@@ -87,9 +91,10 @@ def sliced(
 
 
 def layer_of(
-    whole: nn.Module, way: str, path: str, group: Group, sequence: bool, kv_heads: int
+    whole: nn.Module, way: str, path: str, group: Group, gather: SharedGather | None, kv_heads: int
 ) -> nn.Module:
-    """A sliced layer of the whole one's sizes, without values."""
+    """A sliced layer of the whole one's sizes, without values; with `gather` its input or its
+    result is cut along the sequence."""
     kind = RowParallelLinear if way.endswith("row") else ColumnParallelLinear
     if way == "kv heads" and kv_heads < group.size:
         kind = partial(SharedHeadsLinear, kv_heads)
@@ -104,10 +109,10 @@ def layer_of(
         for parameter in own.parameters():
             blocks = 2 if way == "kv heads" else whole.out_features // whole.in_features
             parameter.cut = Cut(0, blocks)
-    if sequence and own.leave:
+    if gather and own.leave:
         own.leave = scatter_sum
-    elif sequence:
-        own.enter, own.share = gather_sequence, None
+    elif gather:
+        own.product, own.share = gather.product, None
     if way == "split row":
         own.enter = split_to_slices
     elif way == "column gather":

@@ -104,7 +104,7 @@ class ColumnParallelLinear(nn.Module):
 
     x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t,
     in_features), since torch keeps W transposed. `drawn` draws the values from `seed`.
-    `enter` and `leave` are what x and the result go through: gather_slices makes the result whole.
+    `product` is f(x) W_r^T; the result goes through `leave`: gather_slices makes it whole.
     """
 
     def __init__(
@@ -118,15 +118,25 @@ class ColumnParallelLinear(nn.Module):
         name: str = "column",
     ):
         super().__init__()
-        self.group, self.name, self.enter, self.leave = Group.of(group), name, copy_to_slices, None
+        self.group, self.name, self.product, self.leave = Group.of(group), name, product, None
         guard.refuse_uneven(f"{name}: out_features", out_features, self.group.size)
         fill, seed = uniform(in_features), common(seed, self.group)
         self.weight = drawn((out_features, in_features), Cut(0), self.group, fill, seed, "weight")
         self.bias = drawn((out_features,), Cut(0), self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(entered(self, x), self.weight, self.bias)
+        y = self.product(x, self.weight, self.bias, self.group, self.name)
         return self.leave(y, self.group, self.name) if self.leave else y
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, name: str) -> Tensor:
+    """f(x) W^T + b."""
+    return F.linear(copy_to_slices(in_format(x, weight), group, name), weight, bias)
+
+
+def in_format(x: Tensor, weight: Tensor) -> Tensor:
+    """x, cast to the format of half weights: half the bytes travel."""
+    return x.to(weight.dtype) if weight.itemsize == 2 else x
 
 
 class RowParallelLinear(nn.Module):
@@ -155,7 +165,8 @@ class RowParallelLinear(nn.Module):
         self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = entered(self, x)
+        x = in_format(x, self.weight)
+        x = self.enter(x, self.group, self.name) if self.enter else x
         guard.refuse_width(self, x)
         y = self.leave(F.linear(x, self.weight), self.group, self.name)
         return y if self.bias is None else y + self.bias
@@ -181,26 +192,20 @@ class SharedHeadsLinear(nn.Module):
     ):
         super().__init__()
         self.group, self.name, self.heads = Group.of(group), name, heads
-        self.enter, self.leave, self.share = copy_to_slices, None, copy_to_slices
+        self.product, self.leave, self.share = product, None, copy_to_slices
         fill, seed = uniform(in_features), common(seed, self.group)
         self.weight = drawn((out_features, in_features), None, self.group, fill, seed, "weight")
         self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.own("bias")
-        return F.linear(entered(self, x), self.own("weight"), bias)
+        return self.product(x, self.own("weight"), bias, self.group, self.name)
 
     def own(self, field: str) -> Tensor:
         """The rows of this rank's head."""
         whole, head = getattr(self, field), self.group.rank * self.heads // self.group.size
         whole = self.share(whole, self.group, f"{self.name}.{field}") if self.share else whole
         return Cut(0, 2).part(whole, head, self.heads)
-
-
-def entered(layer: nn.Module, x: Tensor) -> Tensor:
-    """x through `enter`; cast before to the format of half weights: half the bytes travel."""
-    x = x.to(layer.weight.dtype) if layer.weight.itemsize == 2 else x
-    return layer.enter(x, layer.group, layer.name) if layer.enter else x
 
 
 class VocabParallelEmbedding(nn.Module):

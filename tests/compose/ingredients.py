@@ -16,7 +16,7 @@ KINDS = {  # one of a kind goes into a training
     "optimizer": ("SGD momentum", "Adam", "LAMB"),
     "hooks": ("user's hooks",),
     "replicas": ("data parallel", "zero-1", "zero-3"),
-    "slices": ("tensor slicing",),
+    "slices": ("tensor slicing", "sequence parallel"),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
@@ -26,7 +26,7 @@ REORDERED = {
     "clipping",
     "tied weights",
     *KINDS["replicas"],
-    "tensor slicing",
+    *KINDS["slices"],
 }  # their sums run in another order than in one process, and so round otherwise
 LATE = (
     "pipedream updates each stage at times of its own, with no gradient of a whole window for"
@@ -41,6 +41,7 @@ REFUSED = {  # with pipedream, and what of a recipe it leaves no room for
     "data parallel": "replicas",
     "zero-1": "replicas",
     "tensor slicing": "slices",
+    "sequence parallel": "slices",
 }
 ONE_RANK = "one rank"  # of each replica, which runs all stages: no pipeline
 
@@ -93,7 +94,7 @@ def shown() -> list[tuple[str, ...]]:
             "tied weights",
             "LAMB",
             "zero-1",
-            "tensor slicing",
+            "sequence parallel",
         ),
         (
             "bf16",
@@ -127,7 +128,7 @@ HOOKS = (
 
 
 def refusal(pair: tuple[str, ...]) -> str | None:
-    if pair == ("user's hooks", "tensor slicing"):
+    if pair[0] == "user's hooks" and pair[1] in KINDS["slices"]:
         return HOOKS
     if "zero-3" in pair and {"pipeline", "slices"} & set(map(KIND_OF.get, pair)):
         return ZERO_3
@@ -139,7 +140,7 @@ def tolerance(pair: tuple[str, ...]) -> float:
     """How far the pair's training may be off one process: 0 means bit for bit."""
     unit = next(
         (
-            UNITS[name] * (3 if {"tensor slicing", "zero-1", "zero-3"} & set(pair) else 1)
+            UNITS[name] * (3 if {*KINDS["slices"], "zero-1", "zero-3"} & set(pair) else 1)
             for name in pair
             if name in UNITS
         ),
@@ -195,7 +196,7 @@ def table() -> str:
 
 TITLE = """# Techniques in pairs
 
-Each pair was trained by a Recipe on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers), with
+Each pair was trained by a Recipe on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers; sequence parallel: slices of its tokens too), with
 ZeRO's stage 3 on two (replicas of one rank), and compared with the same
 training in one process, a plain loop of torch: the losses, the final weights, and how often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
 of them again and writes this page; `tests/compose` holds it to be true.

@@ -255,6 +255,7 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
         zero=ZERO.get(chosen.get("replicas"), 0),
         slices=dict(mesh.axes)["tp"],
         slicing=gpt_slices(setting.config) if "slices" in chosen else {},
+        sequence_parallel=chosen.get("slices") == "sequence parallel",
         sliced_loss=sliced_loss if "slices" in chosen else None,
         precision=setting.level,
         scaler=setting.scaler(rank.group(("pp", "tp"))),

@@ -35,7 +35,7 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
     assert [axis.name for axis in axes(modelled) if axis.bytes] == ["dp", "pp", "tp"]
 
 
-def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes():
+def test_a_layer_calls_two_collectives_each_way_and_shards_gather_two_inputs_once_more():
     def called(action, **changes):
         trace = Combined(replicas=1, pipeline=1, slices=4, **SMALL | changes).predict()
         own = [span for span in trace.spans(0) if span.name.startswith(f"{action}.")]
@@ -43,13 +43,13 @@ def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes()
             t.bytes for t in trace.transfers(0) if t.name.startswith(f"{action}.")
         )
 
-    for action in ("1F0", "1B0"):
+    for action, more in (("1F0", 0), ("1B0", 2)):  # an all-gather sends half as much
         kinds, sent = called(action)
         shards, sharded = called(action, sequence_parallel=True)
         assert (
             kinds == ["all_reduce"] * 2
-            and sorted(shards) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
-            and sent == sharded
+            and sorted(shards) == ["all_gather"] * (2 + more) + ["reduce_scatter"] * 2
+            and sharded == sent * (1 + more / 4)
         )
     assert called("3F0")[0] == ["all_reduce"] * 3  # the loss
 

@@ -4,6 +4,7 @@ sliced is refused.
 Training, half formats and optimizers over slices are proved by tests/compose; what travels and what
 is held by the lab, whose runs are as predicted."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -33,8 +34,11 @@ from bigtrain_lab.models import (
     translator_slices,
 )
 from bigtrain_lab.models.blocks import Positions
+from bigtrain_lab.order.plan import SLICES
+from bigtrain_lab.order.schedule import Action
+from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques.checkpoint import checkpoint
+from bigtrain_lab.techniques.checkpoint import checkpoint, recomputed
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.sliced_model import (
     load_whole_state_dict,
@@ -50,6 +54,7 @@ from bigtrain_lab.techniques.tensor_parallel import (
     gather_slices,
     vocab_parallel_cross_entropy,
 )
+from bigtrain_lab.train.dry_run import dry_run
 
 from .threads import on_processes, on_threads
 
@@ -67,6 +72,11 @@ GROUPED = GPTConfig(**SIZES, kv_heads=2)
 TRANSLATOR = TranslatorConfig(
     layers=1, width=D, heads=8, inner=32, vocabulary=V, longest=S, dtype=torch.float64
 )
+ROTARY = {
+    "token": "vocabulary",
+    **dict.fromkeys(("q", "k", "v", "gate", "up", "logits"), "column"),
+    **dict.fromkeys(("out", "down"), "row"),
+}
 WRONG_WAY = gpt_slices(CONFIG) | {
     "layers.*.mlp.up": "split row",
     "layers.*.mlp.down": "column gather",
@@ -109,6 +119,42 @@ def translator_case(model, group):
     return {"logits": gather_slices(logits, group) if group else logits}
 
 
+class Rotary(nn.Module):
+    """A block whose positions turn queries and keys, after Su et al. 2021 (arXiv:2104.09864), and
+    whose MLP has a gate."""
+
+    def __init__(self):
+        super().__init__()
+        draw = partial(nn.Linear, bias=False, dtype=torch.float64)
+        torch.manual_seed(0)
+        self.token = nn.Embedding(V, D, dtype=torch.float64)
+        self.norms = nn.ModuleList(nn.RMSNorm(D, dtype=torch.float64) for _ in range(3))
+        self.q, self.k, self.v, self.out = (draw(D, D) for _ in range(4))
+        self.gate, self.up, self.down = draw(D, 32), draw(D, 32), draw(32, D)
+        self.logits = draw(D, V)
+
+    def forward(self, ids_BS):
+        x_BSD = self.token(ids_BS)
+        normed_BSD = self.norms[0](x_BSD)
+        q, k, v = (
+            each(normed_BSD).unflatten(-1, (-1, 2)).transpose(1, 2)
+            for each in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
+        x_BSD = x_BSD + self.out(mixed.transpose(1, 2).flatten(2))
+        normed_BSD = self.norms[1](x_BSD)
+        x_BSD = x_BSD + self.down(F.silu(self.gate(normed_BSD)) * self.up(normed_BSD))
+        return self.logits(self.norms[2](x_BSD))
+
+
+def turned(x_BHSK):
+    angle_S = torch.arange(x_BHSK.shape[-2], dtype=x_BHSK.dtype, device=x_BHSK.device)
+    a, b = x_BHSK.unbind(-1)
+    return torch.stack(
+        (a * angle_S.cos() - b * angle_S.sin(), a * angle_S.sin() + b * angle_S.cos()), -1
+    )
+
+
 CASES = {
     "gpt": (partial(GPT, CONFIG), gpt_slices(CONFIG), gpt_case, False),
     "tied": (partial(GPT, TIED), gpt_slices(TIED), gpt_case, False),
@@ -128,6 +174,14 @@ CASES = {
     ),
     "shared heads": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, False),
     "shared heads, sequence": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, True),
+    "rotary": (Rotary, ROTARY, gpt_case, False),
+    "rotary, sequence": (Rotary, ROTARY, gpt_case, True),
+    "rotary, sequence, recomputed": (
+        Rotary,
+        ROTARY,
+        partial(gpt_case, forward=lambda model: checkpoint(model, ids())),
+        True,
+    ),
     "encoder": (partial(Encoder, ENCODER), encoder_slices(ENCODER), encoder_case, False),
     "translator": (
         partial(Translator, TRANSLATOR),
@@ -292,6 +346,98 @@ def test_what_a_sliced_block_saves_has_the_closed_form(dtype, t, sequence, dropo
     assert two - one == theory.block_saved_bytes(config, B, t, sequence)
 
 
+def test_matrices_of_one_input_gather_it_once_each_way():
+    """The three inputs of seven matrices: of q, k and v, of gate and up, of the logits."""
+
+    def program(rank):
+        with rank.aside():
+            model = built(Rotary, rank.device)
+            given = ids().to(rank.device)
+        model = sliced(model, ROTARY, rank.group(SLICES), True)
+        for step, way in enumerate((partial(checkpoint, model), model)):
+            with rank.span(Action("F", 0, step)):
+                logits = way(given)
+            with rank.span(Action("B", 0, step)):
+                logits.sum().backward()
+        with rank.span("evaluation"), torch.no_grad():
+            model(given)
+
+    acted = dry_run(program, slices=4).actions
+    calls = {name: Counter(call.kind for call in each.called) for name, each in acted.items()}
+    forward, backward = (Counter(all_gather=gathers, reduce_scatter=3) for gathers in (3, 3 + 3))
+    assert calls == {
+        "0F0": forward,
+        "0B0": forward + backward,
+        "0F1": forward,
+        "0B1": backward,
+        "evaluation": forward,
+    }
+
+
+def test_what_is_gathered_once_more_is_right_however_the_graph_is_used():
+    """Walked through twice, in parts, of a frozen matrix, of an input that was there before; and
+    told of a change in place."""
+
+    def program(group):
+        whole, model = Rotary(), sliced(Rotary(), ROTARY, group, True)
+        for each in (whole, model):
+            each.k.weight.requires_grad_(False)
+        losses = gpt_loss(whole(ids()), None), gpt_loss(model(ids()), group)
+        for one in ("q", "v", "up"):
+            theirs, ours = (
+                torch.autograd.grad(loss, each.get_parameter(f"{one}.weight"), retain_graph=True)
+                for loss, each in zip(losses, (whole, model))
+            )
+            own = own_parts(model, {f"{one}.weight": theirs[0]}, group)
+            alike({f"{one}.weight": ours[0]}, own)
+        for _ in range(2):
+            for loss in losses:
+                loss.backward(retain_graph=True)
+        sum_duplicates(model, group)
+        learnt, theirs = (
+            {name: p.grad for name, p in each.named_parameters() if p.grad is not None}
+            for each in (model, whole)
+        )
+        alike(learnt, own_parts(model, theirs, group))
+        x = torch.ones(B, S // group.size, D, dtype=torch.float64)
+        with torch.no_grad():
+            model.up(x)
+        model.gate(x.requires_grad_()).sum().backward()
+        assert x.grad.abs().sum() > 0  # not what was gathered without gradients
+        for given, changed in [(x.detach(),) * 2, (x, model.up.weight)]:
+            y = model.up(given)
+            with torch.no_grad():
+                changed.add_(1)
+            assert not torch.equal(model.up(given), y)  # not what was gathered before
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+
+    on_threads(program, 2)
+
+
+@pytest.mark.parametrize(
+    "heads, width, batch", [(64, 6144, 4), (96, 12288, 1), (128, 20480, 1), (160, 25600, 1)]
+)
+def test_a_layer_keeps_what_is_published(heads, width, batch):
+    """Korthikanti et al. 2022, table 2, of the models of figures 1 and 7: of 22 B, 175 B, 530 B and
+    1 T weights, in bytes a number of the hidden state, on 8 ranks."""
+    t, S = 8, 2048
+    config = GPTConfig(3, width, heads, S, 51_200, 0.1, dtype=torch.bfloat16)
+    plain, square = (lambda stage, *given: stage(*given)), 5 * heads * S / width
+    for published, sequence, forward in (
+        (10 + 24 / t + square / t, False, plain),
+        (34 / t + square / t, True, plain),
+        (10 + 24 / t, False, recomputed("selective")),
+        (34 / t, True, recomputed("selective")),
+        (2, False, recomputed("keep-none")),
+    ):
+        one, two = (
+            sum(row.bytes for row in saved_bytes(config, 1, last, batch, t, sequence, forward))
+            for last in (2, 3)
+        )
+        assert (two - one) / (batch * S * width) == pytest.approx(published, rel=2e-4)
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -355,6 +501,12 @@ REFUSED = {
         "layers.2.logits share a weight",
     ),
     "sequence": (lambda: sliced(gpt(), BLOCK, Many(2), True), "says where the sequence is cut"),
+    "table left": (
+        lambda: sliced(
+            Rotary(), {path: way for path, way in ROTARY.items() if path != "token"}, Many(2), True
+        ),
+        "cut the table of tokens by 'vocabulary'",
+    ),
     "wrong way": (lambda: sliced(gpt(), WRONG_WAY, Many(2), True), "take sequence=False"),
     "whole input": (
         lambda: sliced(gpt(), {"layers.1.mlp.down": "row"}, Many(2))(ids()),

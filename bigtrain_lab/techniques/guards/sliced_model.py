@@ -71,10 +71,11 @@ def refuse(
             ),
         ),
         (
-            sequence and "sequence" not in plan.values(),
+            sequence and not cuts_tokens(module, plan, ways),
             (
-                "sequence=True needs a plan that says where "
-                "the sequence is cut first: name the module that adds the positions as 'sequence'."
+                "sequence=True needs a plan that says where the sequence is cut first: cut the "
+                "table of tokens by 'vocabulary', or name the module that adds the positions, or "
+                "makes the tokens, as 'sequence'."
             ),
         ),
     )
@@ -120,6 +121,20 @@ def refuse(
             raise Impossible(
                 f"{' and '.join(paths)} share a weight, and the plan cuts only {cut[0]}: plan both."
             )
+
+
+def cuts_tokens(module: nn.Module, plan: Mapping, ways: Mapping[str, str]) -> bool:
+    """Whether blocks get the tokens of one rank: by a module that the plan names, or by a table,
+    here or, where there is none, on another stage."""
+    tables = [
+        path
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, nn.Embedding)
+    ]
+    away = [way for pattern, way in plan.items() if not matching(module, pattern)]
+    return "sequence" in plan.values() or (
+        any(path in ways for path in tables) if tables else "vocabulary" in away
+    )
 
 
 def hooked(parameter: Tensor) -> bool:
