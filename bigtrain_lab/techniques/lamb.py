@@ -54,7 +54,7 @@ class NaiveLAMB:
             counts = piece or self.group.rank == 0
             squares += [p.square().sum() * counts, u.square().sum() * counts]
             learnt.append((p, u))
-        norms = self.group.all_reduce(torch.stack(squares)).sqrt()
+        norms = self.group.all_reduce(torch.tensor(squares, dtype=torch.float64)).sqrt()
         for (p, u), x_norm, u_norm in zip(learnt, norms[::2], norms[1::2]):
             ratio = min(x_norm, self.most) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
             p -= self.lr * ratio * u

@@ -2,8 +2,11 @@ import torch
 
 
 class answer:
-    def __init__(self, parameters, pieces, group, lr, betas, eps, weight_decay):
-        self.parameters, self.pieces, self.group = parameters, pieces, group
+    """LAMB layer by layer, with phi(z) = min(z, clip_norm). `pieces[n]`: each rank of the group has
+    a piece of parameter n, no duplicate. The ranks have gradients of the same parameters."""
+
+    def __init__(self, parameters, pieces, group, lr, betas, eps, weight_decay, clip_norm=10.0):
+        self.parameters, self.pieces, self.group, self.most = parameters, pieces, group, clip_norm
         self.lr, (self.b1, self.b2), self.eps, self.decay = lr, betas, eps, weight_decay
         self.m = [torch.zeros_like(p) for p in parameters]
         self.v = [torch.zeros_like(p) for p in parameters]
@@ -11,7 +14,7 @@ class answer:
 
     @torch.no_grad()
     def step(self):
-        learnt, us, squares = [], [], []
+        learnt, squares = [], []
         for n, (p, m, v, piece) in enumerate(zip(self.parameters, self.m, self.v, self.pieces)):
             if p.grad is None:
                 continue
@@ -24,9 +27,8 @@ class answer:
             u = r + self.decay * p
             counts = piece or self.group.rank == 0
             squares += [p.square().sum() * counts, u.square().sum() * counts]
-            learnt.append(p)
-            us.append(u)
+            learnt.append((p, u))
         norms = self.group.all_reduce(torch.tensor(squares, dtype=torch.float64)).sqrt()
-        for p, u, x_norm, u_norm in zip(learnt, us, norms[::2], norms[1::2]):
-            ratio = min(x_norm, 10.0) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
+        for (p, u), x_norm, u_norm in zip(learnt, norms[::2], norms[1::2]):
+            ratio = min(x_norm, self.most) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
             p -= self.lr * ratio * u
