@@ -103,7 +103,7 @@ class _Walk:
         for op in self.ops[: self.sweep]:
             with self.span(op.action):
                 x = self._first(op, x)
-        self.at, self.hand = self.sweep, {}
+        self.at = self.sweep
         return x
 
     def _first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -115,6 +115,7 @@ class _Walk:
         record = self.records[layer].slots(partial(self._fill, layer), x)
         with record if kind == "A" else nullcontext():
             y = self._run(layer, x)
+        self.hand = {}
         self.conditions[layer].ran()
         self._announce(layer + 1, y)
         if layer + 1 in stays:
