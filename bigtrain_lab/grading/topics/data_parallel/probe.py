@@ -32,7 +32,7 @@ def scenes(draw):
         ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ab"), 300),
         ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
         ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 300),
-        ("1 rank", [[2, 3]], both, 600),
+        ("1 rank, and none uses one head last", [[2, 3]], ("a a", "ab a"), 600),
     ):
         own = [
             {

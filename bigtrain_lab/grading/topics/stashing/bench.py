@@ -14,10 +14,12 @@ def play(answer, ranks, micro_batches, kept) -> dict:
         return {
             "order": order,
             "held": [
-                [held(schedule, stage, updates) for updates in range(micro_batches + 1)]
+                [held(schedule, stage, updates) for updates in reversed(range(micro_batches + 1))]
                 for stage in range(ranks)
             ],
         }
+    for each in (each for work in order for each in reversed(work)):
+        schedule.version(Action(*each))  # one that counts its calls is off by then
     return {
         "order": order,
         "asynchronous": bool(schedule.asynchronous),

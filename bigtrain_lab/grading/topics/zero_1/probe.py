@@ -19,19 +19,19 @@ def scenes(draw):
     sgd, momentum, adam = ("SGD", {"lr": lr}), ("SGD", moving), ("Adam", {"lr": lr})
     amsgrad = "Adam", {"lr": lr, "amsgrad": True}
     adamw = "AdamW", {"lr": lr, "weight_decay": decay}
-    other = draw.choice((("Adagrad", {"lr": lr}), ("RMSprop", moving)))
+    adagrad = "Adagrad", {"lr": lr}  # whose state is there before a step
+    other = draw.choice((adam, ("RMSprop", moving)))
     two = [{"weight_decay": decay}, {"lr": 3 * lr, "momentum": 0.5}]
     even, many = [[4, 4], [6], [2, 3]], [[4, 8], [16], [4, 4], [8]]
     odd = [[draw.choice((5, 7)), 3], [draw.choice((11, 13))], [3, 3]]
-    large, tiny = [[17, 19], [5], [draw.choice((3, 6))]], [[1], [2], [3], [7, 3], [4]]
+    large, tiny = [[17, 19], [5], [draw.choice((3, 6))]], [[1], [2], [1]]
     for name, ranks, shapes, rule, more in (
         ("2 ranks, even sizes, SGD", 2, even, sgd, {"steps": 1}),
         ("2 ranks, even sizes, momentum, 3 steps", 2, even, momentum, {}),
-        ("4 ranks, even sizes, Adam", 4, many, adam, {}),
+        (f"4 ranks, even sizes, {other[0]}", 4, many, other, {}),
         ("3 ranks, odd sizes, Adam", 3, odd, adam, {}),
-        (f"4 ranks, one large parameter, {other[0]}", 4, large, other, {}),
-        ("5 ranks, more than a tensor has elements", 5, tiny, momentum, {}),
-        ("2 ranks, one parameter", 2, large[:1], adam, {"clip": 0.3}),
+        ("4 ranks, one large parameter, Adagrad", 4, large, adagrad, {}),
+        ("5 ranks, 4 numbers in all", 5, tiny, momentum, {}),
         ("2 ranks, a frozen parameter, AdamW", 2, odd, adamw, {"frozen": 1}),
         ("3 ranks, two groups", 3, odd, momentum, {"groups": two}),
         (
@@ -43,8 +43,9 @@ def scenes(draw):
         ),
         ("3 ranks, clipped", 3, odd, momentum, {"clip": 0.3}),
         ("2 ranks, two groups, clipped", 2, odd, momentum, {"groups": two, "clip": 0.3}),
-        ("3 ranks, a norm below max_norm", 3, odd, momentum, {"clip": 3.0}),
-        ("1 rank", 1, odd, adam, {"clip": 0.3}),
+        ("5 ranks, a norm below max_norm", 5, tiny, momentum, {"clip": 3.0}),
+        ("2 ranks, max_norm 0", 2, large[:1], adamw, {"clip": 0.0}),
+        ("1 rank, clipped", 1, odd, momentum, {"clip": 0.3}),
         ("4 ranks, 2,000,000 numbers", 4, [[1000, 2000]], amsgrad, {"steps": 1, "every": 1009}),
     ):
         first, *targets = [
@@ -56,15 +57,15 @@ def scenes(draw):
 def given(
     first, targets, optimizer, settings, clip=None, frozen=None, groups=(), steps=3, every=1
 ) -> dict:
-    """clip: max_norm as a share of the first gradient's norm; gradients are then about 10^4, and
-    rates so much smaller, so that whether one adds torch's 1e-6 to the norm does not matter."""
-    scale = 1.0 if clip is None else 1e4
+    """clip: max_norm as a share of the first gradient's norm; gradients are then about 10^-2, and
+    rates so much larger, so that torch's 1e-6 beside the norm shows."""
+    scale = 1.0 if clip is None else 1e-2
     slower = [
         dict(each, lr=each["lr"] / scale) if "lr" in each else dict(each)
         for each in (settings, *groups)
     ]
     norm = 0.0
-    if clip:
+    if clip is not None:
         push(params := parameters(first, frozen), mean(targets), scale)
         norm = float(flat(p.grad for p in params if p.requires_grad).norm())
     return {
@@ -73,7 +74,7 @@ def given(
         "optimizer": optimizer,
         "settings": slower[0],
         "groups": slower[1:],
-        "clip": clip and clip * norm,
+        "clip": clip if clip is None else clip * norm,
         "scale": scale,
         "steps": steps,
         "every": every,

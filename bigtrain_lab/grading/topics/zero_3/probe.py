@@ -92,11 +92,14 @@ def truth(common: dict, own: list[dict]):
 
 def traffic(seen: list, psi: int) -> dict:
     """How often psi was sent in a step, rounded up: in units of (N-1)/N psi, padded."""
-    row, ranks = {"times psi sent in a step": [], "times psi by all-reduces": []}, len(seen)
+    row, ranks = (
+        {"times psi sent in a step, 3 or more": [], "times psi by all-reduces": []},
+        len(seen),
+    )
     weighs = {"all_reduce": 2, "isend": ranks / (ranks - 1)}
     for calls in seen:
         sent = sum(weighs.get(what, 1) * size for what, _, size in calls)
         reduced = sum(2 * size for what, _, size in calls if what == "all_reduce")
-        for times, numbers in zip(row.values(), (sent, reduced)):
+        for times, numbers in zip(row.values(), (max(sent, 3 * psi), reduced)):
             times.append(math.ceil(numbers / psi - 1e-9))
     return row

@@ -22,7 +22,7 @@ class answer:
     def step(self):
         for p, piece in self.pieces.items():  # a piece is a view of its parameter
             piece.grad = self.group.reduce_scatter(p.grad.view(-1), "mean")
-        if self.most:
+        if self.most is not None:
             norm = torch.cat([piece.grad for piece in self.pieces.values()]).norm()
             norm = self.group.all_reduce(norm**2) ** 0.5
             torch.nn.utils.clip_grads_with_norm_(self.pieces.values(), self.most, norm)

@@ -28,7 +28,7 @@ class answer(torch.optim.Optimizer):
             squares = torch.stack([shadow.grad.norm() ** 2 for shadow in self.shadows.values()])
             norm = self.ranks.all_reduce(squares).sum().sqrt()
             for shadow in self.shadows.values():
-                shadow.grad.mul_((self.max_norm / norm).clamp(max=1))
+                shadow.grad.mul_((self.max_norm / (norm + 1e-6)).clamp(max=1))
         self.inner.step()
         for p, shadow in self.shadows.items():
             p.view(-1)[me :: self.ranks.size] = shadow
