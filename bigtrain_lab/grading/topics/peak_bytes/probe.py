@@ -121,12 +121,12 @@ def mlps_to_the_byte(draw) -> list[dict]:
             )
             for _ in range(3)
         ),
-        mlp(draw, [(4, 80)] * 2, (2, 150), "sgd"),
+        mlp(draw, [(4, 20), (40, 80)], MANY, "sgd"),
         *(mlp(draw, waist[::way], (20, 40), "sgd") for way in (1, -1)),
         loss | {"batch": loss["batch"] + 7, "optimizer": "momentum", "dtype": "float64"},
         loss | {"optimizer": "sgd"},
         loss | {"dtype": "float64"},
-        mlp(draw, [(8000, 9000)] * 4, (500, 900), "adam"),
+        mlp(draw, [(20000, 21000)] * 4, (500, 900), "adam"),
     ]
 
 
