@@ -202,8 +202,7 @@ if may_make_namespaces():
         )
         assert code == other_code == 0, output
         told = re.search(
-            r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are"
-            r" corrected",
+            r"Clocks of 2 machines were compared at the start: that of rank 2 .* is known to \S+ .?s\.",
             " ".join(output.split()),
         )
         assert told, output
@@ -212,9 +211,6 @@ if may_make_namespaces():
         here, there = run.settings["hosts"]
         assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
         assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
-        assert (
-            here["moved_s"] < there["error_s"] < there["moved_s"]
-        )  # both readings of one clock are right, each to its error
         crossing = [
             t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}
         ]

@@ -5,7 +5,7 @@ meet        on the board (board.py); each rank introduces itself
 compare     all must have been asked the same: settings, ranks, versions, the program's code
 connect     gloo, over the loopback where all share a network, else over the interface that reaches
             the others
-clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
+clocks      how far each machine's clock is from rank 0's (offset.py)
 the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
             It travels as values; the program does not, each rank has its own
 directory   made by rank 0; every rank must see it, and keeps its own log there
@@ -14,7 +14,6 @@ the end     told as under `launch`: by one rank in full, by the others in a sent
 
 import hashlib
 import inspect
-import json
 import platform
 import sys
 import threading
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...core import Cost, Impossible, Link, Mesh, write_whole
+from ...core import Cost, Impossible, Link, Mesh
 from ...order.schedule import Action
 from ..devices import Devices, Node, choose, nccl_here, visible
 from ..failure.faults import Fault
@@ -48,7 +47,7 @@ from ..record.run import RankFailed, Run
 from . import peers
 from .board import Board, run_of
 from .lookout import Lookout
-from .offset import Offset, beyond_the_wall, namespace, offsets
+from .offset import Offset, machine, offsets
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file
@@ -79,8 +78,6 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
                 end = lookout.give_up(f"Rank {place.index}: {error}")
     finally:
         torch.set_num_threads(threads)
-    if end.state == "done":
-        team.ask_clocks_again(Path(job.directory))
     if end.diagnosis == INTERRUPTED:
         raise KeyboardInterrupt
     if end.state != "done":
@@ -91,16 +88,12 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
 
 
 class Member(NamedTuple):
-    """What a rank says of itself. Two ranks share a clock, a network or a table of processes where
-    these words are equal."""
+    """What a rank says of itself."""
 
     host: str
-    clock: str
-    network: str
-    processes: str
+    machine: str
     process: list  # host, pid, start
     address: str  # its own, on the way to rank 0
-    beyond_the_wall: int
     cores: int
     gpus: int
     asked: dict
@@ -111,13 +104,11 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        spaces = (namespace(kind) for kind in ("time", "net", "pid"))
         return cls(
             platform.node(),
-            *spaces,
+            machine(),
             this_process(),
             address,
-            beyond_the_wall(),
             cores(),
             visible(),
             asked,
@@ -137,7 +128,9 @@ class Team:
         self.devices = self._devices(asked["device"])
         if self.ours:
             self._connect()
-        self.offsets = self._offsets("start")
+        own = offsets(self.index, [member.machine for member in self.members])
+        found = self.board.of_rank_0("offsets", own)
+        self.offsets = {name: Offset(*each) for name, each in found.items()}
 
     @property
     def mates(self) -> dict[int, list]:
@@ -145,20 +138,14 @@ class Team:
         return {
             rank: m.process
             for rank, m in enumerate(self.members)
-            if m.processes == self.me.processes and rank != self.index
+            if m.machine == self.me.machine and rank != self.index
         }
 
     def hosts(self) -> list[dict]:
-        """What the run's settings say of its machines, one entry a clock."""
+        """What the run's settings say of its machines, one entry each."""
         told = []
-        for clock, ranks in self._machines().items():
-            offset = self.offsets[clock]
-            first = self.members[ranks[0]]
-            ahead = (
-                offset.ns + first.beyond_the_wall - self.members[0].beyond_the_wall
-                if offset.error_ns
-                else 0
-            )
+        for name, ranks in self._machines().items():
+            first, offset = self.members[ranks[0]], self.offsets[name]
             told.append(
                 {
                     "name": first.host,
@@ -166,7 +153,6 @@ class Team:
                     "cores": first.cores,
                     "gpus": first.gpus,
                     "offset_ns": offset.ns,
-                    "ahead_s": ahead / 1e9,
                     "error_s": offset.error_ns / 1e9,
                 }
             )
@@ -183,31 +169,15 @@ class Team:
             if self.index == 0:  # nothing has run: leave nothing
                 forget(Path(job.directory))
             raise
-        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
-
-    def ask_clocks_again(self, directory: Path) -> None:
-        """At the end of a run that is done on all ranks: let its settings say by how much each
-        clock has moved at most since the start, |offset then - offset now| + both errors. What is
-        lost now loses only that."""
-        machines = self._machines()
-        if len(machines) == 1:
-            return
-        with suppress(RuntimeError, Impossible, OSError):
-            now = self._offsets("end")
-            if self.index == 0:
-                settings = read_settings(directory)
-                for host, clock in zip(settings["hosts"], machines, strict=True):
-                    was, found = self.offsets[clock], now[clock]
-                    host["moved_s"] = (abs(found.ns - was.ns) + found.error_ns + was.error_ns) / 1e9
-                write_whole(directory / "settings.json", json.dumps(settings, indent=1))
+        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.machine].ns)
 
     # -- one by one --------------------------------------------------------------------------------
 
     def _machines(self) -> dict[str, list[int]]:
-        """The ranks on each machine, by its clock."""
+        """The ranks on each machine."""
         found: dict[str, list[int]] = {}
         for rank, member in enumerate(self.members):
-            found.setdefault(member.clock, []).append(rank)
+            found.setdefault(member.machine, []).append(rank)
         return found
 
     def _devices(self, device: str) -> Devices:
@@ -227,7 +197,7 @@ class Team:
     def _connect(self) -> None:
         name = border.interface()
         if name is None:
-            elsewhere = [m.address for m in self.members if m.network != self.me.network]
+            elsewhere = [m.address for m in self.members if m.machine != self.me.machine]
             try:
                 name = peers.between(self.me.address, elsewhere) if elsewhere else border.LOOPBACK
             except peers.Unreachable:
@@ -269,11 +239,6 @@ class Team:
         )
         if failed:
             raise Impossible(f"{where} ({failed[0]}): {mend}")
-
-    def _offsets(self, when: str) -> dict[str, Offset]:
-        own = offsets(self.index, [member.clock for member in self.members])
-        found = self.board.of_rank_0(f"offsets {when}", own)
-        return {clock: Offset(*offset) for clock, offset in found.items()}
 
     def _refuse_unseen(self, job) -> None:
         path, until = Path(job.directory) / "settings.json", time.monotonic() + SEEN_S

@@ -30,7 +30,7 @@ from ..process import border
 from ..process.border import Place
 from ..process.pulse import is_alive, this_process
 from . import peers
-from .offset import namespace
+from .offset import machine
 
 PATIENCE_S = 300.0  # for ranks that are on their way
 FIRST_S, AGAIN_S = 10.0, 30.0  # the first word about whom a rank waits for, and each further one
@@ -168,14 +168,14 @@ class Board:
     @staticmethod
     def _has_ended(process: dict) -> bool | None:
         """Whether that process has ended; None where this one cannot see it."""
-        here = process["process"][0] == platform.node() and process["processes"] == namespace("pid")
+        here = process["process"][0] == platform.node() and process["processes"] == machine()
         return not is_alive(process["process"]) if here else None
 
     # -- joining and leaving -----------------------------------------------------------------------
 
     def introduce(self) -> None:
         """Let the others know this process."""
-        about = {"process": this_process(), "processes": namespace("pid")}
+        about = {"process": this_process(), "processes": machine()}
         self.job.post(f"process {self.index}", about)
 
     def stay(self, waits: bool) -> None:
