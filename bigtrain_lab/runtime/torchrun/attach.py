@@ -39,7 +39,7 @@ from ..machine import cores
 from ..process import border
 from ..process.border import Place
 from ..process.child import Job, work
-from ..process.end import INTERRUPTED, forget
+from ..process.end import INTERRUPTED, UNWRITABLE, forget
 from ..process.pulse import this_process
 from ..record.kept import read_settings
 from ..record.log import LogUnwritable
@@ -71,17 +71,18 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        with Lookout(team, job, stall_s) as lookout:
-            try:
-                end = lookout.end(work(place.index, job, load))
-            except LogUnwritable as error:
-                end = lookout.give_up(f"Rank {place.index}: {error}")
+        lookout = Lookout(team, job, stall_s)
+        try:
+            code = work(place.index, job, load)
+        except LogUnwritable:
+            code = UNWRITABLE
+        end = lookout.finish(code)
     finally:
         torch.set_num_threads(threads)
     if end.diagnosis == INTERRUPTED:
         raise KeyboardInterrupt
     if end.state != "done":
-        raise RankFailed(lookout.words(end))
+        raise RankFailed(lookout.words())
     if team.ours:
         dist.destroy_process_group()
     return Run(job.directory)
