@@ -304,12 +304,8 @@ REFUSED = {
         "Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command",
     ),
     "a disk of its own": (
-        {"instead": "attach.readable = lambda path: False"},
+        {"instead": "attach.Path.is_file = lambda path: False"},
         "Rank 1 on .* does not see the run directory",
-    ),
-    "killed before it connects": (
-        {"begin": "os.kill(os.getpid(), 9)", "instead": HINDERED},
-        r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed",
     ),
     "cannot connect": (
         {"begin": "raise RuntimeError('no such interface')", "instead": HINDERED},
@@ -325,6 +321,15 @@ def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
     (code, output), _ = ranks_by_hand(tmp_path, script(tmp_path, text), 2)
     assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_dies_before_it_connects_is_told_by_torchrun_and_ends_all(tmp_path):
+    text = REFUSING.format(begin="os.kill(os.getpid(), 9)", instead=HINDERED, steps="3")
+    (name,) = script(tmp_path, text)
+    line = f"torchrun --standalone --nproc-per-node=2 {name}"
+    [(code, output)] = ended(typed(line, "unused", tmp_path))
+    assert code and re.search(r"rank +: 1 .*\n *exitcode +: -9 ", output), output
+    assert at_work_in(tmp_path) == []
 
 
 # -- failures --------------------------------------------------------------------------------------

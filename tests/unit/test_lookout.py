@@ -10,6 +10,7 @@ import pytest
 from bigtrain_lab.core import Mesh
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import pulse
+from bigtrain_lab.runtime.process.border import Place
 from bigtrain_lab.runtime.process.child import Job
 from bigtrain_lab.runtime.process.end import UNWRITABLE, End
 from bigtrain_lab.runtime.process.pulse import Pulse
@@ -21,7 +22,7 @@ END = End("failed", "Rank 1 failed.", teller=1)
 
 
 class Notes:
-    """A board of one process; `gone`: its holder has ended."""
+    """A meeting of one process; `gone`: its holder has ended."""
 
     def __init__(self, gone=False):
         self.notes, self.gone = {}, gone
@@ -42,13 +43,11 @@ class Notes:
         return self.notes[key]
 
 
-def end_of(directory, monkeypatch, board, mates=None, code=0) -> End:
+def end_of(directory, monkeypatch, store, mates=None, code=0) -> End:
     """How the run of two ranks ended, as rank 1's lookout finds it."""
     monkeypatch.setattr(lookout, "LAST_S", 0)
-    team = SimpleNamespace(
-        index=1, place=SimpleNamespace(ranks=2, agent=False), board=board, mates=mates or {}
-    )
-    return Lookout(team, Job(str(directory), Mesh(world=2), None, 0, ""), 30).finish(code)
+    job = Job(str(directory), Mesh(world=2), None, 0, "")
+    return Lookout(Place(1, 2), store, mates or {}, job, 30).finish(code)
 
 
 def test_the_end_that_was_kept_first_counts(tmp_path):
@@ -73,10 +72,10 @@ def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkey
 def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
     tmp_path, monkeypatch
 ):
-    board = Notes()
-    end = end_of(tmp_path, monkeypatch, board, {0: [platform.node(), 2**22, 0.0]})
+    store = Notes()
+    end = end_of(tmp_path, monkeypatch, store, {0: [platform.node(), 2**22, 0.0]})
     assert end.diagnosis.startswith("Rank 0 ended before its program returned") and end.teller == 1
-    assert End.of(board.notes["end"]) == End.noted(tmp_path) == end
+    assert End.of(store.notes["end"]) == End.noted(tmp_path) == end
 
 
 def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from ..memory.capacity import refuse_beyond_memory
 from ..record.kept import FORMAT, MOST_RANKS, settings_json
 from ..record.run import Run
 from ..torchrun.attach import run_in_place
-from ..torchrun.board import heard_by_all
+from ..torchrun.meeting import heard_by_all
 from . import border
 from .child import Job
 from .end import INTERRUPTED, forget, reserve

@@ -27,27 +27,32 @@ from pathlib import Path
 from ..failure import diagnose
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
+from ..process.border import Place
 from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from ..process.pulse import Pulse
-from .board import say
+from .meeting import Meeting, say
 
 GRACE_S = 3.0  # for a main thread to come by itself
 LAST_S = 5.0  # for a process to have ended, or its end to be noted, once its connections are closed
 
 
 class Lookout:
-    """Begins at once. `finish(code)` waits for the other ranks and returns how the run ended."""
+    """Begins at once. `finish(code)` waits for the other ranks and returns how the run ended.
 
-    def __init__(self, team, job, stall_s: float):
-        self.index, self.size, self._code = team.index, team.place.ranks, 0
-        self._board, self._own_board = team.board.clone(), team.board
+    mates   other ranks of this machine -> [host, pid, start] of their processes
+    """
+
+    def __init__(self, place: Place, meeting: Meeting, mates: dict[int, list], job, stall_s: float):
+        self.index, self.size, self._code = place.index, place.ranks, 0
+        self._store, self._own_store = meeting.clone(), meeting
         self._job, self._directory = job, Path(job.directory)
-        self._mates = {rank: Pulse.of(process) for rank, process in team.mates.items()}
+        self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
         self._pulse = Pulse(os.getpid())
         pulses = {**self._mates, self.index: self._pulse}
-        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"), pulses)
+        self._progress = Progress(job, stall_s, lambda: self._store.count("signs"), pulses)
         self._exits: dict[int, Exit] = {}
-        self._parent = os.getppid() if team.place.agent else None
+        self._holds = place.hosts
+        self._parent = os.getppid() if place.agent else None
         self._came, self._dumped, self._end = threading.Event(), False, None
         self._signals, self._write = Pipe(duplex=False)
         os.set_blocking(self._write.fileno(), False)
@@ -70,8 +75,17 @@ class Lookout:
         self._came.set()
         if not code:
             with suppress(RuntimeError):  # no store any more: the thread finds out too
-                self._own_board.count("over", 1)
+                self._own_store.count("over", 1)
         self._thread.join()
+        until = time.monotonic() + LAST_S
+        with suppress(RuntimeError):
+            self._own_store.count("heard", 1)
+            while (  # others still ask the store that this process holds
+                self._holds
+                and self._own_store.count("heard") < self.size
+                and time.monotonic() < until
+            ):
+                time.sleep(LOOK_S)
         if self._before:
             signal.set_wakeup_fd(self._before[0])
             if self._end.state == "done":  # else torchrun may end this rank before it has spoken
@@ -105,7 +119,7 @@ class Lookout:
         trouble, ended, computed = None, False, 0
         while True:
             came = wait([self._signals], LOOK_S) and os.read(self._signals.fileno(), 64)
-            if told := self._board.peek("end"):
+            if told := self._store.peek("end"):
                 return End.of(told).note(self._directory, self.index)
             if signal.SIGINT in came:
                 return self._publish(End("stopped", INTERRUPTED))
@@ -123,7 +137,7 @@ class Lookout:
                 if not exits and waited_s > 1:
                     why = f"Rank {self.index} was ended from outside (SIGTERM)."
                     return self._publish(End("stopped", why))
-            elif self.index == 0 and self._board.count("over") == self.size:
+            elif self.index == 0 and self._store.count("over") == self.size:
                 return self._publish(End("done"))
             elif (
                 self.index == 0
@@ -132,8 +146,8 @@ class Lookout:
             ):
                 return self._publish(self._progress.failed(found, {}))
             if computed != (computed := self._pulse.count()):
-                self._board.count("signs", 1)  # rank 0 may not see this process
-            if self._board.count("stacks asked"):
+                self._store.count("signs", 1)  # rank 0 may not see this process
+            if self._store.count("stacks asked"):
                 self._dump()
 
     def _look(self) -> None:
@@ -149,7 +163,7 @@ class Lookout:
     def _publish(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
         end = end._replace(teller=self.index)
-        return End.of(self._board.first("end", end.told())).note(self._directory, self.index)
+        return End.of(self._store.first("end", end.told())).note(self._directory, self.index)
 
     def _without_store(self) -> End:
         """The machine of rank 0 has ended: how, by the directory and by who has ended here."""
@@ -170,13 +184,13 @@ class Lookout:
 
     def _stacks_of_all(self) -> None:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
-        self._board.count("stacks asked", 1)
+        self._store.count("stacks asked", 1)
         self._dump()
         until = time.monotonic() + STACKS_S
         left = self.size - len(self._exits.keys() - {self.index})
         while (
-            self._board.count("stacks here") < left
-            and not self._board.peek("end")
+            self._store.count("stacks here") < left
+            and not self._store.peek("end")
             and time.monotonic() < until
         ):
             time.sleep(0.02)
@@ -188,4 +202,4 @@ class Lookout:
         with suppress(OSError):
             with open(self._job.file("stacks", self.index, "txt"), "a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file)
-        self._board.count("stacks here", 1)
+        self._store.count("stacks here", 1)
