@@ -60,25 +60,20 @@ def run(*words: Words) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
     from ..runtime.process import border
 
-    if not (place := border.place_given()):
-        from . import labs
-
-        return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
-    from ..runtime.torchrun import board  # the experiments load once the other ranks know this one
-
-    run = board.join(place, border.meeting_point()).run(1)
-    if not (speaks := border.speaks()):
+    if not border.speaks():
         warnings.simplefilter("ignore")  # main puts it back
     try:
         from . import labs
 
         return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
-    except BaseException as error:
-        reason = str(error) if isinstance(error, CycloptsError) else board.reason_of(error)
-        with suppress(RuntimeError):  # the store has gone
-            heard = run.refuse(reason)["reason"] == reason
-            if heard and not speaks and isinstance(error, (Impossible, CycloptsError)):
-                return 2  # the first rank of this machine says so
+    except Exception as error:
+        if place := border.place_given():
+            from ..runtime.torchrun.meeting import Meeting
+
+            with suppress(RuntimeError):  # the store has gone
+                first = Meeting.of(place, 1).refuse(error)
+                if not first and place.agent and isinstance(error, (Impossible, CycloptsError)):
+                    return 2  # another rank of this machine says so
         raise
 
 

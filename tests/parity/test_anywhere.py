@@ -202,8 +202,7 @@ if may_make_namespaces():
         )
         assert code == other_code == 0, output
         told = re.search(
-            r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are"
-            r" corrected",
+            r"Clocks of 2 machines were compared at the start: that of rank 2 .* is known to \S+ .?s\.",
             " ".join(output.split()),
         )
         assert told, output
@@ -212,9 +211,6 @@ if may_make_namespaces():
         here, there = run.settings["hosts"]
         assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
         assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
-        assert (
-            here["moved_s"] < there["error_s"] < there["moved_s"]
-        )  # both readings of one clock are right, each to its error
         crossing = [
             t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}
         ]
@@ -308,12 +304,8 @@ REFUSED = {
         "Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command",
     ),
     "a disk of its own": (
-        {"instead": "attach.readable = lambda path: False"},
+        {"instead": "attach.Path.is_file = lambda path: False"},
         "Rank 1 on .* does not see the run directory",
-    ),
-    "killed before it connects": (
-        {"begin": "os.kill(os.getpid(), 9)", "instead": HINDERED},
-        r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed",
     ),
     "cannot connect": (
         {"begin": "raise RuntimeError('no such interface')", "instead": HINDERED},
@@ -329,6 +321,15 @@ def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
     (code, output), _ = ranks_by_hand(tmp_path, script(tmp_path, text), 2)
     assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_dies_before_it_connects_is_told_by_torchrun_and_ends_all(tmp_path):
+    text = REFUSING.format(begin="os.kill(os.getpid(), 9)", instead=HINDERED, steps="3")
+    (name,) = script(tmp_path, text)
+    line = f"torchrun --standalone --nproc-per-node=2 {name}"
+    [(code, output)] = ended(typed(line, "unused", tmp_path))
+    assert code and re.search(r"rank +: 1 .*\n *exitcode +: -9 ", output), output
+    assert at_work_in(tmp_path) == []
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -361,19 +362,19 @@ FAULTS = {
         """
         if rank.index == 1: os.kill(os.getpid(), 9)
         group.barrier()""",
-        "Rank 1 was killed by signal 9 (SIGKILL; out of memory?); rank 1 had done work.",
+        "Rank 1 ended before its program returned (killed, or os._exit?); rank 1 had done work.",
     ),
     "rank 0 killed, and with it the store": (
         """
         if rank.index == 0: os.kill(os.getpid(), 9)
         group.barrier()""",
-        "Rank 0 was killed by signal 9 (SIGKILL; out of memory?); rank 0 had done work.",
+        "Rank 0 ended before its program returned (killed, or os._exit?); rank 0 had done work.",
     ),
     "left": (
         """
         if rank.index == 2: os._exit(0)
         group.barrier()""",
-        "Rank 2 exited with code 0 before its program returned (os._exit?); rank 2 had done work.",
+        "Rank 2 ended before its program returned (killed, or os._exit?); rank 2 had done work.",
     ),
 }
 

@@ -1,6 +1,7 @@
 """What the lookout of a rank of torchrun decides, without a torchrun: how an end is told once, and
 what must never keep a rank waiting."""
 
+import platform
 from types import SimpleNamespace
 
 import psutil
@@ -9,8 +10,9 @@ import pytest
 from bigtrain_lab.core import Mesh
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import pulse
+from bigtrain_lab.runtime.process.border import Place
 from bigtrain_lab.runtime.process.child import Job
-from bigtrain_lab.runtime.process.end import End
+from bigtrain_lab.runtime.process.end import UNWRITABLE, End
 from bigtrain_lab.runtime.process.pulse import Pulse
 from bigtrain_lab.runtime.record.log import EventLog
 from bigtrain_lab.runtime.torchrun import lookout
@@ -20,7 +22,7 @@ END = End("failed", "Rank 1 failed.", teller=1)
 
 
 class Notes:
-    """A board of one process; `gone`: its holder has ended."""
+    """A meeting of one process; `gone`: its holder has ended."""
 
     def __init__(self, gone=False):
         self.notes, self.gone = {}, gone
@@ -41,17 +43,11 @@ class Notes:
         return self.notes[key]
 
 
-def lookout_of(directory, index=0, size=2, board=None, mates=None) -> Lookout:
-    member = SimpleNamespace(host="a")
-    team = SimpleNamespace(
-        index=index,
-        place=SimpleNamespace(ranks=size, agent=False),
-        me=member,
-        members=[member] * size,
-        board=board or Notes(),
-        mates=mates or {},
-    )
-    return Lookout(team, Job(str(directory), Mesh(world=size), None, 0, ""), 30)
+def end_of(directory, monkeypatch, store, mates=None, code=0) -> End:
+    """How the run of two ranks ended, as rank 1's lookout finds it."""
+    monkeypatch.setattr(lookout, "LAST_S", 0)
+    job = Job(str(directory), Mesh(world=2), None, 0, "")
+    return Lookout(Place(1, 2), store, mates or {}, job, 30).finish(code)
 
 
 def test_the_end_that_was_kept_first_counts(tmp_path):
@@ -62,28 +58,30 @@ def test_the_end_that_was_kept_first_counts(tmp_path):
 
 @pytest.mark.parametrize("kept", ["[1]", "{", "{}", "null"])
 def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookout, "LAST_S", 0)
     (tmp_path / "end.json").write_text(kept)
-    ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
-    assert run(ours).diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
+    end = end_of(tmp_path, monkeypatch, Notes(gone=True))
+    assert end.diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
 
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookout, "LAST_S", 0)
-    ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
-    monkeypatch.setattr(ours._progress, "failed", lambda *_: 1 / 0)
-    assert (
-        run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    monkeypatch.setattr(progress.Progress, "failed", lambda *_: 1 / 0)
+    end = end_of(tmp_path, monkeypatch, Notes(gone=True))
+    assert end.diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+
+
+def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
+    tmp_path, monkeypatch
+):
+    store = Notes()
+    end = end_of(tmp_path, monkeypatch, store, {0: [platform.node(), 2**22, 0.0]})
+    assert end.diagnosis.startswith("Rank 0 ended before its program returned") and end.teller == 1
+    assert End.of(store.notes["end"]) == End.noted(tmp_path) == end
+
+
+def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path, monkeypatch):
+    assert end_of(tmp_path, monkeypatch, Notes(), code=UNWRITABLE).diagnosis.startswith(
+        f"Rank 1 cannot write to {tmp_path}: free some space"
     )
-
-
-def run(ours: Lookout, listen=set) -> End:
-    """What its thread does, once the rank's own work is over."""
-    ours._came.set()
-    ours._listen = listen
-    ours._look_out()
-    assert ours._known.is_set()
-    return ours._end
 
 
 # -- progress: one rule for a watch and a lookout --------------------------------------------------
@@ -100,7 +98,7 @@ class Clock:
 def following(tmp_path, monkeypatch):
     """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times
     that stacks were asked for)"""
-    clock, asked, printed = Clock(), [], []
+    clock, asked, signs = Clock(), [], []
     for module in (progress, pulse):
         monkeypatch.setattr(module, "time", clock)
     processes = {
@@ -114,13 +112,13 @@ def following(tmp_path, monkeypatch):
         )
         process.used_s, process.status = 0.0, psutil.STATUS_SLEEPING
     found = progress.Progress(
-        Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed), processes
+        Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(signs), processes
     )
     logs = [EventLog(tmp_path / f"events-{rank}.jsonl", rank) for rank in range(2)]
 
     def grows(what: str, *line):
-        if what == "print":
-            printed.append(line)
+        if what == "elsewhere":
+            signs.append(line)
         elif what == "computes":
             processes[1].used_s += line[0]
         elif what == "status":
@@ -142,8 +140,8 @@ def following(tmp_path, monkeypatch):
         log.close()
 
 
-@pytest.mark.parametrize("what", ["0", "output", "print"])
-def test_a_run_that_logs_or_prints_goes_on(what, following):
+@pytest.mark.parametrize("what", ["0", "output", "elsewhere"])
+def test_a_run_that_logs_or_prints_or_computes_elsewhere_goes_on(what, following):
     look, grows, asked = following
     for second in range(1, 9):
         grows(what, "@enter", 0, f"step {second}")
@@ -191,32 +189,3 @@ def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(f
     assert look(1) is None and look(1) is None  # once again
     grows("computes", 1.0)  # somebody does, which changes nothing
     assert look(1).startswith("Deadlock: rank 0 waits for x from rank 1") and len(asked) == 1
-
-
-def test_a_rank_that_computes_says_so_and_its_lookout_alone_does_not(tmp_path, monkeypatch):
-    """(seconds since the last look, processor time of the process in them, that of its lookout
-    alone) -> whether it computes."""
-    now = SimpleNamespace(clock=100.0, process=7.0, own=1.0)
-    clocks = SimpleNamespace(
-        monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own
-    )
-    monkeypatch.setattr(lookout, "time", clocks)
-    monkeypatch.setattr(pulse, "time", clocks)
-    ours = lookout_of(tmp_path)
-    ours._tell_of_signs()  # it has loaded what it needs
-    said = ours._board.notes["signs"]
-    for wall, used, own, computes in (
-        (0.3, 0.3, 0, True),
-        (0.3, 0.3, 0.1, False),
-        (0.2, 0.06, 0, True),
-        (1000, 40, 0, False),
-        (4.9, 0.3, 0.1, False),
-        (0.2, 0.01, 0.01, False),
-        (0.1, 0.2, 0, False),
-        (0.3, 0.1, 0, True),
-        (20, 2, 0, True),
-    ):
-        now.clock, now.process, now.own = now.clock + wall, now.process + used, now.own + own
-        ours._tell_of_signs()
-        assert ours._board.notes["signs"] - said == computes, (wall, used, own)
-        said = ours._board.notes["signs"]

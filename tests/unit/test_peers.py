@@ -2,10 +2,6 @@
 no other machine is needed."""
 
 import json
-import os
-import platform
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import partial
@@ -27,8 +23,8 @@ from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
 from bigtrain_lab.runtime.process.child import Job
 from bigtrain_lab.runtime.torchrun import attach as torchrun
-from bigtrain_lab.runtime.torchrun import board, offset
-from bigtrain_lab.runtime.torchrun.board import Board
+from bigtrain_lab.runtime.torchrun import meeting, offset
+from bigtrain_lab.runtime.torchrun.meeting import Meeting
 from bigtrain_lab.runtime.torchrun.peers import Peer
 
 NS = st.integers(1, 10**9)
@@ -37,21 +33,15 @@ NS = st.integers(1, 10**9)
 # -- clocks ----------------------------------------------------------------------------------------
 
 
-@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=30))
+@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS), min_size=1, max_size=30))
 def test_the_true_offset_is_within_the_error_whatever_share_each_way_takes(true, questions):
-    """Each question takes `there`, then `thinks`, then `back`; the other clock is `true` ahead."""
+    """Each question takes `there`, its answer `back`; the other clock is `true` ahead."""
     now, times = 0, []
-    for there, thinks, back in questions:
-        times.append(
-            (now, now + there + true, now + there + thinks + true, now + there + thinks + back)
-        )
-        now += there + thinks + back
+    for there, back in questions:
+        times.append((now, now + there + true, now + there + back))
+        now += there + back
     found = offset.offset(times)
-    assert (
-        abs(found.ns - true)
-        <= found.error_ns
-        <= min(there + back for there, _, back in questions) / 2 + 2
-    )
+    assert abs(found.ns - true) <= found.error_ns <= min(map(sum, questions)) / 2 + 1
 
 
 # -- names, routes, ports --------------------------------------------------------------------------
@@ -165,102 +155,59 @@ def test_another_number_of_ranks_is_refused_with_the_command_that_works(place, r
 
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
     under(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="nowhere.invalid", MASTER_PORT="29400")
+    monkeypatch.setattr(meeting, "PATIENCE_S", 1)
     with pytest.raises(
         Impossible,
         match=(
-            "Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer"
+            "Rank 1 does not reach the store at nowhere.invalid:29400 .*bigtrain doctor --peer"
             " nowhere.invalid:29400"
         ),
     ):
-        board.join(border.place_given(), border.meeting_point())
+        meeting.store_of(border.place_given(), border.meeting_point())
 
 
-# -- the board: ranks that are late, end or are refused --------------------------------------------
+# -- the meeting: ranks that are late or refused ---------------------------------------------------
 
 
 @pytest.fixture
-def boards():
-    """Makes the boards of so many ranks at a store of torch's, each with a connection of its
+def meetings():
+    """Makes the meetings of so many ranks at a store of torch's, each with a connection of its
     own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def make(size: int, never=()):
-        made = [Board(store.clone(), rank, size) for rank in range(size)]
-        for each in made:
-            if each.index not in never:
-                each.introduce()
-        return made
-
-    yield make
+    yield lambda size: [Meeting(store.clone(), rank, size) for rank in range(size)]
 
 
-def answers(boards, ask) -> list:
-    """What each board answers, or the sentence with which it refuses."""
-
-    def asked(each):
-        try:
-            return ask(each)
-        except Impossible as error:
-            return str(error)
-
-    with ThreadPoolExecutor(len(boards)) as pool:
-        return list(pool.map(asked, boards))
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The boards' clock: a second passes at each look, and then something may happen."""
-    found = SimpleNamespace(now=0.0, then=lambda: None)
-
-    def sleep(_):
-        found.now += 1
-        found.then()
-
-    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: found.now, sleep=sleep))
-    return found
-
-
-def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, clock, monkeypatch):
-    """Ranks 1 and 3 were never started; rank 2 loads. Once one rank's patience has ended, the
-    others wait no longer."""
-    five, said = boards(5, never=(1, 3)), []
-    monkeypatch.setattr(board, "say", said.append)
-    five[2].store.check(["process 2"])
-    about = (
-        f"for ranks 1 and 3 (have not started) and rank 2 (process {os.getpid()} on"
-        f" {platform.node()} is not ready)"
+def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(meetings, monkeypatch):
+    """A second passes at each look."""
+    now, said = [0.0], []
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda _: now.__setitem__(0, now[0] + 1)
     )
-    five[4].post("here 4", 0)
-    assert five[4].peek("here 4") == 0
-    (first,) = answers(five[:1], lambda b: b.everyones("here", 0))
-    assert said == [f"Rank 0 has waited {seconds} s {about}." for seconds in range(10, 300, 30)]
-    assert (
-        first
-        == f"Rank 0 has waited 301 s {about}: see what their nodes say, and start the run again."
-    )
-    assert answers(five[4:], lambda b: b.everyones("here", 0)) == [first]
+    monkeypatch.setattr(meeting, "time", clock)
+    monkeypatch.setattr(meeting, "say", said.append)
+    four = meetings(4)
+    four[0].post("here", 0)
+    four[2].post("here", 0)
+    with pytest.raises(Impossible, match="Rank 0 has waited 301 s for ranks 1 and 3: see what"):
+        four[0].everyones("here")
+    assert said == [f"Rank 0 has waited {s} s for ranks 1 and 3." for s in range(11, 300, 30)]
 
 
-def test_a_rank_of_another_machine_has_ended_when_it_beats_no_more(boards, clock):
-    two, last = boards(2), 3 * board.SILENT_S
-    far = {"process": ["far", 7, 0.0], "processes": offset.namespace("pid")}
-    two[1].post("process 1", far)
-    clock.then = lambda: two[1].count("beat 1", clock.now < last)
-    told = "Rank 1 (process 7 on far) ended before the run began: see what it printed."
-    assert answers(two[:1], lambda b: b.everyones("here", 0)) == [told]
-    assert last + board.SILENT_S <= clock.now < last + 2 * board.SILENT_S
+def test_the_first_reason_why_a_rank_is_refused_is_every_other_s(meetings):
+    three = meetings(3)
+    assert three[2].refuse(Impossible("No disk.")) and not three[1].refuse(ValueError("late"))
+    three[0].post("here", 0)
+    with pytest.raises(Impossible, match="^Rank 2 on .* cannot take part. No disk.$"):
+        three[0].everyones("here")
 
 
 def test_a_store_that_goes_is_a_sentence(monkeypatch):
     under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ours = Board(server.clone(), 1, 2)
-    asked = ThreadPoolExecutor(1).submit(answers, [ours], lambda b: b.everyones("here", 0))
-    while not server.check(["here 1"]):
-        time.sleep(0.01)
+    ours = Meeting(server.clone(), 1, 2)
     del server
-    (sentence,) = asked.result()
-    assert sentence.startswith("Rank 1 lost the connection to the store at node1:29400")
+    with pytest.raises(Impossible, match="Rank 1 lost the connection to the store at node1:29400"):
+        ours.everyones("here")
 
 
 # -- only values travel ----------------------------------------------------------------------------

@@ -30,8 +30,7 @@ class Progress:
     """Follows the ranks' logs in the job's directory, and their processes.
 
     stall_s   the stall limit
-    signs     its value changes when a rank has printed or computed, where that is seen neither in
-              the directory nor by `pulses`
+    signs     its value changes when a rank has computed, where `pulses` do not show it
     pulses    rank -> its process, of those that can be seen from here; more may come
     """
 
@@ -183,18 +182,3 @@ def size(path: Path) -> int:
             return file.seek(0, os.SEEK_END)
     except OSError:
         return 0
-
-
-class Counted:
-    """An output that counts what is written to it, for ranks whose outputs go elsewhere than into
-    the directory."""
-
-    def __init__(self, stream):
-        self.stream, self.writes = stream, 0
-
-    def write(self, text):
-        self.writes += 1
-        return self.stream.write(text)
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)

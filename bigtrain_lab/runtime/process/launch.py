@@ -29,7 +29,7 @@ from ..memory.capacity import refuse_beyond_memory
 from ..record.kept import FORMAT, MOST_RANKS, settings_json
 from ..record.run import Run
 from ..torchrun.attach import run_in_place
-from ..torchrun.board import heard_by_all
+from ..torchrun.meeting import heard_by_all
 from . import border
 from .child import Job
 from .end import INTERRUPTED, forget, reserve
@@ -80,7 +80,7 @@ def launch(
     record     False: no log, no clocks, no stall limit but for a rank that somebody stops; plain
                groups, for benchmarks
     stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long
-               (progress.py)
+               (progress.py; what is printed under torchrun does not count)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded
                otherwise

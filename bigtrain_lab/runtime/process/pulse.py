@@ -1,21 +1,15 @@
-"""A process as others see it: whether it lives, computes or is kept from it, and how it ended.
+"""A process as others see it: whether it lives, computes or is kept from it.
 
-    computes   it used at least WORK_S of processor within WITHIN_S
-    waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
-               was measured at 0.5 % at most
-    is kept    somebody has stopped it, or a disk does not answer
-
-How a process ended that is no child of this one is seen in the moment of its end. Linux keeps it
-until its parent asks, and shows its exit code to the same user meanwhile (proc_pid_stat(5), field
-52). A descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that
-nearly always comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
+computes   it used at least WORK_S of processor within WITHIN_S
+waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
+           was measured at 0.5 % at most
+is kept    somebody has stopped it, or a disk does not answer
 """
 
 import os
 import platform
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -33,7 +27,6 @@ REMEDIES = {
 KEPT = dict(
     zip((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP), REMEDIES)
 )
-CODE = 52 - 3  # the exit code's place behind the process's name, which may hold anything
 
 
 def this_process() -> list:
@@ -46,34 +39,17 @@ def is_alive(named: list | None) -> bool:
     return Pulse.of(named).is_alive()
 
 
-class Beats:
-    """`count` grows while a process computes. `used_s`: the processor time that it has used so
-    far."""
-
-    def __init__(self, used_s: float = 0.0):
-        self.count, self._used_s, self._since = 0, used_s, time.monotonic()
-
-    def look(self, used_s: float) -> int:
-        """`count`, now that the process has used so much."""
-        now = time.monotonic()
-        windows = (now - self._since) / WITHIN_S
-        computes = used_s - self._used_s >= WORK_S * max(1, windows)
-        if computes or windows > 1:
-            self.count, self._used_s, self._since = self.count + computes, used_s, now
-        return self.count
-
-
 class Pulse:
     """A process as others see it; one that is gone does nothing. With its `start`, what has its
     number since is not it."""
 
     def __init__(self, pid: int, start: float | None = None):
-        self.pid, self.fd, self._process = pid, None, None
+        self._process = None
         with suppress(*GONE):
             process = psutil.Process(pid)
             if start is None or abs(process.create_time() - start) < 2:  # clocks are set
                 self._process = process
-        self._beats = Beats(self._cpu_s())
+        self._beats, self._used_s, self._since = 0, self._cpu_s(), time.monotonic()
 
     @classmethod
     def of(cls, named: list | None) -> "Pulse":
@@ -83,7 +59,12 @@ class Pulse:
 
     def count(self) -> int:
         """Grows while the process computes, its threads included."""
-        return self._beats.look(self._cpu_s())
+        now, used_s = time.monotonic(), self._cpu_s()
+        windows = (now - self._since) / WITHIN_S
+        computes = used_s - self._used_s >= WORK_S * max(1, windows)
+        if computes or windows > 1:
+            self._beats, self._used_s, self._since = self._beats + computes, used_s, now
+        return self._beats
 
     def kept(self) -> str:
         """What keeps the process from computing, in words; "" where nothing does."""
@@ -103,28 +84,6 @@ class Pulse:
             for process in family:
                 with suppress(*GONE):
                     process.kill()
-
-    def open(self) -> "Pulse":
-        """Let `fd` be readable once it has ended; None where the system has no such thing."""
-        with suppress(OSError, AttributeError):
-            self.fd = os.pidfd_open(self.pid)
-        if self._status() is None:  # what has its number is not it
-            self.close()
-        return self
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
-
-    def exit_code(self) -> int | None:
-        """Of a process that has ended: its code, negative for a signal; None where that cannot be
-        known any more."""
-        with suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-            state, *fields = text.rpartition(")")[2].split()
-            return os.waitstatus_to_exitcode(int(fields[CODE - 1])) if state == "Z" else None
-        return None
 
     def _status(self) -> str | None:
         with suppress(*GONE):

@@ -27,7 +27,6 @@ FORMAT = 1
 MOST_RANKS = 256
 Count = Annotated[int, Field(ge=1, le=10**6)]
 Index = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
-Seconds = Annotated[float, Field(ge=-1e9, le=1e9)]  # of a clock that is ahead or behind
 
 
 class Host(BaseModel):
@@ -37,9 +36,7 @@ class Host(BaseModel):
 
     name: str
     ranks: Annotated[list[Index], Field(min_length=1)]
-    ahead_s: Seconds
-    error_s: Annotated[Seconds, Field(ge=0)]
-    moved_s: Annotated[Seconds, Field(ge=0)] = 0.0  # asked at the end of a run that was done
+    error_s: Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Settings(BaseModel):

@@ -1,11 +1,11 @@
 """A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own
 program.
 
-meet        on the board (board.py); each rank introduces itself
+meet        at torch's store (meeting.py); each rank says what it is
 compare     all must have been asked the same: settings, ranks, versions, the program's code
 connect     gloo, over the loopback where all share a network, else over the interface that reaches
             the others
-clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
+clocks      how far each machine's clock is from rank 0's (offset.py)
 the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
             It travels as values; the program does not, each rank has its own
 directory   made by rank 0; every rank must see it, and keeps its own log there
@@ -14,7 +14,6 @@ the end     told as under `launch`: by one rank in full, by the others in a sent
 
 import hashlib
 import inspect
-import json
 import platform
 import sys
 import threading
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...core import Cost, Impossible, Link, Mesh, write_whole
+from ...core import Cost, Impossible, Link, Mesh
 from ...order.schedule import Action
 from ..devices import Devices, Node, choose, nccl_here, visible
 from ..failure.faults import Fault
@@ -40,15 +39,15 @@ from ..machine import cores
 from ..process import border
 from ..process.border import Place
 from ..process.child import Job, work
-from ..process.end import INTERRUPTED, forget
+from ..process.end import INTERRUPTED, UNWRITABLE, forget
 from ..process.pulse import this_process
 from ..record.kept import read_settings
 from ..record.log import LogUnwritable
 from ..record.run import RankFailed, Run
 from . import peers
-from .board import Board, run_of
 from .lookout import Lookout
-from .offset import Offset, beyond_the_wall, namespace, offsets
+from .meeting import Meeting
+from .offset import machine, offsets
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file
@@ -62,8 +61,14 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
     prepare     hosts, devices -> Job: makes the run's directory; called by rank 0 alone
     informed    facts -> program, of a program that depends on what rank 0 has measured
     """
-    team = Team(place, run_of(place), {**asked, "program": digest(program)})
-    job = team.agree(prepare)
+    meeting = Meeting.of(place)
+    meeting.post("here", Member.here({**asked, "program": digest(program)}))
+    members = [Member(*each) for each in meeting.everyones("here")]
+    refuse_differences([member.asked for member in members])
+    devices = devices_of(members, asked["device"])
+    if ours := not dist.is_initialized():
+        connect(meeting, members, devices.backend)
+    job = agree(meeting, members, devices, prepare)
 
     def load():
         facts = read_settings(Path(job.directory))["settings"].get("facts")
@@ -71,36 +76,35 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
 
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
+    mates = {
+        rank: member.process
+        for rank, member in enumerate(members)
+        if member.machine == members[place.index].machine and rank != place.index
+    }
+    lookout = Lookout(place, meeting, mates, job, stall_s)
     try:
-        with Lookout(team, job, stall_s) as lookout:
-            try:
-                end = lookout.end(work(place.index, job, load))
-            except LogUnwritable as error:
-                end = lookout.give_up(f"Rank {place.index}: {error}")
+        code = work(place.index, job, load)
+    except LogUnwritable:
+        code = UNWRITABLE
     finally:
         torch.set_num_threads(threads)
-    if end.state == "done":
-        team.ask_clocks_again(Path(job.directory))
+    end = lookout.finish(code)
     if end.diagnosis == INTERRUPTED:
         raise KeyboardInterrupt
     if end.state != "done":
-        raise RankFailed(lookout.words(end))
-    if team.ours:
+        raise RankFailed(lookout.words())
+    if ours:
         dist.destroy_process_group()
     return Run(job.directory)
 
 
 class Member(NamedTuple):
-    """What a rank says of itself. Two ranks share a clock, a network or a table of processes where
-    these words are equal."""
+    """What a rank says of itself."""
 
     host: str
-    clock: str
-    network: str
-    processes: str
+    machine: str
     process: list  # host, pid, start
     address: str  # its own, on the way to rank 0
-    beyond_the_wall: int
     cores: int
     gpus: int
     asked: dict
@@ -111,181 +115,99 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        spaces = (namespace(kind) for kind in ("time", "net", "pid"))
-        return cls(
-            platform.node(),
-            *spaces,
-            this_process(),
-            address,
-            beyond_the_wall(),
-            cores(),
-            visible(),
-            asked,
-        )
+        return cls(platform.node(), machine(), this_process(), address, cores(), visible(), asked)
 
 
-class Team:
-    """All ranks of the job that `place` is one of, connected; Impossible, on every rank, where they
-    cannot work together."""
+def machines_of(members: list[Member]) -> dict[str, list[int]]:
+    """The ranks on each machine."""
+    found: dict[str, list[int]] = {}
+    for rank, member in enumerate(members):
+        found.setdefault(member.machine, []).append(rank)
+    return found
 
-    def __init__(self, place: Place, board: Board, asked: dict):
-        self.place, self.index, self.board = place, place.index, board
-        self.ours = not dist.is_initialized()
-        self.members = [Member(*each) for each in self.board.everyones("here", Member.here(asked))]
-        self.me = self.members[place.index]
-        refuse_differences([member.asked for member in self.members])
-        self.devices = self._devices(asked["device"])
-        if self.ours:
-            self._connect()
-        self.offsets = self._offsets("start")
 
-    @property
-    def mates(self) -> dict[int, list]:
-        """Other ranks whose processes this one can see: rank -> [host, pid, start]."""
-        return {
-            rank: m.process
-            for rank, m in enumerate(self.members)
-            if m.processes == self.me.processes and rank != self.index
-        }
+def devices_of(members: list[Member], device: str) -> Devices:
+    """As devices.py chooses for all machines, in the order of the ranks."""
+    machines = machines_of(members).values()
+    nodes = [Node(len(ranks), min(members[rank].gpus for rank in ranks)) for ranks in machines]
+    chosen = choose(nodes, device, nccl_here())
+    by_rank = sorted(zip((rank for ranks in machines for rank in ranks), chosen.of, strict=True))
+    return chosen._replace(of=tuple(device for _, device in by_rank))
 
-    def hosts(self) -> list[dict]:
-        """What the run's settings say of its machines, one entry a clock."""
-        told = []
-        for clock, ranks in self._machines().items():
-            offset = self.offsets[clock]
-            first = self.members[ranks[0]]
-            ahead = (
-                offset.ns + first.beyond_the_wall - self.members[0].beyond_the_wall
-                if offset.error_ns
-                else 0
-            )
-            told.append(
-                {
-                    "name": first.host,
-                    "ranks": ranks,
-                    "cores": first.cores,
-                    "gpus": first.gpus,
-                    "offset_ns": offset.ns,
-                    "ahead_s": ahead / 1e9,
-                    "error_s": offset.error_ns / 1e9,
-                }
-            )
-        return told
 
-    def agree(self, prepare) -> Job:
-        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero.
-        Every rank sees its directory."""
-        own = note(prepare(self.hosts(), self.devices)) if self.index == 0 else None
-        job = of_note(self.board.of_rank_0("job", own))
+def connect(meeting: Meeting, members: list[Member], backend: str) -> None:
+    """Connect all ranks; Impossible where one cannot."""
+    me, name = members[meeting.index], border.interface()
+    if name is None:
+        elsewhere = [m.address for m in members if m.machine != me.machine]
+        with suppress(peers.Unreachable):
+            name = peers.between(me.address, elsewhere) if elsewhere else border.LOOPBACK
+        if name:
+            border.use_interface(name)
+    own = meeting.clone()
+
+    # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
+    def join():
         try:
-            self._refuse_unseen(job)
-        except BaseException:
-            if self.index == 0:  # nothing has run: leave nothing
-                forget(Path(job.directory))
-            raise
-        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
-
-    def ask_clocks_again(self, directory: Path) -> None:
-        """At the end of a run that is done on all ranks: let its settings say by how much each
-        clock has moved at most since the start, |offset then - offset now| + both errors. What is
-        lost now loses only that."""
-        machines = self._machines()
-        if len(machines) == 1:
-            return
-        with suppress(RuntimeError, Impossible, OSError):
-            now = self._offsets("end")
-            if self.index == 0:
-                settings = read_settings(directory)
-                for host, clock in zip(settings["hosts"], machines, strict=True):
-                    was, found = self.offsets[clock], now[clock]
-                    host["moved_s"] = (abs(found.ns - was.ns) + found.error_ns + was.error_ns) / 1e9
-                write_whole(directory / "settings.json", json.dumps(settings, indent=1))
-
-    # -- one by one --------------------------------------------------------------------------------
-
-    def _machines(self) -> dict[str, list[int]]:
-        """The ranks on each machine, by its clock."""
-        found: dict[str, list[int]] = {}
-        for rank, member in enumerate(self.members):
-            found.setdefault(member.clock, []).append(rank)
-        return found
-
-    def _devices(self, device: str) -> Devices:
-        """As devices.py chooses for all machines, in the order of the ranks."""
-        machines = list(self._machines().values())
-        chosen = choose(
-            [
-                Node(len(ranks), min(self.members[rank].gpus for rank in ranks))
-                for ranks in machines
-            ],
-            device,
-            nccl_here(),
-        )
-        by_rank = dict(zip((rank for ranks in machines for rank in ranks), chosen.of, strict=True))
-        return chosen._replace(of=tuple(by_rank[rank] for rank in range(self.place.ranks)))
-
-    def _connect(self) -> None:
-        name = border.interface()
-        if name is None:
-            elsewhere = [m.address for m in self.members if m.network != self.me.network]
-            try:
-                name = peers.between(self.me.address, elsewhere) if elsewhere else border.LOOPBACK
-            except peers.Unreachable:
-                name = None
-            if name:
-                border.use_interface(name)
-        where = (
-            f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over"
-            f" {name or 'its network'}"
-        )
-        mend = (
-            "let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to"
-            " the interface that `bigtrain doctor --peer` names there."
-        )
-        own, failed = self.board.clone(), []  # a store serves one caller at a time
-        store = dist.PrefixStore("gloo", own.store)
-
-        # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
-        def connect():
-            try:
-                dist.init_process_group(
-                    self.devices.backend,
-                    store=store,
-                    rank=self.index,
-                    world_size=self.place.ranks,
-                    timeout=timedelta(days=7),
-                )
-                own.post(f"connected {self.index}", True)
-            except (RuntimeError, ValueError) as error:
-                failed.append(str(error).splitlines()[0][:160])
-
-        connecting = threading.Thread(target=connect, daemon=True)
-        connecting.start()
-        self.board.wait(
-            lambda: not connecting.is_alive(),
-            lambda rank: self.board.peek(f"connected {rank}"),
-            CONNECT_S,
-            mend,
-        )
-        if failed:
-            raise Impossible(f"{where} ({failed[0]}): {mend}")
-
-    def _offsets(self, when: str) -> dict[str, Offset]:
-        own = offsets(self.index, [member.clock for member in self.members])
-        found = self.board.of_rank_0(f"offsets {when}", own)
-        return {clock: Offset(*offset) for clock, offset in found.items()}
-
-    def _refuse_unseen(self, job) -> None:
-        path, until = Path(job.directory) / "settings.json", time.monotonic() + SEEN_S
-        while not (seen := readable(path)) and time.monotonic() < until:
-            time.sleep(0.1)  # a shared disk may take a moment to show a new file
-        blind = [rank for rank, sees in enumerate(self.board.everyones("sees", seen)) if not sees]
-        if blind:
-            raise Impossible(
-                f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory"
-                f" {job.directory} that rank 0 on {self.members[0].host} made: choose a --directory"
-                " on a disk that all nodes share."
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("gloo", own.store),
+                rank=own.index,
+                world_size=own.size,
+                timeout=timedelta(days=7),
             )
+            own.post("connected", True)
+        except (RuntimeError, ValueError) as error:
+            own.refuse(
+                Impossible(
+                    f"It cannot connect to the other ranks over {name or 'its network'}"
+                    f" ({str(error).splitlines()[0][:160]}): let the nodes reach each other on all"
+                    " ports, or set GLOO_SOCKET_IFNAME on each node to the interface that"
+                    " `bigtrain doctor --peer` names there."
+                )
+            )
+
+    threading.Thread(target=join, daemon=True).start()
+    meeting.everyones("connected", CONNECT_S)
+
+
+def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) -> Job:
+    """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every
+    rank sees its directory."""
+    found, own = offsets(meeting.index, [member.machine for member in members]), None
+    if meeting.index == 0:
+        hosts = [
+            {
+                "name": members[ranks[0]].host,
+                "ranks": ranks,
+                "cores": members[ranks[0]].cores,
+                "gpus": members[ranks[0]].gpus,
+                "offset_ns": found[name].ns,
+                "error_s": found[name].error_ns / 1e9,
+            }
+            for name, ranks in machines_of(members).items()
+        ]
+        job = prepare(hosts, devices)
+        own = note([job, [job.zero_ns + found[member.machine].ns for member in members]])
+    meeting.post("job", own)
+    job, zeros = of_note(meeting.everyones("job")[0])
+    directory, until = Path(job.directory), time.monotonic() + SEEN_S
+    try:
+        while not (directory / "settings.json").is_file():
+            if time.monotonic() > until:  # a shared disk may take a moment to show a new file
+                raise Impossible(
+                    f"Rank {meeting.index} does not see the run directory {directory} that rank 0"
+                    f" on {members[0].host} made: choose a --directory on a disk that all nodes"
+                    " share."
+                )
+            time.sleep(0.1)
+        meeting.post("sees", True)
+        meeting.everyones("sees")
+    except BaseException:
+        if meeting.index == 0:  # nothing has run: leave nothing
+            forget(directory)
+        raise
+    return replace(job, zero_ns=zeros[meeting.index])
 
 
 def refuse_differences(asked: list[dict]) -> None:
@@ -306,13 +228,6 @@ def refuse_differences(asked: list[dict]) -> None:
                     f" rank 0 with {told[0].get(key)!r}: give every node the same command and the"
                     " same versions."
                 )
-
-
-def readable(path: Path) -> bool:
-    try:
-        return bool(path.read_bytes())
-    except OSError:
-        return False
 
 
 # -- what ranks tell each other ----------------------------------------------------------------
@@ -340,7 +255,7 @@ def compiled(value):
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
-# A job as a note on the board: {name of a value's kind: its parts}. Numbers stay exact.
+# A job as a note at the store: {name of a value's kind: its parts}. Numbers stay exact.
 KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
     **{
         kind.__name__: (

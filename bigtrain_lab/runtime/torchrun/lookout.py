@@ -1,16 +1,16 @@
-"""The lookout of a rank that torchrun started: a thread that sees failures, deadlocks and stalls,
-and ends the rank with the run.
+"""The lookout of a rank that torchrun started: a thread by which the ranks agree on how the run
+ended.
 
-Under `launch` one watch owns all processes (watch.py). Here nobody does, so each rank looks out for
-itself, by the board that all share; what has happened is decided once, by whoever says it first:
+torchrun reports and ends its own ranks. What it cannot know is told here, at the store that all
+share; the first end that is told counts:
 
-    every rank   the other ranks of its machine, torchrun that started it, signals, the end that
-                 another one has told
+    every rank   its program failed; a rank of this machine has ended without a word; a signal came;
+                 its torchrun has ended
     rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall
                  limit
 
-A main thread that is caught in gloo cannot be called back: its lookout says one sentence and ends
-the process.
+The rank that told the end says all of it, the others its first line. A main thread that is caught
+in gloo cannot be called back: its lookout says the sentence and ends the process.
 """
 
 import faulthandler
@@ -20,134 +20,124 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from ..failure import diagnose
 from ..failure.diagnose import Exit
-from ..failure.progress import Counted, Progress
+from ..failure.progress import Progress
+from ..process.border import Place
 from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
-from ..process.pulse import Beats, Pulse
-from .board import say
+from ..process.pulse import Pulse
+from .meeting import Meeting, say
 
-GRACE_S = (
-    3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
-)
-LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
-OTHERS_S = 0.5  # for another rank's note, once this one has seen how rank 0 ended
+GRACE_S = 3.0  # for a main thread to come by itself
+LAST_S = 5.0  # for a process to have ended, or its end to be noted, once its connections are closed
 
 
 class Lookout:
-    """Used as a context around the rank's work; then `end(code)` waits for the others and returns
-    how the run ended."""
+    """Begins at once. `finish(code)` waits for the other ranks and returns how the run ended.
 
-    def __init__(self, team, job, stall_s: float):
-        self.index, self.size, self._team = team.index, team.place.ranks, team
-        self._board, self._own_board = team.board.clone(), team.board
+    mates   other ranks of this machine -> [host, pid, start] of their processes
+    """
+
+    def __init__(self, place: Place, meeting: Meeting, mates: dict[int, list], job, stall_s: float):
+        self.index, self.size, self._code = place.index, place.ranks, 0
+        self._store, self._own_store = meeting.clone(), meeting
         self._job, self._directory = job, Path(job.directory)
-        self._mates = {rank: Pulse.of(process).open() for rank, process in team.mates.items()}
-        pulses = {**self._mates, self.index: Pulse(os.getpid())}
-        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"), pulses)
-        self._outputs = Counted(sys.stdout), Counted(sys.stderr)
-        self._beats, self._signs = Beats(), (0, 0)
-        self._exits: dict[int, Exit] = {}  # of ranks on this machine whose processes have ended
-        self._parent = os.getppid() if team.place.agent else None
-        self._came, self._known = threading.Event(), threading.Event()
-        self._end: End | None = None
-        self._dumped = self._asked_to_end = False
-        self._thread = threading.Thread(
-            target=self._look_out, daemon=True, name="bigtrain_lab lookout"
-        )
-
-    def __enter__(self):
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
+        self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
+        self._pulse = Pulse(os.getpid())
+        pulses = {**self._mates, self.index: self._pulse}
+        self._progress = Progress(job, stall_s, lambda: self._store.count("signs"), pulses)
+        self._exits: dict[int, Exit] = {}
+        self._holds = place.hosts
+        self._parent = os.getppid() if place.agent else None
+        self._came, self._dumped, self._end = threading.Event(), False, None
+        self._signals, self._write = Pipe(duplex=False)
+        os.set_blocking(self._write.fileno(), False)
         self._before = None
         if threading.current_thread() is threading.main_thread():
             # Python's handler runs only when the main thread next runs Python: the thread reads the
             # signal's number here.
             self._before = (
-                signal.set_wakeup_fd(self._write, warn_on_full_buffer=False),
+                signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False),
                 signal.signal(signal.SIGTERM, lambda *_: None),
             )
-        sys.stdout, sys.stderr = self._outputs
+        self._thread = threading.Thread(
+            target=self._look_out, daemon=True, name="bigtrain_lab lookout"
+        )
         self._thread.start()
-        return self
 
-    def __exit__(self, kind, error, trace):
+    def finish(self, code: int) -> End:
+        """Say that this rank's work has ended with this code, and wait until the run has."""
+        self._code = code
         self._came.set()
-        sys.stdout, sys.stderr = (output.stream for output in self._outputs)
+        if not code:
+            with suppress(RuntimeError):  # no store any more: the thread finds out too
+                self._own_store.count("over", 1)
+        self._thread.join()
+        until = time.monotonic() + LAST_S
+        with suppress(RuntimeError):
+            self._own_store.count("heard", 1)
+            while (  # others still ask the store that this process holds
+                self._holds
+                and self._own_store.count("heard") < self.size
+                and time.monotonic() < until
+            ):
+                time.sleep(LOOK_S)
         if self._before:
             signal.set_wakeup_fd(self._before[0])
-            signal.signal(signal.SIGTERM, self._before[1] or signal.SIG_DFL)
-        if self._end:  # else the thread goes on until this process ends
-            os.close(self._read)
-            os.close(self._write)
-
-    def end(self, code: int) -> End:
-        """Say that this rank's work has ended with this code, and wait until the run has."""
-        self._came.set()
-        with suppress(RuntimeError):  # no board any more: the thread finds out too
-            self._own_board.count("failed" if code else "over", 1)
-        self._known.wait()
-        self._thread.join()
+            if self._end.state == "done":  # else torchrun may end this rank before it has spoken
+                signal.signal(signal.SIGTERM, self._before[1] or signal.SIG_DFL)
         return self._end
 
-    def give_up(self, why: str) -> End:
-        """End the run: this rank can keep no record of it."""
-        end = self._progress.failed(why, {})._replace(teller=self.index)
-        with suppress(RuntimeError):
-            self._own_board.first("end", end.told())
-        return self.end(FAILED)
+    def words(self) -> str:
+        """What this rank says of a run that did not end well."""
+        if self._end.teller != self.index:
+            return self._end.diagnosis.partition("\n")[0]
+        return f"{self._end.diagnosis}\nWhat the ranks wrote is kept in {self._directory}."
 
     # -- the thread --------------------------------------------------------------------------------
 
     def _look_out(self) -> None:
         try:
             try:
-                end = self._until_the_end()
-            except RuntimeError:  # no board: its holder has ended
-                end = self._without_board()
+                self._end = self._until_the_end()
+            except RuntimeError:  # no store: its holder has ended
+                self._end = self._without_store()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            end = End("failed", diagnosis, teller=self.index).note(self._directory, self.index)
-        for mate in self._mates.values():
-            mate.close()
-        self._end = end
-        self._known.set()
-        if end.state != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
-            say(self.words(end))
+            end = End("failed", diagnosis, teller=self.index)
+            self._end = end.note(self._directory, self.index)
+        if self._end.state != "done" and not self._came.wait(GRACE_S):
+            say(self.words())
             sys.stdout.flush()
-            self._board.job.stay(waits=False)
-            os._exit(130 if end.diagnosis == INTERRUPTED else FAILED)
-
-    def words(self, end: End) -> str:
-        """What this rank says of a run that did not end well: one rank tells all, the others its
-        first line."""
-        if end.teller != self.index:
-            return end.diagnosis.partition("\n")[0]
-        return f"{end.diagnosis}\nWhat the ranks wrote is kept in {self._directory}."
+            os._exit(FAILED)
 
     def _until_the_end(self) -> End:
-        board, trouble = self._board, None
+        trouble, ended, computed = None, False, 0
         while True:
-            heard = self._listen()
-            if told := board.peek("end"):
-                return End.of(told)
-            if signal.SIGINT in heard:
+            came = wait([self._signals], LOOK_S) and os.read(self._signals.fileno(), 64)
+            if told := self._store.peek("end"):
+                return End.of(told).note(self._directory, self.index)
+            if signal.SIGINT in came:
                 return self._publish(End("stopped", INTERRUPTED))
-            if self._is_orphan():
-                return self._publish(End("stopped", self._orphaned()))
-            for rank, exit in self._silent().items():
-                board.first("gone", [rank, exit.code])
-            self._asked_to_end |= signal.SIGTERM in heard
-            self._tell_of_signs()
-            failed, gone = board.count("failed"), board.peek("gone")
-            if failed or gone or self._asked_to_end:
+            if self._parent not in (None, os.getppid()):
+                why = f"The torchrun that started rank {self.index} has ended."
+                return self._publish(End("stopped", why))
+            ended |= signal.SIGTERM in came
+            self._look()
+            if self._exits or ended:
                 trouble = trouble or time.monotonic()
-                if end := self._failure(gone, time.monotonic() - trouble):
-                    return end
-            elif self.index == 0 and board.count("over") == self.size:
+                exits = diagnose.failed(self._directory, self.size) | self._exits
+                waited_s = time.monotonic() - trouble
+                if diagnose.has_culprit(self._directory, exits) or waited_s > VICTIMS_S:
+                    return self._publish(self._progress.failure(exits, self._stacks_of_all))
+                if not exits and waited_s > 1:
+                    why = f"Rank {self.index} was ended from outside (SIGTERM)."
+                    return self._publish(End("stopped", why))
+            elif self.index == 0 and self._store.count("over") == self.size:
                 return self._publish(End("done"))
             elif (
                 self.index == 0
@@ -155,107 +145,61 @@ class Lookout:
                 and (found := self._progress.trouble(self._stacks_of_all))
             ):
                 return self._publish(self._progress.failed(found, {}))
-            if board.count("stacks asked") and not self._dumped:
+            if computed != (computed := self._pulse.count()):
+                self._store.count("signs", 1)  # rank 0 may not see this process
+            if self._store.count("stacks asked"):
                 self._dump()
 
-    def _listen(self) -> set:
-        """Wait a moment; the signals that came meanwhile. Ranks that end here are noted at once."""
-        alive = {rank: mate for rank, mate in self._mates.items() if rank not in self._exits}
-        fds = [mate.fd for mate in alive.values() if mate.fd is not None]
-        ready = wait([self._read, *fds], LOOK_S)
-        for rank, mate in alive.items():
-            if mate.fd in ready or mate.fd is None and not mate.is_alive():
-                self._exits[rank] = Exit(mate.exit_code(), time.monotonic_ns() - self._job.zero_ns)
-                mate.close()
-        return set(os.read(self._read, 64)) if self._read in ready else set()
-
-    def _silent(self) -> dict[int, Exit]:
-        """The ranks of this machine whose processes have ended without a word."""
-        return {
-            rank: exit
-            for rank, exit in self._exits.items()
-            if not diagnose.status_of(self._directory, rank)
-        }
-
-    def _tell_of_signs(self) -> None:
-        """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
-        used_s = time.process_time() - time.thread_time()  # without the lookout's own
-        writes, beats = sum(output.writes for output in self._outputs), self._beats.look(used_s)
-        if (writes, beats) != self._signs:
-            self._signs = writes, beats
-            self._board.count("signs", 1)
-
-    def _failure(self, gone: list | None, since_s: float) -> End | None:
-        """How the run failed, once the culprit is known; rank 0 decides, another rank where that
-        does not."""
-        exits = diagnose.failed(self._directory, self.size)
-        silent, code = gone or (None, None)
-        if gone:
-            exits.setdefault(silent, Exit(code, time.monotonic_ns() - self._job.zero_ns))
-        known = diagnose.has_culprit(self._directory, exits)
-        if since_s < (0.05 if known else VICTIMS_S) + (
-            0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S
-        ):
-            return None
-        if not exits:
-            why = f"Rank {self.index} was ended from outside (SIGTERM)."
-            return self._publish(End("stopped", why))
-        end = self._progress.failure(exits, lambda: self._stacks_of_all(silent))
-        teller = diagnose.culprit_of(self._directory, exits)
-        return self._publish(end if teller == silent else end._replace(teller=teller))
+    def _look(self) -> None:
+        """Note how this rank's work has failed, and who has ended without a word on this
+        machine."""
+        now = time.monotonic_ns() - self._job.zero_ns
+        if self._code:
+            self._exits.setdefault(self.index, Exit(self._code, now))
+        for rank, mate in self._mates.items():
+            if not mate.is_alive() and not diagnose.status_of(self._directory, rank):
+                self._exits.setdefault(rank, Exit(None, now))
 
     def _publish(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
-        end = end if end.teller is not None else end._replace(teller=self.index)
-        found = End.of(self._board.first("end", end.told()))
-        return end.note(self._directory, self.index) if found == end else found
+        end = end._replace(teller=self.index)
+        return End.of(self._store.first("end", end.told())).note(self._directory, self.index)
 
-    def _without_board(self) -> End:
-        """The machine of rank 0 has ended: how, by the directory and by what has ended here."""
+    def _without_store(self) -> End:
+        """The machine of rank 0 has ended: how, by the directory and by who has ended here."""
         until = time.monotonic() + LAST_S
-        while not (end := End.noted(self._directory)) and time.monotonic() < until:
-            self._listen()  # its connections close before it has ended
-            if any(exit.code is not None for exit in self._silent().values()):
-                until = min(until, time.monotonic() + OTHERS_S)
-        if end:
-            return end
-        self._asked_to_end = True
-        if self._is_orphan():
-            end = End("stopped", self._orphaned())
-        elif exits := self._silent():
-            end = self._progress.failure(exits, lambda: None)
+        while not (gone := self._exits.keys() - {self.index}) and time.monotonic() < until:
+            if end := End.noted(self._directory):
+                return end
+            time.sleep(LOOK_S)  # its connections close before it has ended
+            self._look()
+        if gone:
+            end = self._progress.failure(self._exits, lambda: None)
         else:
-            host = self._team.members[0].host
-            why = f"Rank {self.index} lost the connection to the machine of rank 0, {host}"
+            why = f"Rank {self.index} lost the connection to the machine of rank 0"
             end = self._progress.failed(f"{why}: see what torchrun says there.", {})
         return end._replace(teller=self.index).note(self._directory, self.index)
 
-    def _is_orphan(self) -> bool:
-        """Whether the torchrun that started this rank has ended: nobody will end the rank now."""
-        self._asked_to_end |= (orphan := self._parent not in (None, os.getppid()))
-        return orphan
-
-    def _orphaned(self) -> str:
-        return f"The torchrun on {self._team.me.host} that started rank {self.index} has ended."
-
     # -- stacks ------------------------------------------------------------------------------------
 
-    def _stacks_of_all(self, silent: int | None = None) -> None:
+    def _stacks_of_all(self) -> None:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
-        self._board.count("stacks asked", 1)
+        self._store.count("stacks asked", 1)
         self._dump()
         until = time.monotonic() + STACKS_S
+        left = self.size - len(self._exits.keys() - {self.index})
         while (
-            self._board.count("stacks here") < self.size - (silent is not None)
+            self._store.count("stacks here") < left
+            and not self._store.peek("end")
             and time.monotonic() < until
         ):
             time.sleep(0.02)
 
     def _dump(self) -> None:
+        if self._dumped:
+            return
         self._dumped = True
-        try:
+        with suppress(OSError):
             with open(self._job.file("stacks", self.index, "txt"), "a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file)
-        except OSError:
-            pass
-        self._board.count("stacks here", 1)
+        self._store.count("stacks here", 1)
