@@ -32,9 +32,9 @@ def scenes(draw):
             some,
         ),
         (
-            "two ranks, a parameter without a gradient now and then",
+            "two ranks, parameters without a gradient now and then",
             2,
-            ["columns", "at times", "norm"],
+            ["norm at times", "at times"],
             6,
             some,
         ),

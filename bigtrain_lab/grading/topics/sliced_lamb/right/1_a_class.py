@@ -26,7 +26,7 @@ class answer:
             squares += [p.square().sum() * counts, u.square().sum() * counts]
             learnt.append(p)
             us.append(u)
-        norms = self.group.all_reduce(torch.stack(squares)).sqrt()
+        norms = self.group.all_reduce(torch.tensor(squares)).sqrt()
         for p, u, x_norm, u_norm in zip(learnt, us, norms[::2], norms[1::2]):
             ratio = min(x_norm, 10.0) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
             p -= self.lr * ratio * u
