@@ -202,7 +202,7 @@ class Reach:
     """Plays as an exercise does: whether an answer reaches what it must not."""
 
     name, folder, bench = "reach", PACKAGE / "grading", f"{__package__}.trainings"
-    allows, forbids, writes, near = (), (), False, 0.0
+    allows, forbids, writes, near, replay = (), (), False, 0.0, None
     text = """
 import os, socket
 

@@ -1,6 +1,7 @@
 """Grading by likeness: each gallery holds, an answer's process holds no truth, and nothing that an
 answer does harms the one who asks."""
 
+import inspect
 import json
 import os
 import random
@@ -39,6 +40,7 @@ from bigtrain_lab.grading.trainings import Refused
 from bigtrain_lab.models import peak_bytes
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.techniques.lamb import NaiveLAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
 TOPICS = dict(Topic.all())
@@ -495,6 +497,11 @@ def test_an_answer_that_keeps_something_between_calls_is_wrong():
     text = "kept = {}\ndef answer(x):\n    return kept.setdefault(x > 99, 2 * x)"
     (told,) = Double.judged([Piece(1, text)], seed=3).findings
     assert "give another result than alone: yours [" in told
+
+
+def test_a_lecture_s_naive_version_is_the_first_right_answer():
+    text = inspect.getsource(NaiveLAMB).replace("class NaiveLAMB", "class answer")
+    assert TOPICS["sliced-lamb"].right["a class"].strip() == f"import torch\n\n\n{text}".strip()
 
 
 @pytest.mark.parametrize(
