@@ -46,8 +46,7 @@ class Noted:
         for mask in named.values():
             y = y if mask is None else note(y) * mask
         made = y, note(y.exp()) * self.linear.scale, y.detach().exp()
-        results = tuple(note(made[each], False) for each in self.results)
-        return results or note(y, False)
+        return tuple(note(made[each], False) for each in self.results) or note(y, False)
 
     def alive(self) -> int:
         """How many of those storages are; what a circle of references keeps is alive too, since no
@@ -103,18 +102,18 @@ def play(
     for at in backwards if came["it has a graph"] else ():
         with autocast(under):
             (sum(losses) if at is None else losses[at]).backward()
-    gradients = {
-        f"gradient of {name}": None if each.grad is None else each.grad.tolist()
-        for name, each in tensors.items()
-    }
-    losses.clear()
+    fn.kept += [weakref.ref(each.untyped_storage()) for each in ours]
+    losses = ours = y = None  # the caller lets go of all
     return (
         {"runs of fn": len(fn.given)}
         | came
         | {
             "formats of fn's runs": fn.formats,
             "dropout's mask in each run": fn.drawn,
-            **gradients,
+            **{
+                f"gradient of {name}": None if each.grad is None else each.grad.tolist()
+                for name, each in tensors.items()
+            },
             "tensors alive after the backward": fn.alive() if len(calls) == 1 else 0,
             "numbers drawn after the backward": torch.rand(3).tolist(),
         }

@@ -22,7 +22,7 @@ FORBIDS = tuple(
         "create_selective_checkpoint_contexts",
     )
 )
-X, FIXED, TWO = "x", "x without gradient", [0, 1]
+X, FIXED, Y, TWO = "x", "x without gradient", "the last output", [0, 1]
 
 
 def call(*args, under=None, **named) -> list:
@@ -39,7 +39,7 @@ def scenes(draw):
         ("a fn that uses dropout", [plain], {"share": 0.5}),
         ("dropout, an input that needs no gradient", [call(FIXED)], {"share": 0.5}),
         ("a .grad at each weight before", [plain], {"before": 1.0}),
-        ("one call after another", [plain, call("the last output")], {"backwards": [1]}),
+        ("one call after another", [plain, call(Y)], {"backwards": [1]}),
         ("two micro-batches, backward of their sum", both, {"share": 0.5}),
         ("two micro-batches, backward of each", both, {"share": 0.5, "backwards": [0, 1]}),
         (
@@ -53,7 +53,7 @@ def scenes(draw):
         (f"checkpoint(fn, x, {n}, True, z)", [call(X, n, True, X)], {}),
         ("checkpoint(fn, x, None)", [call(X, None)], {}),
         ("checkpoint(fn, x, mask=mask)", [call(X, mask=FIXED)], {}),
-        ("a mask that needs a gradient", [call(X, mask=X)], {}),
+        ("a mask and an input with one graph", [plain, call(Y, mask=Y)], {"backwards": [1]}),
         ("checkpoint(fn, x, z=z, mask=mask), with gradients", [call(X, z=X, mask=X)], {}),
         ("checkpoint(fn, x, mask=None)", [call(X, mask=None)], {}),
         ("a fn that returns a tuple of one tensor", [plain], {"results": [0]}),
@@ -91,7 +91,10 @@ def scenes(draw):
 def shown(inputs: dict, came: dict) -> dict:
     """All that came, and what of it plain training gives otherwise."""
     right = play(lambda fn, *args, **named: fn(*args, **named), **inputs)
-    same = [name for name in right if name.startswith(("the output", "gradient"))]
     return came | {
-        "other than in plain training": [each for each in same if came[each] != right[each]]
+        "other than in plain training": [
+            name
+            for name in right
+            if name.startswith(("the output", "gradient")) and came[name] != right[name]
+        ]
     }

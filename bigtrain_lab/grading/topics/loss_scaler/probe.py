@@ -59,7 +59,7 @@ def scenes(draw):
             )
             for broken, place, unscale in product((INF, NAN, -INF), (-1, 2), (False, True))
         ),
-        ("a gradient of 1,000", step([1000.0]), {}),
+        ("a gradient of 1,000, then of 0", step([1000.0]) + step([0.0]), {"momentum": 0.5}),
         ("gradients whose sum float32 does not hold", step([2.0**127 / first]), {}),
         (f"{2 * n + 1} good steps", good * (2 * n + 1), {}),
         (f"{2 * n + 1} good steps of two optimizers", both * (2 * n + 1), {}),

@@ -50,7 +50,7 @@ DELICATE = {
     "x.norm()": lambda x: x.norm(),
     "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
-    "torch.exp with input=": lambda x: torch.exp(input=x),
+    "torch.exp with input=, one number": lambda x: torch.exp(input=x[0, 1]),
     "F.mse_loss of x * 1": lambda x: F.mse_loss(x * 1, torch.zeros_like(x)),
 }
 OTHERS = {
@@ -101,7 +101,7 @@ def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dic
 def tensor(of: list) -> torch.Tensor:
     numbers, dtype = of
     made = torch.tensor(numbers, dtype=getattr(torch, dtype))
-    return made.requires_grad_() if made.is_floating_point() else made
+    return torch.nn.Parameter(made) if made.is_floating_point() else made
 
 
 def shown(result: torch.Tensor, tensors: list) -> dict:

@@ -3,12 +3,12 @@ import torch
 
 class Again(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, token, fn, kwargs, *args):
-        ctx.fn, ctx.kwargs, ctx.args = fn, kwargs, args
+    def forward(ctx, token, fn, names, *args):
+        ctx.fn, ctx.names, ctx.args = fn, names, args
         ctx.state = torch.get_rng_state()
         ctx.autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
         ctx.set_materialize_grads(False)
-        return fn(*args, **kwargs)
+        return called(fn, names, args)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -16,12 +16,16 @@ class Again(torch.autograd.Function):
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.state)
         with torch.enable_grad(), torch.autocast("cpu", *ctx.autocast):
-            results = ctx.fn(*args, **ctx.kwargs)
+            results = called(ctx.fn, ctx.names, args)
         torch.set_rng_state(now)
         pairs = zip(results if isinstance(results, tuple) else (results,), gradients)
         used = [(y, dy) for y, dy in pairs if y.requires_grad and dy is not None]
         torch.autograd.backward(*zip(*used))
         return None, None, None, *(getattr(x, "grad", None) for x in args)
+
+
+def called(fn, names, args):
+    return fn(*args[: len(args) - len(names)], **dict(zip(names, args[len(args) - len(names) :])))
 
 
 def fresh(x):
@@ -30,4 +34,4 @@ def fresh(x):
 
 def answer(fn, *args, **kwargs):
     token = torch.empty(0, requires_grad=True)
-    return Again.apply(token, fn, kwargs, *args)
+    return Again.apply(token, fn, [*kwargs], *args, *kwargs.values())
