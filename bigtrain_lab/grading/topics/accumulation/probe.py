@@ -24,7 +24,7 @@ def scenes(draw):
             "scaled": scaled,
         }
         of = ", ".join(map(str, lengths))
-        besides = (f", clip={clip:g}" if clip else "") + ", a scaler" * scaled
+        besides = ("" if clip is None else f", clip={clip:g}") + ", a scaler" * scaled
         return f"{name}: micro-batches of {of} tokens, k={k}{besides}", inputs
 
     def unequal(n):
@@ -34,14 +34,14 @@ def scenes(draw):
     yield scene("two windows", [equal] * 2 * k)
     yield scene("one window of unequal lengths", unequal(k))
     yield scene("two windows of unequal lengths", unequal(2 * k))
-    yield scene("windows with single tokens", [1] * (k - 1) + [equal] + [1] * k)
+    yield scene("windows with single tokens, and none", [1] * (k - 2) + [0, equal] + [1] * k)
     yield scene("a short last window", [equal] * short)
     yield scene("a short last window of unequal lengths", unequal(short))
     yield scene("a small limit", unequal(short), slope=slope, clip=small)
     yield scene("a large limit", unequal(short), slope=slope, clip=large)
     yield scene("a loss scaler", unequal(short), scaled=True)
     yield scene("a scaler and a small limit", unequal(short), slope=slope, clip=small, scaled=True)
-    yield scene("a scaler and a large limit", unequal(short), slope=slope, clip=large, scaled=True)
+    yield scene("a scaler and a limit of 0", unequal(short), slope=slope, clip=0.0, scaled=True)
     first, second = draw.randrange(k), draw.randrange(k, 2 * k)
     yield scene("an infinite loss", unequal(short), bad=first)
     yield scene(f"an infinite loss of micro-batch {first}", unequal(short), bad=first, scaled=True)

@@ -17,7 +17,7 @@ MANY = 100  # numbers, of which a chunk more or less shows in the bytes
 
 def scenes(draw):
     """(name, what all ranks are given, what each is given)."""
-    k, odd, p = draw.randint(150, 250), draw.choice((3, 5, 6, 7)), draw.randint(3, 8)
+    k, odd, p = draw.randint(150, 250), draw.choice((3, 5, 6, 7)), draw.randint(4, 8)
     few = draw.randint(9, 30)
     for ranks, lengths, dtype, bits in (  # of a digit
         (4, [4 * k], "float64", 6),
@@ -55,6 +55,8 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     ]
     found = [each.long() >> places & 2**bits - 1 for each in sums]
     unlike = [each != each.long() for each in sums]
+    size = torch.empty(0, dtype=getattr(torch, common["dtype"])).itemsize
+    most = 2 * (len(own) - 1) * size * sum(-(-n // len(own)) for n in lengths)
     row = {
         "returns the tensor that was given": [each["kept"] for each in came],
         "numbers that are no sum": [
@@ -68,6 +70,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
             sum(what != "isend" for what, *_ in each) for each in ranks.seen
         ],
         "messages to ranks that are no neighbours": ranks.far,
+        "bytes beyond those of 2 (N - 1) chunks": [max(0, sent - most) for sent in ranks.sent],
         "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1) * len(lengths)),
     }
     if sum(lengths) > MANY:
