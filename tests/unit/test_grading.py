@@ -40,6 +40,7 @@ from bigtrain_lab.grading.trainings import Refused
 from bigtrain_lab.models import peak_bytes
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 from bigtrain_lab.techniques.lamb import NaiveLAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
@@ -499,9 +500,17 @@ def test_an_answer_that_keeps_something_between_calls_is_wrong():
     assert "give another result than alone: yours [" in told
 
 
-def test_a_lecture_s_naive_version_is_the_first_right_answer():
-    text = inspect.getsource(NaiveLAMB).replace("class NaiveLAMB", "class answer")
-    assert TOPICS["sliced-lamb"].right["a class"].strip() == f"import torch\n\n\n{text}".strip()
+@pytest.mark.parametrize(
+    "name, right, lecture",
+    [
+        ("sliced-lamb", "a class", NaiveLAMB),
+        ("ring-all-reduce", "two loops", naive_ring_all_reduce),
+    ],
+)
+def test_a_lecture_s_naive_version_is_the_first_right_answer(name, right, lecture):
+    text = inspect.getsource(lecture).replace(f" {lecture.__name__}(", " answer(")
+    text = text.replace(f" {lecture.__name__}:", " answer:")
+    assert TOPICS[name].right[right].strip() == f"import torch\n\n\n{text}".strip()
 
 
 @pytest.mark.parametrize(
