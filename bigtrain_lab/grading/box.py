@@ -393,7 +393,7 @@ class Child:
         while True:
             (what, key, lane, given, changed), tensors = self.hear()
             for number in changed:
-                if (sent := self._sent.get(number, bool)()) is not None:
+                if (sent := self._sent.pop(number, lambda: None)()) is not None:
                     sent.view(-1).view(torch.uint8).bitwise_not_()  # another one from now on
             if what == "print":
                 self.printed = (self.printed + given["text"])[:MOST_PRINTED]

@@ -283,6 +283,12 @@ return 2 * x"""
     assert told(body.strip()) != [] and told("return 2 * x") == []
 
 
+def test_what_changes_before_it_is_received_arrives_as_another():
+    topic = TOPICS["ring-all-reduce"]
+    wrong = topic.wrong["buffer_reused"]
+    assert topic.judged([Piece(1, wrong.text)], seed=1).findings[0] == wrong.sentence
+
+
 def test_a_rank_has_its_own_inputs_alone():
     """The mean gradient of ZeRO-1 cannot be had without a message."""
     looks = """
