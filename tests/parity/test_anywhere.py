@@ -215,6 +215,7 @@ if may_make_namespaces():
             t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}
         ]
         assert crossing and all(t.start <= t.end for t in crossing)
+        assert run.trace("measured").makespan < APART_S
 
 
 # -- what rank 0 says holds for all ----------------------------------------------------------------

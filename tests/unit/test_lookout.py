@@ -1,7 +1,9 @@
 """What the lookout of a rank of torchrun decides, without a torchrun: how an end is told once, and
 what must never keep a rank waiting."""
 
+import os
 import platform
+import signal
 from types import SimpleNamespace
 
 import psutil
@@ -43,11 +45,17 @@ class Notes:
         return self.notes[key]
 
 
-def end_of(directory, monkeypatch, store, mates=None, code=0) -> End:
+def end_of(directory, monkeypatch, store, mates=None, code=0, meanwhile=lambda: None) -> End:
     """How the run of two ranks ended, as rank 1's lookout finds it."""
     monkeypatch.setattr(lookout, "LAST_S", 0)
     job = Job(str(directory), Mesh(world=2), None, 0, "")
-    return Lookout(Place(1, 2), store, mates or {}, job, 30).finish(code)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        found = Lookout(Place(1, 2), store, mates or {}, job, 30)
+        meanwhile()
+        return found.finish(code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_end_that_was_kept_first_counts(tmp_path):
@@ -76,6 +84,13 @@ def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
     end = end_of(tmp_path, monkeypatch, store, {0: [platform.node(), 2**22, 0.0]})
     assert end.diagnosis.startswith("Rank 0 ended before its program returned") and end.teller == 1
     assert End.of(store.notes["end"]) == End.noted(tmp_path) == end
+
+
+def test_a_rank_that_torchrun_ends_says_so_first(tmp_path, monkeypatch):
+    told = end_of(
+        tmp_path, monkeypatch, Notes(), meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    assert told == End("stopped", "Rank 1 was ended from outside (SIGTERM).", teller=1)
 
 
 def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path, monkeypatch):
