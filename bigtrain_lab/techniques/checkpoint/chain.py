@@ -1,8 +1,11 @@
 """A chain of layers under a recompute plan, which is carried out as it is written.
 
-    plan       0A 1A 2F 2B 1F 1B 0F 0B         "keep-none" of three layers would be 0A 1A 2F 2B
-    forward    0A 1A 2F                        0A 1F 1B 0F 0B: a state that is not kept is made anew
-    backward            2B 1F 1B 0F 0B         by advances from one that is
+                 forward     backward                          of three layers
+    keep-all     0F 1F 2F    2B 1B 0B
+    keep-none    0A 1A 2F    2B 0A 1F 1B 0F 0B                 x_0 alone is kept: 0A makes x_1 anew
+    every-2      0A 1A 2F    2B 0F 1F 1B 0B                    x_0 and x_2 are kept
+
+    A advances and records nothing; F records; B is the backward of what F recorded
 
 The graph stays the plain one: a record's slots (again.py) stand for what each layer saves. A node
 that brings dL/dx_{i+1} first has the walk carry out all operations up to B(i). The plan
