@@ -3,7 +3,7 @@
                  forward     backward                          of three layers
     keep-all     0F 1F 2F    2B 1B 0B
     keep-none    0A 1A 2F    2B 0A 1F 1B 0F 0B                 x_0 alone is kept: 0A makes x_1 anew
-    every-2      0A 1A 2F    2B 0F 1F 1B 0B                    x_0 and x_2 are kept
+    every-2      0A 1A 2F    2B 0F 1F 1B 0B                    layers 0 and 1 are recorded together
 
     A advances and records nothing; F records; B is the backward of what F recorded
 
