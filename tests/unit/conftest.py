@@ -15,6 +15,29 @@ def no_loop_of_others():
     asyncio._set_running_loop(running)
 
 
+@pytest.fixture(scope="module")
+def server():
+    """Ranks fork from a warm server; tests of a module before may have ended theirs."""
+    from tests.unit.ranks import warm_up  # most unit tests have no need of ranks
+
+    warm_up()
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, tmp_path):
+    """Run one command line in an empty folder: (exit code, stdout, stderr)."""
+    from bigtrain_lab.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*words):
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
 @pytest.fixture
 def family():
     """The registries as they were, afterwards."""

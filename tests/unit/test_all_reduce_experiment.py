@@ -10,12 +10,7 @@ from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
 from bigtrain_lab.view.player import pack
-
-
-def table(**settings) -> dict:
-    asked = AllReduce(node_size=72, **settings)
-    trace = asked.predict()
-    return {quantity.name: quantity.of(trace) for quantity in asked.quantities}
+from tests.unit.test_labs import table
 
 
 @pytest.mark.parametrize(
@@ -29,7 +24,8 @@ def table(**settings) -> dict:
 )  # 4 and 64 workers, and a server
 def test_the_numbers_of_the_lesson(collective, ranks, time_s, rounds, sent, port):
     """373 MB over 12 GB/s and 5 us."""
-    assert list(table(collective=collective, ranks=ranks, megabytes=373).values()) == pytest.approx(
+    asked = AllReduce(node_size=72, collective=collective, ranks=ranks, megabytes=373)
+    assert list(table(asked).values()) == pytest.approx(
         [time_s, rounds, sent * 1e6, port * 1e6], rel=1e-3
     )
 

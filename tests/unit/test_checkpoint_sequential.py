@@ -181,6 +181,23 @@ def with_gradients_of_its_own(chain, layers, x):
     return chain([Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x)
 
 
+class Two(nn.Module):
+    """(a, ids, b) -> (b, ids, W a): a tuple of tensors, one of them integers, passes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4) * 0.5)
+
+    def forward(self, state):
+        a, ids, b = state
+        return b.exp(), ids, (a @ self.weight)[ids]
+
+
+def of_tuples(chain, layers, x):
+    state = x, torch.tensor([2, 0, 1]), x.cos()
+    return chain([*layers, lambda state: state[0] * state[2]], state)
+
+
 def sharing(linear):
     return nn.ModuleList([linear, Same(), linear, linear])
 
@@ -197,6 +214,7 @@ CASES = {  # where a chain is, and of what -> how, its layers, x
     "checkpoints inside": lambda: (with_checkpoints_inside, unequal(), start((7, 6))),
     "gradients of its own": lambda: (with_gradients_of_its_own, unequal(), start((2, 3))),
     "shared weights": lambda: (alone, sharing(nn.Linear(6, 6)), start((2, 6))),
+    "tuples": lambda: (of_tuples, nn.ModuleList([Two() for _ in range(5)]), start((3, 4))),
     "integers in front": lambda: (
         alone,
         nn.ModuleList([nn.Embedding(10, 6), nn.Linear(6, 2), Same()]),
@@ -234,36 +252,6 @@ def test_under_autocast_and_a_function_mode_left_before_the_backward(context):
     assert same(under(context, partial(by_plan, "keep-none")), expected)
     assert same(under(context, lambda layers, x: checkpoint(run_plain, layers, x)), expected)
     assert not same(under(nullcontext, run_plain), expected)
-
-
-class Two(nn.Module):
-    """(a, ids, b) -> (b, ids, W a): a tuple of tensors, one of them integers, passes through."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(4) * 0.5)
-
-    def forward(self, state):
-        a, ids, b = state
-        return b.exp(), ids, (a @ self.weight)[ids]
-
-
-@pytest.mark.parametrize("plan", ["keep-all", "every-2", "keep-none"])
-def test_states_may_be_tuples(plan):
-    layers, ids = nn.ModuleList([Two() for _ in range(5)]), torch.tensor([2, 0, 1])
-    tail = nn.Sequential()
-    tail.forward = lambda state: state[0] * state[2]
-
-    def outcome(chain):
-        a, b = start((3, 4)), start((3, 4))
-        found = trained(layers, (a, ids, b), chain)
-        return found + [a.grad, b.grad]
-
-    stack = [*layers, tail]
-    assert same(
-        outcome(lambda s: checkpoint_sequential(stack, plan, s)),
-        outcome(lambda s: run_plain(stack, s)),
-    )
 
 
 def test_without_gradients_every_layer_runs_once():
@@ -452,6 +440,3 @@ def test_selective_keeps_all_but_the_square_and_computes_the_same_bits():
 def test_selective_of_what_is_not_there():
     with pytest.raises(Impossible, match="Nothing in Linear has a method 'kernel'"):
         selective(nn.Linear(2, 2), "kernel")
-
-
-# -- in a run that only a meter looks at -----------------------------------------------------------

@@ -42,19 +42,6 @@ SMALL = [
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def cli(capsys, monkeypatch, tmp_path):
-    """Run one command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*words):
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """The directory of a small run that is done."""
@@ -162,35 +149,31 @@ def test_a_setting_that_has_no_effect_is_told(cli, words, said):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--ranks", "four"], "ranks is 'four': it must be a whole number from 1 to 8."),
-        (["--ranks", "99"], "ranks is 99: it must be a whole number from 1 to 8."),
-        (["--ranks", "-1"], "ranks is -1: it must be a whole number from 1 to 8."),
-        (["--steps", "1.5"], "steps is 1.5: it must be a whole number from 1 to 200."),
-        (["--heads", "5"], "5 heads cannot share a width of 64"),
-        (["--micro-batches", "0"], "micro-batches is 0"),
-        (["--ranks", "8", "--layers", "1"], "layers"),
-        (["--text", "/no/such/file"], "/no/such/file"),
-        (["--schedule", "gpip"], 'Did you mean "gpipe"?'),
-        (["--rnks", "2"], "Did you mean --ranks?"),
-        (["--ranks"], "--ranks requires an argument"),
-        (["--save", "/no/such/folder/t"], "Cannot write /no/such/folder/t"),
+        *(
+            (["predict", "pipeline", *words], said)
+            for words, said in (
+                (["--ranks", "four"], "ranks is 'four': it must be a whole number from 1 to 8."),
+                (["--ranks", "99"], "ranks is 99: it must be a whole number from 1 to 8."),
+                (["--ranks", "-1"], "ranks is -1: it must be a whole number from 1 to 8."),
+                (["--steps", "1.5"], "steps is 1.5: it must be a whole number from 1 to 200."),
+                (["--heads", "5"], "5 heads cannot share a width of 64"),
+                (["--micro-batches", "0"], "micro-batches is 0"),
+                (["--ranks", "8", "--layers", "1"], "layers"),
+                (["--text", "/no/such/file"], "/no/such/file"),
+                (["--schedule", "gpip"], 'Did you mean "gpipe"?'),
+                (["--rnks", "2"], "Did you mean --ranks?"),
+                (["--ranks"], "--ranks requires an argument"),
+                (["--save", "/no/such/folder/t"], "Cannot write /no/such/folder/t"),
+            )
+        ),
+        (["run", "pipelin"], 'Did you mean "pipeline"?'),
+        (["run", "pipeline", "--stall-s", "soon"], "--stall-s"),
+        (["run", "pipeline", "--stall-s", "0"], "stall_s is 0.0"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(cli, words, said):
-    refused(cli("predict", "pipeline", *words), said)
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["pipelin"], 'Did you mean "pipeline"?'),
-        (["pipeline", "--stall-s", "soon"], "--stall-s"),
-        (["pipeline", "--stall-s", "0"], "stall_s is 0.0"),
-    ],
-)
-def test_run_refuses_in_a_sentence(cli, words, said):
-    refused(cli("run", *words), said)
-    assert not Path("runs").exists()
+    refused(cli(*words), said)
+    assert not list(Path().iterdir())
 
 
 # -- run, show, export -----------------------------------------------------------------------------
@@ -422,12 +405,21 @@ A, S = report.Amount, "slot"
         (A(1, S), "1 slot"),
         (A(28.5, S), "28.5 slots"),
         (A(0.00153, "s"), "1.53 ms"),
+        (A(2.5e-6, "s"), "2.5 µs"),
+        (A(0, "s"), "0 s"),
+        (A(3e-10, "s"), "0.3 ns"),
         (A(146.8e-6, "s"), "146.8 µs"),
         (A(27.2727, "%"), "27.3%"),
+        (A(0, "B"), "0 B"),
         (A(640, "B"), "640 B"),
+        (A(999, "B"), "999 B"),
         (A(1536, "B"), "1.536 kB"),
         (A(999_960, "B"), "1 MB"),
+        (A(999_999, "B"), "1 MB"),
+        (A(6_000_000, "B"), "6 MB"),
         (A(373e6, "B"), "373 MB"),
+        (A(80 * 10**9, "B"), "80 GB"),
+        (A(5 * 10**15, "B"), "5,000 TB"),
         (A(12345, "pairs"), "1.234e+04 pairs"),
         (A(3, ""), "3"),
     ],
@@ -476,31 +468,47 @@ def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, 
     assert told == text
 
 
-def test_a_time_of_other_hardware_compares_with_no_wall_clock_here():
-    assert report.differences(A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s"), here=False) == (
-        report.Difference("✓ modelled", True),
-    )
-    assert len(report.differences(A(5, "B"), A(5, "B"), A(6, "B"), here=False)) == 2
+SKIPPED = A(4, "B", "a step was skipped")
+
+
+@pytest.mark.parametrize(
+    "amounts, options, told",
+    [
+        # a time of other hardware compares with no wall clock here
+        (
+            (A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s")),
+            {"here": False},
+            [("✓ modelled", True)],
+        ),
+        (
+            (A(5, "B"), A(5, "B"), A(6, "B")),
+            {"here": False},
+            [("✓ modelled", True), ("measured +1 B", None)],
+        ),
+        # a quantity that need not be equal differs softly
+        (
+            (A(5, "B"), A(6, "B"), A(7, "B")),
+            {"exact": False},
+            [("modelled +1 B", None), ("measured +2 B", None)],
+        ),
+        ((A(5, "B"), A(6, "B"), None), {}, [("≠ modelled +1 B", False)]),
+        # one that says why it is apart is no failure
+        (
+            (A(5, "B"), SKIPPED, SKIPPED),
+            {},
+            [("modelled -1 B (a step was skipped)", None), ("measured -1 B", None)],
+        ),
+    ],
+)
+def test_what_a_difference_is_held_against(amounts, options, told):
+    expected = tuple(report.Difference(*each) for each in told)
+    assert report.differences(*amounts, **options) == expected
+
+
+def test_prices_of_this_machine_are_told_from_others():
     lab = Experiment.named("memory")
     priced = [report.priced_here(lab(hardware=name)) for name in (calibrate.NAME, "a100-nvlink")]
     assert priced == [True, False]
-
-
-def test_a_quantity_that_need_not_be_equal_differs_softly():
-    told = report.differences(A(5, "B"), A(6, "B"), A(7, "B"), exact=False)
-    assert told == (
-        report.Difference("modelled +1 B", None),
-        report.Difference("measured +2 B", None),
-    )
-    assert report.differences(A(5, "B"), A(6, "B"), None)[0].holds is False
-
-
-def test_a_quantity_that_says_why_it_is_apart_is_no_failure():
-    why = A(4, "B", "a step was skipped")
-    assert report.differences(A(5, "B"), why, why) == (
-        report.Difference("modelled -1 B (a step was skipped)"),
-        report.Difference("measured -1 B"),
-    )
 
 
 @pytest.mark.parametrize(

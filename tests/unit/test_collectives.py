@@ -135,50 +135,56 @@ def changed(round_number, place, **change):
 
 
 @pytest.mark.parametrize(
-    "rounds, told",
+    "base, rounds, told",
     [
-        (
-            changed(4, 0, reduce=True),
-            "After round 4 rank 1's chunk 1 holds rank 1's gradient twice: replace the chunk",
+        *(
+            (Collective, rounds, told)
+            for rounds, told in (
+                (
+                    changed(4, 0, reduce=True),
+                    "After round 4 rank 1's chunk 1 holds rank 1's gradient twice: replace the chunk",
+                ),
+                (
+                    RING[:3]
+                    + [[m._replace(chunk=(m.chunk + 1) % 4, reduce=True) for m in RING[3]]],
+                    "After round 4 rank 1's chunk 2 holds rank 0's gradient twice",
+                ),
+                (
+                    RING[:-1],
+                    "After the last round rank 0's chunk 2 lacks rank 1's gradient: add a move",
+                ),
+                (RING[:1] + RING[2:], "lacks rank"),
+                ([], "After the last round rank 0's chunk 0 lacks rank 1's gradient"),
+                (
+                    changed(2, 1, dst=4),
+                    "In round 2 rank 1 sends to rank 4: name two different ranks of 0 to 3",
+                ),
+                (changed(2, 1, dst=1), "In round 2 rank 1 sends to rank 1"),
+                (
+                    changed(1, 0, chunk=4),
+                    "In round 1 rank 0 sends chunk 4, and there are chunks 0 to 3",
+                ),
+                (
+                    [*RING[:-1], RING[-1] * 2],
+                    "In round 6 rank 0 sends chunk 3 to rank 1 twice: send it once",
+                ),
+                ("nonsense", r"Wrong.rounds\(\) failed with TypeError"),
+            )
         ),
         (
-            RING[:3] + [[m._replace(chunk=(m.chunk + 1) % 4, reduce=True) for m in RING[3]]],
-            "After round 4 rank 1's chunk 2 holds rank 0's gradient twice",
+            ALL["all-gather"],
+            [[Move(0, 1, 2)]],
+            "In round 1 rank 0 sends chunk 2 to rank 1 and has nothing of it",
         ),
-        (RING[:-1], "After the last round rank 0's chunk 2 lacks rank 1's gradient: add a move"),
-        (RING[:1] + RING[2:], "lacks rank"),
-        ([], "After the last round rank 0's chunk 0 lacks rank 1's gradient"),
-        (
-            changed(2, 1, dst=4),
-            "In round 2 rank 1 sends to rank 4: name two different ranks of 0 to 3",
-        ),
-        (changed(2, 1, dst=1), "In round 2 rank 1 sends to rank 1"),
-        (changed(1, 0, chunk=4), "In round 1 rank 0 sends chunk 4, and there are chunks 0 to 3"),
-        (
-            [*RING[:-1], RING[-1] * 2],
-            "In round 6 rank 0 sends chunk 3 to rank 1 twice: send it once",
-        ),
-        ("nonsense", r"Wrong.rounds\(\) failed with TypeError"),
     ],
 )
-def test_a_wrong_collective_is_refused_by_round_and_rank(rounds, told, family):
-    class Wrong(Collective):
+def test_a_wrong_collective_is_refused_by_round_and_rank(base, rounds, told, family):
+    class Wrong(base):
         def rounds(self):
             return rounds
 
     with pytest.raises(Impossible, match=f"{told}[^\\n]*$"):
         simulate(Wrong(4), {})
-
-
-def test_a_move_from_a_rank_that_has_nothing(family):
-    class Gather(ALL["all-gather"]):
-        def rounds(self):
-            return [[Move(0, 1, 2)]]
-
-    with pytest.raises(
-        Impossible, match="In round 1 rank 0 sends chunk 2 to rank 1 and has nothing of it"
-    ):
-        simulate(Gather(3), {})
 
 
 def test_provenance_after_each_round_of_a_ring():

@@ -153,11 +153,21 @@ def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
     assert loss == 0 and not logits.grad.any()
 
 
-def test_what_cannot_be_translated_is_one_sentence():
-    with pytest.raises(Impossible, match="^beam is 0, which makes no translation"):
-        beam_search(model_of(), sources(), BEGIN, END, PAD, longest=4, beam=0)
-    with pytest.raises(
-        Impossible,
-        match="^17 words are longer than the translator's longest=16: leave such sentences out",
-    ):
-        model_of()(torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (
+            lambda model: beam_search(model, sources(), BEGIN, END, PAD, longest=4, beam=0),
+            "^beam is 0, which makes no translation",
+        ),
+        (
+            lambda model: model(
+                torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64)
+            ),
+            "^17 words are longer than the translator's longest=16: leave such sentences out",
+        ),
+    ],
+)
+def test_what_cannot_be_translated_is_one_sentence(asked, told):
+    with pytest.raises(Impossible, match=told):
+        asked(model_of())

@@ -123,6 +123,9 @@ def differences(account, seen):
     ]
 
 
+# Each makes an account by a dry run, the real model, its loss, its optimizer, what it was given
+
+
 def random_gpt(seed):
     draw = random.Random(seed)
     heads = draw.choice([1, 2, 4])
@@ -136,7 +139,15 @@ def random_gpt(seed):
         tied=draw.random() < 0.3,
         dtype=draw.choice([torch.float32, torch.float32, torch.float64]),
     )
-    return config, draw.randint(1, 6), draw.choice(["adam", "adam", "sgd", "momentum"])
+    batch, optimizer = draw.randint(1, 6), draw.choice(["adam", "adam", "sgd", "momentum"])
+    model, ids = GPT(config), torch.randint(config.vocabulary, (batch, config.sequence))
+    return (
+        gpt_steps(config, batch, optimizer),
+        model,
+        lambda: cross_entropy(model(ids, Noise(0, 0, 0)), ids),
+        optimizer,
+        (ids,),
+    )
 
 
 def random_mlp(seed):
@@ -156,22 +167,7 @@ def random_mlp(seed):
         torch.randn(batch, sizes[0], dtype=dtype),
         torch.randint(sizes[-1], (batch,)),
     )
-    return sizes, batch, dtype, draw.choice(list(OPTIMIZERS)), model, x, targets
-
-
-def trained(kind, seed):
-    """(account by a dry run, the real model, its loss, its optimizer, what it was given)"""
-    if kind == "gpt":
-        config, batch, optimizer = random_gpt(seed)
-        model, ids = GPT(config), torch.randint(config.vocabulary, (batch, config.sequence))
-        return (
-            gpt_steps(config, batch, optimizer),
-            model,
-            lambda: cross_entropy(model(ids, Noise(0, 0, 0)), ids),
-            optimizer,
-            (ids,),
-        )
-    sizes, batch, dtype, optimizer, model, x, targets = random_mlp(seed)
+    optimizer = draw.choice(list(OPTIMIZERS))
     return (
         mlp_steps(sizes, batch, optimizer, dtype),
         model,
@@ -182,16 +178,16 @@ def trained(kind, seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
-def test_storages_are_those_that_torch_holds(kind, seed):
-    account, model, loss_of, optimizer, given = trained(kind, seed)
+@pytest.mark.parametrize("drawn", [random_gpt, random_mlp])
+def test_storages_are_those_that_torch_holds(drawn, seed):
+    account, model, loss_of, optimizer, given = drawn(seed)
     assert differences(account, Witness(*given).train(model, loss_of, optimizer, 2)) == []
 
 
 @pytest.mark.parametrize("seed", range(10, 16))
-@pytest.mark.parametrize("kind", ["gpt", "mlp"])
-def test_kinds_at_the_peak_are_those_of_a_ledger_that_stands_alone(kind, seed):
-    account, model, loss_of, optimizer, _ = trained(kind, seed)
+@pytest.mark.parametrize("drawn", [random_gpt, random_mlp])
+def test_kinds_at_the_peak_are_those_of_a_ledger_that_stands_alone(drawn, seed):
+    account, model, loss_of, optimizer, _ = drawn(seed)
     update = OPTIMIZERS[optimizer](model.parameters())
     with Ledger(model, update) as ledger:
         for _ in range(2):

@@ -76,12 +76,20 @@ def test_the_loss_is_torchs():
     )
 
 
-def test_what_cannot_be_built_is_refused():
-    with pytest.raises(Impossible, match="classes=0"):
-        EncoderConfig(classes=0)
-    with pytest.raises(Impossible, match="longer than the model's sequence=9"):
-        Encoder(TINY)(
-            torch.zeros(1, 10, dtype=torch.int64),
-            torch.ones(1, 10, dtype=torch.bool),
-            torch.zeros(1, 2, dtype=torch.int64),
-        )
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (lambda: EncoderConfig(classes=0), "classes=0"),
+        (
+            lambda: Encoder(TINY)(
+                torch.zeros(1, 10, dtype=torch.int64),
+                torch.ones(1, 10, dtype=torch.bool),
+                torch.zeros(1, 2, dtype=torch.int64),
+            ),
+            "longer than the model's sequence=9",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(asked, told):
+    with pytest.raises(Impossible, match=told):
+        asked()

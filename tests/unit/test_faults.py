@@ -19,7 +19,7 @@ from bigtrain_lab.runtime.failure.wait_graph import RankState
 from bigtrain_lab.runtime.record.log import Log
 from bigtrain_lab.view.figures.waits import drawing
 from bigtrain_lab.view.report import command, reported
-from tests.unit.ranks import fails, last_mark, ranks_alive, step, warm_up
+from tests.unit.ranks import fails, last_mark, ranks_alive, step
 
 pytestmark = pytest.mark.usefixtures("server")
 LABS = {
@@ -43,11 +43,6 @@ TOLD = {
     ),
     "hang": "Rank 1 hangs: no progress for 1 s at ",
 }
-
-
-@pytest.fixture(scope="module")
-def server():
-    warm_up()
 
 
 def lab(name: str, fault: str, **settings) -> Experiment:
@@ -136,37 +131,34 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, sentence",
+    "asked, sentence",
     [
-        ({"fault": "flood"}, "There is no fault 'flood': choose one of none, raise"),
-        ({"fault": "kill", "fault_rank": 4}, "The fault is on rank 4, and there are ranks 0 to 3"),
+        (lambda: lab("faults", "flood"), "There is no fault 'flood': choose one of none, raise"),
         (
-            {"fault": "kill", "fault_at": 18},
+            lambda: lab("faults", "kill", fault_rank=4),
+            "The fault is on rank 4, and there are ranks 0 to 3",
+        ),
+        (
+            lambda: lab("faults", "kill", fault_at=18),
             "The fault is at action 18 of rank 1, which has actions 0 to 17",
         ),
-        ({"fault": "deadlock", "fault_rank": 0, "ranks": 1}, "A deadlock takes two ranks"),
         (
-            {"fault": "nan", "fault_rank": 9},
+            lambda: lab("faults", "deadlock", fault_rank=0, ranks=1),
+            "A deadlock takes two ranks",
+        ),
+        (
+            lambda: lab("faults", "nan", fault_rank=9),
             "fault-rank is 9: it must be a whole number from 0 to 7",
         ),
+        (lambda: launch(print, 2, fault=Fault("kill", 2)), "ranks 0 to 1: choose one"),
+        (lambda: launch(print, 2, fault=Fault("kill"), record=False), "leave record=True"),
+        (lambda: launch(print, 1, fault=Fault("deadlock")), "A deadlock takes two ranks"),
     ],
 )
-def test_a_fault_that_cannot_be(settings, sentence):
+def test_a_fault_that_cannot_be(asked, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(Impossible, match=sentence):
-        lab("faults", **{"fault": "kill", **settings})
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"fault": Fault("kill", 2)},
-        {"fault": Fault("kill"), "record": False},
-        {"fault": Fault("deadlock"), "ranks": 1},
-    ],
-)
-def test_a_fault_that_a_launch_cannot_have(options, tmp_path):
-    with pytest.raises(Impossible):
-        launch(lambda rank: None, **{"ranks": 2, **options}, directory=tmp_path / "run")
+        asked()
 
 
 @pytest.mark.parametrize("cls", Experiment.all().values())

@@ -6,7 +6,6 @@ import pytest
 
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Cost, Impossible, Link, Trace
 from bigtrain_lab.core.waited import waited
-from bigtrain_lab.core.words import duration, size
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
@@ -119,37 +118,6 @@ def test_waits_name_the_message():
     assert (first.ticks, first.message.name, first.message.src) == (1000, "0F0", 0)
     assert (back.ticks, back.message.name) == (6000, "1B0")
     assert (0, "compute", "0F1") not in found
-
-
-@pytest.mark.parametrize(
-    "count,text",
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1536, "1.536 kB"),
-        (6_000_000, "6 MB"),
-        (80 * 10**9, "80 GB"),
-        (999_999, "1 MB"),
-        (5 * 10**15, "5,000 TB"),
-    ],
-)
-def test_sizes(count, text):
-    assert size(count) == text
-
-
-@pytest.mark.parametrize(
-    "value,unit,text",
-    [
-        (33.0, "slot", "33 slots"),
-        (1, "slot", "1 slot"),
-        (0.00153, "s", "1.53 ms"),
-        (2.5e-6, "s", "2.5 µs"),
-        (0, "s", "0 s"),
-        (3e-10, "s", "0.3 ns"),
-    ],
-)
-def test_durations(value, unit, text):
-    assert duration(value, unit) == text
 
 
 # -- the player's bytes ----------------------------------------------------------------------------

@@ -45,10 +45,8 @@ def watched(model, loss_fn, x, y):
 
 
 def sums(alive):
-    found = {}
-    for a in alive:
-        found[a.kind] = found.get(a.kind, 0) + a.bytes
-    return found
+    kinds = {a.kind for a in alive}
+    return {kind: sum(a.bytes for a in alive if a.kind == kind) for kind in kinds}
 
 
 # -- hand counts -----------------------------------------------------------------------------------
@@ -67,25 +65,24 @@ def test_the_peak_of_an_mlp_is_the_hand_count(batch, where):
     loss = (
         F32 * batch * O
     )  # a scalar in a storage as large as the differences: the kernel squares them there, then sums
-    if (
-        where == "update"
-    ):  # the denominator of Adam, sqrt(v) and sqrt(v) / sqrt(1 - beta2^t), for the largest matrix
-        expected = {
+    expected = {
+        # the denominator of Adam, sqrt(v) and sqrt(v) / sqrt(1 - beta2^t), for the largest matrix
+        "update": {
             "weights": weights,
             "optimizer": adam,
             "gradients": weights,
             "temporaries": 2 * F32 * I * H + loss,
-        }
-    # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its
-    # input goes out
-    else:
-        expected = {
+        },
+        # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its
+        # input goes out; and the 1 that the backward began with
+        "backward": {
             "weights": weights,
             "optimizer": adam,
             "gradients": F32 * (H * O + O),
             "activations": F32 * batch * H,
             "temporaries": 2 * F32 * batch * H + loss + F32,
-        }  # and the 1 that the backward began with
+        },
+    }[where]
     assert sums(ledger.at_peak()) == expected
     assert ledger.peak_bytes == sum(expected.values())
 
@@ -105,29 +102,25 @@ def test_the_peak_of_the_transformer_is_the_hand_count(vocabulary, where):
     block = 16 * B * S * D + 4 * B * S + B * H * S * S
     head = 2 * B * S * D + 2 * B * S  # of its norm
     assert ledger.peak("activations") == F32 * (L * block + head + B * S * V)
-    if (
-        where == "loss"
-        # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token
-        # (B S)
-    ):
-        expected = {
+    expected = {
+        # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a
+        # token (B S); and the loss and the 1 that the backward began with
+        "loss": {
             "weights": weights,
             "optimizer": adam,
             "activations": F32 * (L * block + head + B * S * V),
             "temporaries": F32 * (2 * B * S * V + B * S + 2),
-        }  # and the loss and the 1 that the backward began with
-    # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made (4
-    # BSD)
-    else:
-        expected = {
+        },
+        # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made
+        # (4 BSD); gradients of the head, its norm, and the projection back to D
+        "mlp": {
             "weights": weights,
             "optimizer": adam,
             "activations": F32 * L * block,
-            "gradients": (
-                F32 * (V * D + 2 * D + 4 * D * D + D)
-            ),  # head, its norm, and the projection back to D
+            "gradients": F32 * (V * D + 2 * D + 4 * D * D + D),
             "temporaries": F32 * (5 * B * S * D + 2),
-        }
+        },
+    }[where]
     assert sums(ledger.at_peak()) == expected
     assert ledger.peak_bytes == sum(expected.values())
 
@@ -540,6 +533,8 @@ def test_ledgers_inside_one_another_see_alike():
     with ExitStack() as stack:
         for ledger in ledgers:
             stack.enter_context(ledger)
+            with pytest.raises(Impossible, match="active already"):
+                ledger.__enter__()
         torch.func.grad(lambda w: (w**3).sum())(torch.ones(10))
         for _ in range(2):
             model(torch.ones(256, 16)).square().sum().backward()
@@ -560,11 +555,6 @@ def test_a_meter_and_a_ledger_inside_one_another_see_alike(meter_inside):
     assert dict(meter.changes())["activations"] == ledger.now("activations") == F32 * 8 * 32
     y.sum().backward()
     assert dict(meter.changes())["activations"] == ledger.now("activations") == 0
-
-
-def test_a_ledger_inside_itself_is_refused():
-    with Ledger() as ledger, pytest.raises(Impossible, match="active already"):
-        ledger.__enter__()
 
 
 # -- the balance -----------------------------------------------------------------------------------

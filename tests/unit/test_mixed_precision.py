@@ -746,7 +746,7 @@ def after_backward(level="fp16", optimizer_class=torch.optim.SGD):
     with mp:
         loss = F.cross_entropy(model(IDS), LABELS)
     mp.backward(loss)
-    return mp, optimizer
+    return mp, model, optimizer
 
 
 class Wrapper(torch.optim.SGD):
@@ -758,20 +758,20 @@ class Wrapper(torch.optim.SGD):
 
 def test_bare_steps_of_true_gradients_are_let_through():
     """Divided ones, a hand's own, and those of another model."""
-    mp, optimizer = after_backward()
+    mp, _, optimizer = after_backward()
     other = nn.Linear(2, 2)
     other(torch.ones(1, 2)).sum().backward()
     sgd(other.parameters()).step()
     mp.unscale_(optimizer)
     optimizer.step()
-    mp, optimizer = after_backward()
+    mp, _, optimizer = after_backward()
     for p in mp.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
 
 
 def test_an_optimizer_inside_of_another_may_step():
-    mp, optimizer = after_backward(optimizer_class=Wrapper)
+    mp, _, optimizer = after_backward(optimizer_class=Wrapper)
     before = mp.parameters()[0].clone()
     assert mp.step(optimizer) and not torch.equal(before, mp.parameters()[0])
 
@@ -779,7 +779,7 @@ def test_an_optimizer_inside_of_another_may_step():
 @pytest.mark.parametrize("level", ["fp16", "fp16-no-masters"])
 def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level):
     """It would take a step 1,024 times too long, and the half weights would follow."""
-    mp, optimizer = after_backward(level)
+    mp, _, optimizer = after_backward(level)
     before = [p.clone() for p in mp.parameters()]
     with pytest.raises(Impossible, match=r"still 1,024 times too large: call mp.step\(optimizer\)"):
         optimizer.step()
@@ -795,10 +795,7 @@ def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level)
 def test_a_clip_that_finds_the_gradients_of_norms_alone_is_refused(right, level, unscales):
     """A half weight's own gradient is None after its backward, and the norm of the others looks
     plausible."""
-    mp, model, optimizer = trained(level, steps=0)
-    with mp:
-        loss = F.cross_entropy(model(IDS), LABELS)
-    mp.backward(loss)
+    mp, model, optimizer = after_backward(level, torch.optim.Adam)
     if unscales:
         mp.unscale_(optimizer)
     assert nn.utils.clip_grad_norm_((mp if right else model).parameters(), 0.1) > 0

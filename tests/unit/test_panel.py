@@ -131,13 +131,17 @@ def test_a_graded_number_is_that_of_the_box_or_of_the_position_that_the_slider_w
     assert moves == [2**30, 1000, 4096]
 
 
-def test_a_slider_learns_a_value_between_its_steps():
-    made = control("width", Knob("", low=16, high=1024, step=16), int, 24)
-    put(made, 30)
-    assert (made.value, made.step) == (30, 2)
-    made = control("rows", Knob("", low=1, high=64, logarithmic=True), int, 8)
-    put(made, 24)
-    assert made.value == 24
+@pytest.mark.parametrize(
+    "name, about, first, value, found",
+    [
+        ("width", {"low": 16, "high": 1024, "step": 16}, 24, 30, {"value": 30, "step": 2}),
+        ("rows", {"low": 1, "high": 64, "logarithmic": True}, 8, 24, {"value": 24}),
+    ],
+)
+def test_a_slider_learns_a_value_between_its_steps(name, about, first, value, found):
+    made = control(name, Knob("", **about), int, first)
+    put(made, value)
+    assert {each: getattr(made, each) for each in found} == found
 
 
 def test_a_panel_from_class_instance_and_name():
@@ -332,6 +336,14 @@ def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
 # -- runs ------------------------------------------------------------------------------------------
 
 
+def ran(panel, **settings):
+    """The panel after a run with these settings."""
+    panel.set(**settings)
+    panel.start()
+    panel.wait()
+    return panel
+
+
 def fails(panel):
     panel.start()
     with pytest.raises(RankFailed) as told:
@@ -354,15 +366,12 @@ def test_run_fills_the_columns(panel):
 
 @pytest.mark.parametrize("trouble, words", [("nan", "ended with loss nan"), ("nan once", "done")])
 def test_a_run_whose_loss_is_no_number_at_its_end_is_not_called_done(panel, trouble, words):
-    panel.set(trouble=trouble)
-    panel.start()
-    panel.wait()
+    ran(panel, trouble=trouble)
     assert panel.run.state == "done" and f">{words} after " in panel.status.value
 
 
 def test_a_move_after_a_run_greys_what_it_gave(panel):
-    panel.start()
-    panel.wait()
+    ran(panel)
     assert not panel.stale
     panel.controls["micro_batches"].value = 4
     assert panel.stale and panel.tabs.value == "predicted" and panel.player.note == ""
@@ -443,8 +452,7 @@ def test_what_a_class_raises_about_its_run_is_told_and_the_panel_goes_on(panel, 
         return []
 
     monkeypatch.setattr(Waves, "explain", broken)
-    panel.start()
-    panel.wait()
+    ran(panel)
     assert "KeyError: 'no such rank' (in broken" in panel.problem
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
@@ -453,9 +461,6 @@ def test_what_cannot_start_says_why(panel, tmp_path):
     (tmp_path / "taken").write_text("")
     assert panel.start(directory=tmp_path / "taken") is None
     assert "taken" in panel.problem and not panel.run_button.disabled
-
-
-# -- the table -------------------------------------------------------------------------------------
 
 
 # -- a class that was typed again ------------------------------------------------------------------
@@ -468,9 +473,7 @@ def one_by_one(schedule, rank):
 def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, panel):
     small = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
     typed(Schedule, steps=one_by_one)
-    shown = show("pipeline", schedule="typed", **small)
-    shown.start()
-    shown.wait()
+    shown = ran(show("pipeline", schedule="typed", **small))
     shown.read_menus()
     assert not shown.stale and shown.rows[0].difference.startswith("✓ modelled")
     typed(GPipe)

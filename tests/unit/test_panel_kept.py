@@ -18,18 +18,10 @@ from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.view import report
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
-from tests.unit.test_panel import fails, panel, patient  # noqa: F401  (fixtures)
+from tests.unit.test_panel import fails, panel, patient, ran  # noqa: F401  (fixtures)
 from tests.unit.waves import Waves, parts, said
 
 pytestmark = pytest.mark.slow  # each has runs of its own
-
-
-def ran(panel, **settings):
-    """The panel after a run with these settings."""
-    panel.set(**settings)
-    panel.start()
-    panel.wait()
-    return panel
 
 
 def change(directory: Path, **told) -> None:

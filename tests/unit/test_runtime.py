@@ -20,15 +20,10 @@ from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.runtime.process.child import Job, work
 from bigtrain_lab.runtime.record.log import EventLog, LogUnwritable, Tail
 from bigtrain_lab.runtime.record.results import replicas_differ
-from tests.unit.ranks import step, warm_up
+from tests.unit.ranks import step
 
 pytestmark = pytest.mark.usefixtures("server")
 WRONG = (0, -1, 2.0, "4", True, None)  # numbers of ranks or steps
-
-
-@pytest.fixture(scope="module")
-def server():
-    warm_up()
 
 
 # -- results, settings, environment ----------------------------------------------------------------

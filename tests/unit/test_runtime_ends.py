@@ -28,15 +28,10 @@ from bigtrain_lab.runtime.process import end, temporary
 from bigtrain_lab.runtime.process import server as fork_server
 from bigtrain_lab.runtime.process.pulse import is_alive, this_process
 from tests.unit.jobs import forked
-from tests.unit.ranks import after, ranks_alive, until, warm_up
+from tests.unit.ranks import after, ranks_alive, until
 
 ROOT = str(Path(bigtrain_lab.__file__).parents[1])
 pytestmark = pytest.mark.usefixtures("server")
-
-
-@pytest.fixture(scope="module")
-def server():
-    warm_up()
 
 
 def forever(rank):

@@ -15,15 +15,10 @@ from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock, hang
 from bigtrain_lab.runtime.process.pulse import STOPPED
 from bigtrain_lab.runtime.record.log import EventLog
-from tests.unit.ranks import after, fails, step, until, warm_up
+from tests.unit.ranks import after, fails, step, until
 
 HERE, DISK = __file__, "in uninterruptible sleep (disk)"
 pytestmark = pytest.mark.usefixtures("server")
-
-
-@pytest.fixture(scope="module")
-def server():
-    warm_up()
 
 
 @pytest.mark.parametrize(

@@ -92,19 +92,6 @@ def test_the_window_measure_forgives_what_lies_outside_a_rank_s_own_window():
         trace.bubble("other")
 
 
-@pytest.mark.parametrize(
-    "settings,words",
-    [
-        ({"ranks": 0, "micro_batches": 1}, "ranks is 0"),
-        ({"ranks": 2, "micro_batches": 0}, "micro-batches is 0"),
-        ({"ranks": 2.5, "micro_batches": 1}, "whole number"),
-    ],
-)
-def test_sizes_are_checked(settings, words):
-    with pytest.raises(Impossible, match=words):
-        Schedule.named("gpipe")(**settings)
-
-
 def halves(rank, micro_batch):
     return [(Action("I", rank, micro_batch),), (Action("W", rank, micro_batch),)]
 
@@ -243,16 +230,22 @@ def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
 
 
 @pytest.mark.parametrize(
-    "name, cost, steps, told",
+    "name, sizes, cost, steps, told",
     [
-        ("gpipe", COST, 0, "steps is 0"),
-        ("zb-h1", COST, 1, "no duration for I"),
-        ("gpipe", {"F": [1], "B": 2}, 1, "names 1 stages and there is a stage 1"),
+        ("gpipe", (0, 1), COST, 1, "ranks is 0"),
+        ("gpipe", (2, 0), COST, 1, "micro-batches is 0"),
+        ("gpipe", (2.5, 1), COST, 1, "whole number"),
+        ("interleaved", (4, 6), COST, 1, "4 or 8"),
+        ("interleaved", (4, 2), COST, 1, "take 4"),
+        ("pipedream-2bw", (4, 3), COST, 1, "take 4 micro-batches or 3 ranks"),
+        ("gpipe", (2, 2), COST, 0, "steps is 0"),
+        ("zb-h1", (2, 2), COST, 1, "no duration for I"),
+        ("gpipe", (2, 2), {"F": [1], "B": 2}, 1, "names 1 stages and there is a stage 1"),
     ],
 )
-def test_steps_and_prices_must_be_there(name, cost, steps, told):
+def test_sizes_steps_and_prices_are_checked(name, sizes, cost, steps, told):
     with pytest.raises(Impossible, match=told):
-        simulate(Schedule.named(name)(2, 2), cost, steps=steps)
+        simulate(Schedule.named(name)(*sizes), cost, steps=steps)
 
 
 def test_every_schedule_is_refused_or_complete():
