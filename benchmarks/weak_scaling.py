@@ -22,8 +22,8 @@ from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.techniques.bucket_plan import LANE, with_buckets
 from bigtrain_lab.techniques.checkpoint import checkpoint
+from bigtrain_lab.techniques.replica_plan import LANE, with_replicas
 from bigtrain_lab.train.optimizer import Optimizer
 
 from .measure import row
@@ -220,7 +220,8 @@ def step(slices: int, replicas: int = 1, overlap: bool = True, hardware=DGX2H) -
         hardware, node_size=SERVER_GPUS // slices, overlap_slowdown=1.0
     )  # replicas on a server
     cost = Cost(durations, unit="s", ticks_per_unit=TICKS_PER_SECOND, **places.prices(replicas))
-    trace = simulate(with_buckets(order, 1, replicas, modules, BUCKET_BYTES, overlap=overlap), cost)
+    plan = with_replicas(order, 1, replicas, modules, BUCKET_BYTES, overlap=overlap)
+    trace = simulate(plan, cost)
     backward_ends = max(span.end for span in trace.spans(0) if span.kind == "B")
     beside = sum(
         max(0, min(span.end, backward_ends) - span.start)

@@ -2,7 +2,7 @@
 
 A GPT on Mesh(dp, pp, tp): copies of the model share the batch, the ranks of a copy its layers, and
 neighbours each layer. The axis that talks most is the last one, inside a node. All go through the
-one loop of recipe.py, with accumulation, mixed precision, recompute and ZeRO-1 switched on or off.
+one loop of recipe.py, with accumulation, mixed precision, recompute and the stages of ZeRO.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
 (arXiv:1910.02054), section 5.1.
 """
@@ -58,10 +58,12 @@ class Combined(OfGPT, Sharded):
         "cut norms and the residual along the sequence, where slices duplicate them",
         more=True,
     )
-    zero_1: bool = knob(
-        False,
-        "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO);"
-        " lamb and lars then need tp = 1",
+    zero: int = knob(
+        0,
+        "what replicas share in place of copies, the stage of ZeRO: 1 the optimizer's state, 2 also"
+        " gradients, 3 also weights; lamb and lars then need tp = 1",
+        low=0,
+        high=3,
         more=True,
     )
     ranks_per_node: int = knob(
@@ -102,14 +104,14 @@ class Combined(OfGPT, Sharded):
             )
         if self.sharded and self.slices > 1 and not self.optimizer_class.element_wise():
             raise Impossible(
-                f"{self.optimizer} sums its norms over replicas and slices at once under zero-1,"
-                " which this lab does not predict: take adam, tp = 1, or no zero-1."
+                f"{self.optimizer} sums its norms over replicas and slices at once under ZeRO,"
+                " which this lab does not predict: take adam, tp = 1, or zero = 0."
             )
         self.recipe, self.stages  # noqa: B018  (both raise Impossible)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"pipeline": "schedule", "slices": "sequence_parallel", "replicas": "zero_1"}
+        alone = {"pipeline": "schedule", "slices": "sequence_parallel", "replicas": "zero"}
         return super().idle_settings(settings) | {
             name for axis, name in alone.items() if settings[axis] == 1
         }
@@ -123,7 +125,7 @@ class Combined(OfGPT, Sharded):
         "precision",
         "recompute",
         "sequence_parallel",
-        "zero_1",
+        "zero",
         "layers",
         "width",
         "heads",
@@ -133,10 +135,6 @@ class Combined(OfGPT, Sharded):
         "optimizer",
         "dtype",
     )
-
-    @property
-    def zero(self) -> int:
-        return int(self.zero_1)
 
     @property
     def own_micro_batches(self) -> int:

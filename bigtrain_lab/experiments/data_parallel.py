@@ -18,8 +18,8 @@ from ..order.rates import exposed
 from ..order.schedule import Schedule
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from ..techniques.all_reduce import ring_all_reduce
-from ..techniques.bucket_plan import LANE
 from ..techniques.reducers import Buckets, FusedCycle, PushPull
+from ..techniques.replica_plan import LANE
 from ..train.optimizer import Optimizer
 from ..train.rehearsal import WHOLE
 from .experiment import Quantity

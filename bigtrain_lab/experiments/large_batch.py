@@ -24,13 +24,13 @@ from ..order.plan import Plan
 from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
 from ..order.schedule import Schedule
 from ..order.simulate import simulate
-from ..techniques.bucket_plan import with_buckets
 from ..techniques.learning_rates import (
     linear_scaling,
     polynomial_decay,
     square_root_scaling,
     warm_up,
 )
+from ..techniques.replica_plan import with_replicas
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
@@ -316,7 +316,7 @@ class LargeBatch(OnHardware, Pipelined):
     @cached_property
     def lowered(self) -> Plan:
         stages = {0: built(self.model, torch.device("meta"))}
-        return with_buckets(self.order, self.steps, self.replicas, stages, Recipe.bucket_bytes)
+        return with_replicas(self.order, self.steps, self.replicas, stages, Recipe.bucket_bytes)
 
     def cost(self, memory: bool = True) -> Cost:
         """A run without a ledger knows what it was told to watch, and no temporaries."""

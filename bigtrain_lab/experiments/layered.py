@@ -22,8 +22,8 @@ from ..order.schedule import Action, Schedule, Written
 from ..order.simulate import simulate
 from ..runtime.devices import built
 from ..techniques import one_process
-from ..techniques.bucket_plan import with_buckets
 from ..techniques.mixed_precision import MixedPrecision
+from ..techniques.replica_plan import with_replicas
 from ..techniques.sliced_model import cut_of, sliced
 from ..train.dry_run import META, Acted, Slices
 from ..train.recipe import Recipe
@@ -149,7 +149,7 @@ class Layered(OnHardware, Pipelined):
     @property
     def replicated(self) -> Plan:
         """The order of all replicas, and what they send each other."""
-        return with_buckets(
+        return with_replicas(
             self.order,
             self.steps,
             self.replicas,

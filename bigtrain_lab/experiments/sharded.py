@@ -4,7 +4,6 @@ of a layer a rank keeps depends on its other layers, so each rank's whole traini
 Cost: a dry run of two steps for each rank of a slice; without ZeRO one of each kind of layer does.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -19,21 +18,18 @@ from ..order.plan import Plan
 from ..order.schedule import Action
 from ..runtime.memory.balance import read
 from ..techniques.precision_levels import LEVELS
-from ..techniques.shard_plan import with_shards
+from ..techniques.replica_plan import parts_of, weights_of, with_replicas
+from ..techniques.shards import Flat
 from ..techniques.sliced_model import cut_of
-from ..techniques.zero import shards_of
 from ..train.dry_run import META, Acted, DryRun, dry_run, with_levels_inside
 from ..train.recipe import Recipe
 from .layered import Layered
 
 
 class Sharded(Layered):
-    shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
+    """Needs `zero` too, the stage of ZeRO."""
 
-    @property
-    @abstractmethod
-    def zero(self) -> int:
-        """The stage of ZeRO."""
+    shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
 
     @property
     def sharded(self) -> int:
@@ -51,30 +47,34 @@ class Sharded(Layered):
         if not self.sharded:
             return super().replicated
         level = self.further.get("precision")
-        stages = self.stages_at(level if self.sharded < 3 else None)
-        return with_shards(
-            self.sharded,
+        return with_replicas(
             self.order,
             self.steps,
             self.replicas,
-            stages,
+            self.stages_at(level if self.sharded < 3 else None),
             self.bucket_bytes,
+            zero=self.sharded,
             slices=self.slices,
-            compute_dtype=LEVELS[level].dtype if level else None,
+            compute_dtype=LEVELS[level].dtype if level and self.sharded == 3 else None,
             inside=self.inside if self.slices == 1 else {},
         )
 
     def duplicate_bytes(self, rank: int) -> int:
         if not self.sharded:
             return super().duplicate_bytes(rank)
-        learnt = self.learnt(rank, self.further.get("precision"))[::-1]
-        shards = shards_of(learnt, self.bucket_bytes, self.replicas, self.mesh.coords(rank)["dp"])
-        return sum(
-            (stop - start) * max(4, shard.kind[0].itemsize)
-            for shard in shards
-            for number, (start, stop) in zip(shard.members, shard.layout.own)
-            if cut_of(learnt[number]) is None
-        )
+        stages = self.stages_at(self.further.get("precision"))
+        weights, units = weights_of(stages, self.order, self.place(rank))
+        parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
+        total = 0
+        for part in parts:
+            own = [weights[n] for n in part.members]
+            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
+            total += sum(
+                (stop - start) * max(4, p.itemsize)
+                for p, (start, stop) in zip(own, layout.own)
+                if cut_of(p) is None
+            )
+        return total
 
     # -- what a rank holds -------------------------------------------------------------------------
 

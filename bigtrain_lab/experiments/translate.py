@@ -34,11 +34,11 @@ from ..order.plan import Compute, Plan, Together
 from ..order.rates import exposed, last
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
-from ..techniques.bucket_plan import with_buckets
 from ..techniques.data_loader import Loader, Loading, with_loads
 from ..techniques.learning_rates import noam
 from ..techniques.mixed_precision import LEVELS
 from ..techniques.one_process import Sample
+from ..techniques.replica_plan import with_replicas
 from ..train import tracking
 from ..train.dry_run import META, Work, dry_run
 from ..train.recipe import Recipe, train
@@ -405,7 +405,7 @@ class Translate(Layered):
 
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
+        plan = with_replicas(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
         windows = [
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]

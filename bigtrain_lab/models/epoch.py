@@ -20,7 +20,7 @@ from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..runtime.devices import built
-from ..techniques.bucket_plan import with_buckets
+from ..techniques.replica_plan import with_replicas
 from ..train.dry_run import META, Work, dry_run
 from .blocks import cross_entropy
 from .translator import Translator, TranslatorConfig
@@ -129,7 +129,7 @@ def step(
     order = Schedule.of(
         " ".join([*(f"{at}F0" for at in modules), *(f"{at}B0" for at in reversed(modules))])
     )
-    return simulate(with_buckets(order, 2, ranks, modules, BUCKET_BYTES), cost).step_time
+    return simulate(with_replicas(order, 2, ranks, modules, BUCKET_BYTES), cost).step_time
 
 
 def pieces(model: Translator) -> list[tuple[nn.Module, Callable]]:

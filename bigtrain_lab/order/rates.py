@@ -64,12 +64,14 @@ def exposures(trace: Trace) -> list[tuple[int, int, int]]:
         own = [(span.kind, span.start, span.end) for span in spans if span.lane == "compute"]
         lane = [span for span in spans if span.lane == "comm:dp"]
         gathers = [span.end for span in lane if span.kind == "all_gather"]
+        scatters = {span.end for span in lane if span.kind == "reduce_scatter"}
         if gathers:
             own = [("", spans[0].start, spans[0].start), *own, ("", max(gathers), max(gathers))]
         for (kind, _, end), (following, start, _) in pairwise(own):
             if following != "U" or kind == "U":  # what else it waited for is not of replicas
                 own_gathers = gathers[bisect_right(gathers, end) : bisect_right(gathers, start)]
-                start = max(own_gathers, default=end)
+                # a gradient that waits for the one before leaves when that has arrived
+                start = start if start in scatters else max(own_gathers, default=end)
             if start > end:
                 found.append((rank, end, start))
     return found

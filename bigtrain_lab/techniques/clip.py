@@ -16,27 +16,32 @@ from torch import Tensor
 
 from ..core import Impossible
 from ..runtime.talk.group import Group
+from .shards import Home
 from .tied import is_copy
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group=None) -> float:
-    """Scale the gradients of this rank's parameters so that the norm over all ranks' is at most
-    `max_norm`; returns the norm before. Every rank of the group calls it, one without gradients
-    too."""
+def clip_grad_norm(parameters: Iterable[Tensor | Home], max_norm: float, group=None) -> float:
+    """Scale the gradients of this rank's parameters, or of what is stepped in their place, so that
+    the norm over all ranks' is at most `max_norm`; returns the norm before. Every rank of the group
+    calls it, one without gradients too."""
     if not max_norm > 0:
         raise Impossible(
             f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0."
         )
     group = Group.of(group)
-    learnt = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
-    device = next(iter(learnt.values())).device if learnt else group.device
+    counts = {}  # what is stepped and has a gradient -> whether it counts in the norm
+    for each in parameters:
+        home = each if isinstance(each, Home) else Home("", each, each)
+        if home.stepped.grad is not None:
+            counts[home.stepped] = not (is_copy(home.weight) or is_copy(home.stepped))
+    device = next((p.device for p in counts), group.device)
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter, gradient in learnt.items():
-        if not is_copy(parameter):
-            square += torch.linalg.vector_norm(gradient).to(device, torch.float64) ** 2
+    for p, once in counts.items():
+        if once:
+            square += torch.linalg.vector_norm(p.grad).to(device, torch.float64) ** 2
     norm = group.all_reduce(square, name="gradient norm").sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in learnt.values():
-        gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    for p in counts:
+        p.grad.mul_(factor.to(p.device, p.grad.dtype))
     return float(norm)

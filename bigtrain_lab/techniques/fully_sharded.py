@@ -8,7 +8,8 @@
 A unit is some modules whose parameters lie in one flat tensor, of which each rank keeps an equal
 part. What autograd saved of the weights are views of that tensor's storage: it is emptied between
 uses and filled again for the backward, and nobody sees the difference. `NaiveUnit` is the same by a
-checkpoint around a gather; `FullyShardedDataParallel` runs no forward twice, and gathers ahead.
+checkpoint around a gather. `FullyShardedDataParallel` runs no forward twice, and gathers ahead: its
+hooks tell `Replicas` (replicas.py) which unit is used next.
 
 Bytes sent a rank: (N-1)/N of 3 psi, for psi bytes of parameters: gathered twice, gradients once;
 data parallel sends 2 psi of these. Memory: parameters, gradients and optimizer state of 1/N, and
@@ -17,9 +18,8 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,12 +29,15 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from ..order.schedule import Action
 from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
+from .data_parallel import broadcast
 from .guards import fully_sharded as guard
-from .layerwise import wide
-from .shards import Flat, Owned
+from .replica_rules import Uses
+from .replicas import Replicas
+from .shards import home_of
 from .units import units_of
 
 
@@ -92,8 +95,9 @@ class FullyShardedDataParallel(nn.Module):
     units          modules that are gathered whole; what they do not hold is cut by default: see
                    `units_of`. A module computes with its weights in its own forward only, and what
                    depends on them leaves it as its output or as an attribute
-    allow_unused   a parameter that a rank did not use counts as zeros there, and its `.grad` stays
-                   as it is where no rank used it. Otherwise it is refused
+    allow_unused   a parameter, of a unit that all ranks use, that a rank did not use counts as
+                   zeros there, and its `.grad` stays as it is where no rank used it. Otherwise it
+                   is refused
     alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
     All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
@@ -101,8 +105,8 @@ class FullyShardedDataParallel(nn.Module):
     ranks than elements some pieces are empty. Frozen parameters are gathered too; they cost no
     gradient where all of a unit is frozen. Buffers are each rank's own. Clip by `clip_grad_norm_`,
     not by torch's function, and scale by a DynamicLossScaler with the group, not by torch's
-    GradScaler: both would see this rank's pieces alone. The module's own parameters are empty
-    between uses: what is done to them then, as by torch.nn.init, changes nothing.
+    GradScaler: both would see this rank's pieces alone. The module's own parameters read as nan
+    between uses, and must not be written to.
     """
 
     def __init__(
@@ -119,24 +123,24 @@ class FullyShardedDataParallel(nn.Module):
         self.module, self.group, self.compute_dtype = module, Group.of(group), compute_dtype
         guard.refuse(module, self.group, compute_dtype, units)
         cut = units_of(module, units or ())
-        guard.refuse_formats(cut)
-        self.units = [
-            Unit(number, *each, self.group, compute_dtype, alike) for number, each in enumerate(cut)
-        ]
-        self.pieces = {
-            p: piece for unit in self.units for p, piece in zip(unit.parameters, unit.pieces)
-        }
+        self.units = [Unit(number, *each) for number, each in enumerate(cut)]
         if not alike:
-            for buffer in module.buffers():
-                self.group.broadcast(buffer, name="buffers")
-        self.allow_unused, self.whole = allow_unused, False
-        self.lane, self.counts = self.group.lane(), Counter()
-        forward = [(unit, "F") for unit in self.units]
-        self.order = Order([*forward, *((unit, "B") for unit in reversed(self.units))])
-        self.reading = Order([(unit, "E") for unit in self.units])  # of an evaluation
+            broadcast([*module.parameters(), *module.buffers()], self.group)
+        used = {p: {unit.number} for unit in self.units for p in unit.named.values()}
+        self.replicas = Replicas(
+            module,
+            self.group,
+            3,
+            [home_of(name, p) for name, p in module.named_parameters()],
+            units=used,
+            compute_dtype=compute_dtype,
+            allow_unused=allow_unused,
+        )
+        self.replicas.rules.uses = Uses(
+            [Action("F", unit.number, 0) for unit in self.units]
+            + [Action("B", unit.number, 0) for unit in reversed(self.units)]
+        )
         self.recorded = None  # whether the forward under way is for a backward
-        self.ahead: Unit | None = None  # is being gathered for what comes next
-        self.sent: Gradients | None = None  # are on their way
         self.left: dict[Unit, None] = {}  # a backward is, or was, at them
         self.due: dict[Unit, None] = {}  # whose gradient waits for another backward of the unit
         for unit in self.units:
@@ -151,95 +155,34 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self)
-        guard.refuse_dropped(self)
         before, self.recorded = self.recorded, torch.is_grad_enabled()
         try:
-            with nullcontext() if self.counts else guard.Watch(self):
+            with nullcontext() if self.replicas.rules.numbers else guard.Watch(self):
                 return self.module(*args, **kwargs)
         finally:
             if not self.recorded and not before:
-                self._discard()
-                self.reading.end()
+                self.replicas.read()
             self.recorded = before
 
     def __getstate__(self):
         guard.refuse_copy()
 
-    # -- a unit's parameters come and go -----------------------------------------------------------
-
-    @torch.no_grad()
     def _open(self, unit: "Unit", kind: str) -> None:
-        """Return when its parameters are there; what comes next is being gathered then. kind: F, B,
-        R (a forward again, for the backward), E (no backward will follow)."""
-        if self.ahead is not unit:
-            self._discard()
-        if unit.coming is None:
-            self._gather(unit, kind)
-        unit.coming.wait()
-        unit.coming = self.ahead = None
-        for p, view in zip(unit.parameters, unit.views):
-            p.data = view
-        unit.there, unit.kind, unit.at = True, kind, unit.label
-        following = self._order(kind).follow((unit, kind))
-        if following and not following[0].there and kind != "R":  # then a unit waits beside it
-            self._gather(*following)
+        """Return when its parameters are there. kind: F, B, R (a forward again, for the backward),
+        E (no backward will follow)."""
+        unit.use, unit.there = Action(kind, unit.number, 0), True
+        self.replicas.needed(unit.use)
 
-    @torch.no_grad()
     def _close(self, unit: "Unit") -> None:
-        """Free its parameters."""
-        for p in unit.parameters:
-            p.data = unit.nothing
-        unit.whole.untyped_storage().resize_(0)
         unit.there = False
-        following = self._order(unit.kind).next
-        if following and following[0] is unit and self.ahead is None:
-            self._gather(*following)
+        self.replicas.done(unit.use)
 
-    def _gather(self, unit: "Unit", kind: str) -> None:
-        unit.label = f"{unit.number}{kind}{self.counts[unit, kind]}"
-        self.counts[unit, kind] += 1
-        unit.whole.untyped_storage().resize_(unit.whole_bytes)
-        name = f"parameters of {unit.label}"
-        unit.coming, self.ahead = self.lane.launch(partial(unit.gather, name), name), unit
-
-    def _discard(self) -> None:
-        """What was gathered ahead is not what comes."""
-        if self.ahead is not None:
-            self.ahead.coming.wait()
-            self.ahead.whole.untyped_storage().resize_(0)
-            self.ahead.coming = self.ahead = None
-
-    def _order(self, kind: str) -> "Order":
-        return self.reading if kind == "E" else self.order
-
-    @contextmanager
-    def opened(self, number: int, kind: str):
-        """A unit's parameters are there inside; kind "F" or "B". After a B its gradient leaves. Its
-        modules' own hooks do nothing meanwhile."""
-        unit = self.units[number]
-        self._open(unit, kind)
-        unit.spanned = True
-        try:
-            yield
-        finally:
-            unit.spanned = False
-            self._close(unit)
-            if kind == "B":
-                self._send(unit)
-
-    @property
-    def under_way(self) -> bool:
-        """Whether something was launched on the lane that nobody has waited for."""
-        return self.ahead is not None or self.sent is not None
-
-    # -- hooks, where nobody opens units -----------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
     def _enters(self, unit: "Unit", module, args, kwargs):
         """Before a forward of one of its modules."""
         if self.compute_dtype:
-            args, kwargs = tree_map(partial(cast, self.compute_dtype), (args, kwargs))
-        if unit.spanned or self.whole:
-            return args, kwargs
+            args, kwargs = cast_inputs(self.compute_dtype, module, args, kwargs)
         again = in_backward()
         if not again:
             self._flush()
@@ -256,8 +199,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def _leaves(self, unit: "Unit", module, args, kwargs, output):
         """After it; also where it failed."""
-        output = unit.apart(output)
-        if unit.spanned or not unit.calls:
+        output = self.replicas.copied(output)
+        if not unit.calls:
             return output
         call = unit.calls.pop()
         if torch.is_grad_enabled():
@@ -281,7 +224,7 @@ class FullyShardedDataParallel(nn.Module):
         """Before a backward passes what the call returned."""
         guard.refuse_graph(self)
         unit = call.unit
-        if not unit.spanned and not call.backward:
+        if not call.backward:
             call.backward = True
             unit.backwards += 1
             self.left[unit] = None
@@ -305,7 +248,8 @@ class FullyShardedDataParallel(nn.Module):
         if unit.pending:
             self.due[unit] = None
         else:
-            self._send(unit)
+            self.due.pop(unit, None)
+            self.replicas.sends(unit.number)
 
     def _flush(self) -> None:
         """No backward is under way: units at which one ended without a word are closed."""
@@ -315,42 +259,17 @@ class FullyShardedDataParallel(nn.Module):
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _send(self, unit: "Unit") -> None:
-        """At most one unit's gradient is on its way."""
-        self.due.pop(unit, None)
-        if unit.learns:
-            guard.refuse_sparse(self, unit)
-            self._take()
-            self.sent = Gradients(unit, self.lane, guard.writes(self))
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        sent, self.sent = self.sent, None
-        if sent is not None:
-            sent.add_up()
-
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece's `.grad` is the mean over the ranks; call it before the
         optimizer's step."""
         guard.refuse_changed(self)
         self._flush()
-        self._take()
-        self._discard()
-        self.order.end()
-        unused = [name for unit in self.units for name in unit.unused()]
-        guard.refuse_unused(self, unused)
-        unused = set(unused)
-        if self.allow_unused:
-            by_rank = self.group.differing("\n".join(sorted(unused)), "the unused parameters")
-            unused.intersection_update(*(text.split("\n") for text in by_rank))
-        for unit in self.units:
-            unit.forget(unused)
+        self.replicas.finish_gradient_synchronization()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients so that the norm of the whole gradient is at most `max_norm`; returns
         the norm before. All ranks call it."""
-        return clip_grad_norm(self.parameters(), max_norm, self.group)
+        return clip_grad_norm(self.replicas.homes, max_norm, self.group)
 
     # -- names and states --------------------------------------------------------------------------
 
@@ -358,238 +277,40 @@ class FullyShardedDataParallel(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's pieces, by the names that the module has."""
+        pieces = self.replicas.pieces
         for name, p in self.module.named_parameters(prefix, recurse, remove_duplicate):
-            yield name, self.pieces[p]
-
-    def owned(self) -> list[Owned]:
-        """What this rank keeps of each parameter, named as in the module."""
-        return [
-            Owned(name, tuple(view.shape), *own, piece)
-            for u in self.units
-            for name, view, own, piece in zip(u.names, u.views, u.flat.own, u.pieces)
-        ]
-
-    def refresh(self) -> None:
-        """After a load nothing is left to do: units are gathered before they are used."""
+            yield name, pieces[p]
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, of whole tensors in the pieces' format, on every rank. All ranks
         call it together."""
-        with self._all_whole(filled=True):
+        guard.refuse_inside(self)
+        with self.replicas.all_whole():
             return self.module.state_dict()
 
     def load_full_state_dict(self, state: dict, strict: bool = True):
         """Load a state_dict of the module, such as full_state_dict() returns; each rank keeps its
         part. All ranks load the same."""
-        with self._all_whole(filled=not strict) as flats, torch.no_grad():
+        guard.refuse_inside(self)
+        with self.replicas.all_whole() as flats, torch.no_grad():
             told = self.module.load_state_dict(state, strict)
-            for unit, flat in zip(self.units, flats):
-                unit.shard.copy_(unit.flat.mine(flat))
+            for held, flat in zip(self.replicas.held, flats):
+                held.piece.copy_(held.layout.mine(flat))
         return told
 
-    def whole_values(self) -> dict[Tensor, Tensor]:
-        """Parameter -> its values, in the pieces' format. All ranks ask together."""
-        with self._all_whole(filled=True) as flats:
-            return {
-                p: view
-                for unit, flat in zip(self.units, flats)
-                for p, view in zip(unit.parameters, unit.flat.views(flat))
-            }
 
-    def expect(self, uses: Iterable[tuple[int, str]]) -> None:
-        """The units, by number and kind, that will be opened up to the next update."""
-        self.order = Order([(self.units[number], kind) for number, kind in uses if kind in "FB"])
-
-    @contextmanager
-    def _all_whole(self, filled: bool):
-        """Each parameter is a whole tensor inside; gives the flat tensors, one a unit."""
-        guard.refuse_inside(self)
-        flats = [unit.shard.new_zeros(unit.flat.length) for unit in self.units]
-        for unit, flat in zip(self.units, flats):
-            if filled:
-                self.group.unrecorded().all_gather(unit.shard, flat)
-            for p, view in zip(unit.parameters, unit.flat.views(flat)):
-                p.data = view
-        self.whole = True
-        try:
-            yield flats
-        finally:
-            self.whole = False
-            for unit in self.units:
-                for p in unit.parameters:
-                    p.data = unit.nothing
-
-    def holdings(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors that this rank holds now, by kind of memory and by name."""
-        held = {
-            "weights": {},
-            "master": {},
-            "gradients": {},
-            "buffers": dict(self.module.named_buffers()),
-        }
-        for unit in self.units:
-            masters = unit.shard.dtype != unit.whole.dtype
-            held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
-            held["weights"][f"unit {unit.number}"] = unit.whole
-            grads = zip(unit.names, unit.parameters, unit.pieces)
-            held["gradients"] |= {
-                f"{name} gradient": each.grad
-                for name, p, piece in grads
-                for each in (p, piece)
-                if each.grad is not None
-            }
-        if self.sent:
-            number = self.sent.unit.number
-            held["gradients"] |= {
-                f"gradient of unit {number}": self.sent.flat,
-                f"part of the gradient of unit {number}": self.sent.part,
-            }
-        return held
-
-
+@dataclass(eq=False)
 class Unit:
-    """Modules that are gathered together. `shard` is this rank's part of their parameters, `whole`
-    all of them: its storage is empty unless they are `there` or `coming`."""
+    """Modules that are gathered together, and the names of their parameters."""
 
-    def __init__(
-        self,
-        number: int,
-        modules: list[nn.Module],
-        named: dict[str, nn.Parameter],
-        group: Group,
-        compute_dtype: torch.dtype | None,
-        alike: bool,
-    ):
-        self.number, self.modules = number, modules
-        self.names, self.parameters = [*named], [*named.values()]
-        self.flat = Flat([p.detach() for p in self.parameters], group.size, group.rank)
-        full = self.parameters[0].detach().new_zeros(self.flat.length)
-        for p, view in zip(self.parameters, self.flat.views(full)):
-            view.copy_(p.detach())
-        if not alike:
-            group.broadcast(full, name=f"parameters of unit {number}")
-        self.shard = self.flat.mine(full).to(wide(full.dtype), copy=True)
-        self.whole = full.new_empty(self.flat.length, dtype=compute_dtype or full.dtype)
-        self.whole_bytes, self.nothing = self.whole.nbytes, self.whole.new_empty(0)
-        self.views = self.flat.views(self.whole)
-        self.learns = any(p.requires_grad for p in self.parameters)
-        self.pieces = [
-            nn.Parameter(piece, requires_grad=p.requires_grad)
-            for piece, p in zip(self.flat.pieces(self.shard), self.parameters)
-        ]
-        self.flat.tensors = self.views  # the parameters' own tensors go
-        self.whole.untyped_storage().resize_(0)
-        for p, piece in zip(self.parameters, self.pieces):
-            vars(piece).update(vars(p))  # what is known of it, such as how it is cut
-            p.piece, p.data = piece, self.nothing
-        self.there, self.coming = False, None
-        self.kind = self.at = ""  # for what it is there, and the name of that
-        self.label = ""  # of what is coming
-        self.spanned = False  # somebody else opens and closes it
-        self.calls: list[Call] = []  # forwards under way
-        self.backwards = 0  # calls whose backward is under way
-        self.pending = 0  # calls whose backward has not ended
-        self.used: set[str] = set()  # parameters that got a gradient since the last update
-        self.new: set[str] = set()  # those whose piece had none before
-
-    def gather(self, name: str, group: Group) -> None:
-        """On the lane."""
-        own = self.shard
-        if own.dtype != self.whole.dtype:
-            own = self.flat.mine(self.whole).copy_(own)
-        group.all_gather(own, self.whole, name=name)
-
-    def apart(self, output):
-        """What a call returned; views of the parameters, which are about to go, are copied."""
-
-        def copied(value):
-            if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                return value
-            return value.clone() if value.untyped_storage()._cdata == home else value
-
-        home = self.whole.untyped_storage()._cdata  # by data_ptr() all meta tensors would be one
-        return tree_map(copied, output)
-
-    def unused(self) -> list[str]:
-        return [
-            name
-            for name, p in zip(self.names, self.parameters)
-            if p.requires_grad and name not in self.used
-        ]
-
-    def forget(self, unused: set[str]) -> None:
-        """A gradient is whole. The zeros that came for what no rank used are none."""
-        for name, piece in zip(self.names, self.pieces):
-            if name in unused & self.new:
-                piece.grad = None
-        self.used, self.new, self.pending = set(), set(), 0
-        self.calls.clear()
-
-
-class Gradients:
-    """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
-
-    def __init__(self, unit: Unit, lane, writes: int):
-        self.writes = writes  # to the pieces, before
-        self.unit, self.name = unit, f"gradients of {unit.at}"
-        self.part = torch.empty_like(unit.shard)
-        found = []
-        for name, p, view in zip(unit.names, unit.parameters, unit.views):
-            if p.grad is not None:
-                unit.used.add(name)
-                found.append(p.grad.reshape(-1))
-            else:
-                found.append(p.new_zeros(view.shape).view(-1))
-            p.grad = None
-        if over := unit.flat.length - sum(unit.flat.sizes):
-            found.append(unit.whole.new_zeros(over))
-        self.flat = torch.cat(found) if len(found) > 1 else found[0]
-        del found
-        self.launched = lane.launch(self.reduce, self.name)
-
-    def reduce(self, group: Group) -> None:
-        """On the lane. The sum of float16 would overflow, so its terms are divided."""
-        if self.flat.dtype == torch.float16:
-            self.flat.div_(group.size)
-        self.part.copy_(group.reduce_scatter(self.flat, name=self.name))
-        if self.flat.dtype != torch.float16:
-            self.part.div_(group.size)
-
-    def add_up(self) -> None:
-        """Wait, and add this rank's part to its pieces' gradients."""
-        self.launched.wait()
-        self.flat = None
-        self.unit.new |= {
-            name for name, piece in zip(self.unit.names, self.unit.pieces) if piece.grad is None
-        }
-        for piece, own in zip(self.unit.pieces, self.unit.flat.pieces(self.part)):
-            if piece.requires_grad:
-                piece.grad = own if piece.grad is None else piece.grad.add_(own)
-
-
-class Order:
-    """In which order units are used, learnt anew from where it is another than before."""
-
-    def __init__(self, expected: list[tuple]):
-        self.expected, self.at = expected, 0
-
-    def follow(self, use: tuple) -> tuple | None:
-        """This (unit, kind) is used now; returns what comes next."""
-        if self.next is None and use in self.expected[:1]:
-            self.expected += self.expected  # one more backward, like those before
-        if self.next != use:
-            self.expected[self.at :] = [use]
-        self.at += 1
-        return self.next
-
-    @property
-    def next(self) -> tuple | None:
-        return self.expected[self.at] if self.at < len(self.expected) else None
-
-    def end(self) -> None:
-        """The next use is the first again."""
-        del self.expected[self.at :]
-        self.at = 0
+    number: int
+    modules: list[nn.Module]
+    named: dict[str, nn.Parameter]
+    there: bool = False
+    use: Action | None = None  # for which it is, or was, there
+    calls: list["Call"] = field(default_factory=list)  # forwards under way
+    backwards: int = 0  # calls whose backward is under way
+    pending: int = 0  # calls whose backward has not ended
 
 
 @dataclass(eq=False)
@@ -610,9 +331,14 @@ class Call:
         return self.inputs[-1]
 
 
-def cast(dtype: torch.dtype, value):
-    floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(dtype) if floating else value
+def cast_inputs(dtype: torch.dtype, module: nn.Module, args: tuple, kwargs: dict):
+    """A hook: floating inputs in this format."""
+
+    def cast(value):
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    return tree_map(cast, (args, kwargs))
 
 
 def in_backward() -> bool:

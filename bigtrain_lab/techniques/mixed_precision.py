@@ -47,6 +47,7 @@ from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
 from .prepared_model import adapt, load, to_master
+from .shards import STEPPED
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights stay in float32: they are used by operators that run in float32, and so are
@@ -197,7 +198,7 @@ class MixedPrecision:
             if weight.requires_grad:
                 if self._lacks_master(weight):
                     self._give_master(weight)
-                yield name, self.masters.get(weight, getattr(weight, "piece", weight))
+                yield name, self.masters.get(weight, STEPPED.get(weight, weight))
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]

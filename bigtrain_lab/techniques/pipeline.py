@@ -319,6 +319,10 @@ class Pipeline:
             }
         }
 
+    def actions(self) -> list[Action]:
+        """Of the next batch on this rank, numbered through the whole run."""
+        return [self._numbered(action) for step in self.order for action in step]
+
     def _span(self, op: Compute):
         step = tuple(map(self._numbered, op.step))
         return self.span(step, op.version + self.updates_done)

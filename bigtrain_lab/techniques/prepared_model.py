@@ -26,6 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from ..core import Impossible
 from .guards import mixed_precision as guard
 from .precision_policy import Policy
+from .shards import STEPPED
 
 
 def adapt(model: nn.Module, mp) -> None:
@@ -55,8 +56,8 @@ def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]
     weight's master, or the piece that ZeRO leaves this rank of it."""
     modules = list(modules)
     masters = {w: master for mp in precisions(modules) for w, master in mp.masters.items()}
-    own = {weight for module in modules for weight in module.parameters()}
-    found = {weight: masters.get(weight, getattr(weight, "piece", None)) for weight in own}
+    own = dict.fromkeys(weight for module in modules for weight in module.parameters())
+    found = {weight: masters.get(weight, STEPPED.get(weight)) for weight in own}
     return {weight: master for weight, master in found.items() if master is not None}
 
 

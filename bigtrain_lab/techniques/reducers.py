@@ -21,6 +21,7 @@ need no request, since its servers take what comes first; here nobody receives f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import ClassVar
 
@@ -28,10 +29,11 @@ import torch
 from torch import Tensor
 
 from ..order.collectives.push_pull import PushPull as OneServerARank
-from ..order.plan import Cycle, Wait, lower_collective
+from ..order.plan import Cycle, lower_collective
 from ..runtime.talk.execute import run
 from ..runtime.talk.group import Group
 from ..runtime.talk.moves import Chunks
+from .replica_rules import name
 
 
 @dataclass(eq=False)
@@ -80,17 +82,15 @@ class Buckets:
 
     def program(
         self,
-        batch: int,
         pieces: Sequence[Bucket],
         most_bytes: int,
-        timed: bool,
         ranks: tuple[int, ...],
-        send: Callable[[list[int]], Sequence],
+        send: Callable[[int, list[int]], Sequence],
+        batch: int,
     ) -> list:
-        """What the lane does in a batch. `send`: numbers of pieces that lie side by side -> the
-        operations that average them."""
-        if not (timed and self.every_ticks):
-            return [op for k in range(len(pieces)) for op in (Wait(name([k], batch)), *send([k]))]
+        """What the lane does in a batch where it asks at each cycle what is there. `send`: (batch,
+        numbers of pieces that lie side by side) -> the operations that average them."""
+        send = partial(send, batch)
         labels = tuple(name([k], batch) for k in range(len(pieces)))
 
         def cycles(left: list[int], number: int) -> list:
@@ -145,13 +145,6 @@ class PushPull(Buckets):
 
     def leaving(self, ready, pieces, most_bytes):
         return [[max(ready)]]
-
-
-def name(numbers: Sequence[int], batch: int) -> str:
-    """Of the message of these pieces."""
-    first, last = numbers[0], numbers[-1]
-    which = f"bucket {first}" if first == last else f"buckets {first} to {last}"
-    return f"{which} of batch {batch}"
 
 
 def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> list[Bucket]:

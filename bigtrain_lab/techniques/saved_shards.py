@@ -45,21 +45,27 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     """Put the state of a sharded module, and of the optimizer of its pieces, under this name,
     whole; or leave what was there. All ranks call it, between two steps.
 
-    sharded    a FullyShardedDataParallel, a ShardedGradients, or the `.shards` of a ZeroOptimizer;
+    sharded    a FullyShardedDataParallel, Replicas, or the `.shards` of a ZeroOptimizer;
                of a recipe the training's `.parts`, each stage of a pipeline under its own name
     optimizer  one, or several
     further    what else is to be kept; rank 0's counts
 
     Impossible, on all ranks, where one of them could not write.
     """
+    sharded = getattr(sharded, "replicas", sharded)
     path, group = Path(path), sharded.group
     guard.refuse_under_way(sharded)
     number = torch.tensor([guard.next_number(path, WHOLE, FOLDER)], device=group.device)
     folder = path / f"{FOLDER}{group.unrecorded().broadcast(number).item():06}"
     own = {
         "parts": {
-            each.name: (each.shape, each.start, each.stop, each.piece.detach().clone())
-            for each in sharded.owned()
+            each.name: (
+                tuple(each.weight.shape),
+                each.start,
+                each.stop,
+                each.stepped.detach().clone(),
+            )
+            for each in sharded.homes
         },
         "optimizers": [each.state_dict() for each in listed(optimizer)],
     }
@@ -88,14 +94,15 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
 def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     """Restore a sharded module and its optimizer, on any number of ranks; returns `further`.
     Impossible, with nothing changed, where the checkpoint is of others."""
-    owned, group = {each.name: each for each in sharded.owned()}, sharded.group
+    sharded = getattr(sharded, "replicas", sharded)
+    owned, group = {each.name: each for each in sharded.homes}, sharded.group
     numbers = [numbers_of(sharded, each) for each in listed(optimizer)]
     apart = beside(sharded)["apart"]
     guard.refuse_under_way(sharded)
 
     def mine(name: str, parts: list) -> Tensor:
         own = owned[name]
-        return keeping_dim(assembled(parts, own.start, own.stop), own.piece)
+        return keeping_dim(assembled(parts, own.start, own.stop), own.stepped)
 
     def checked() -> tuple[Shards, list[dict], dict[str, Tensor]]:
         with guard.read(path):
@@ -111,7 +118,7 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     for each, state in zip(listed(optimizer), states):
         each.load_state_dict(state)
     for name, each in owned.items():
-        each.piece.copy_(pieces[name])
+        each.stepped.copy_(pieces[name])
     for name, tensor in apart.items():
         tensor.copy_(found.manifest["apart"][name])
     sharded.refresh()
@@ -177,24 +184,26 @@ class Shards:
 def full_optimizer_state(sharded, optimizer: Optimizer) -> dict:
     """Return the state_dict that the optimizer would have of the whole parameters, on every rank.
     All ranks call it together."""
-    owned = {each.name: each for each in sharded.owned()}
+    sharded = getattr(sharded, "replicas", sharded)
+    owned = {each.name: each for each in sharded.homes}
     return changed(
         optimizer.state_dict(),
         numbers_of(sharded, optimizer),
-        {name: each.piece.shape for name, each in owned.items()},
+        {name: each.stepped.shape for name, each in owned.items()},
         lambda name, number, key, value: owned[name].whole(value, sharded.group),
     )
 
 
 def load_full_optimizer_state(sharded, optimizer: Optimizer, state_dict: dict) -> None:
     """Load a state_dict of an optimizer of the whole parameters; each rank keeps its part."""
-    owned = {each.name: each for each in sharded.owned()}
+    sharded = getattr(sharded, "replicas", sharded)
+    owned = {each.name: each for each in sharded.homes}
     guard.refuse_other_groups(state_dict, optimizer, "The state")
     optimizer.load_state_dict(
         changed(
             state_dict,
             numbers_of(sharded, optimizer),
-            {name: each.shape for name, each in owned.items()},
+            {name: each.weight.shape for name, each in owned.items()},
             lambda name, number, key, value: owned[name].part(value),
         )
     )
@@ -234,7 +243,9 @@ def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
     pieces = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = {id(piece): number for number, piece in enumerate(pieces)}
     return {
-        each.name: numbers[id(each.piece)] for each in sharded.owned() if id(each.piece) in numbers
+        home.name: numbers[id(home.stepped)]
+        for home in sharded.homes
+        if id(home.stepped) in numbers
     }
 
 
@@ -247,7 +258,7 @@ def beside(sharded) -> dict[str, dict]:
     name; and further names of "tied" parameters, each with the first."""
     named = partial(sharded.module.named_parameters, remove_duplicate=False)
     first = {parameter: name for name, parameter in sharded.module.named_parameters()}
-    cut = {each.name for each in sharded.owned()}
+    cut = {each.name for each in sharded.homes}
     apart = {name: p.detach() for name, p in named() if first[p] not in cut}
     return {
         "apart": apart | dict(sharded.module.named_buffers()),

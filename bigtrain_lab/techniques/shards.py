@@ -10,10 +10,11 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), section 5.1.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Flat:
@@ -54,28 +55,38 @@ class Flat:
         ]
 
 
-class Owned(NamedTuple):
-    """What a rank keeps of a parameter: elements `start` to `stop` of it, flattened, in `piece`."""
+@dataclass(frozen=True, eq=False)
+class Home:
+    """A weight, and what the optimizer steps in its place: itself, a float32 master, or elements
+    `start` to `stop` of either, flattened."""
 
     name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    piece: Tensor
-
-    def cuts(self, value) -> bool:
-        """Whether an optimizer's value lies beside the piece, element by element."""
-        return isinstance(value, Tensor) and value.shape == self.piece.shape
+    weight: Tensor
+    stepped: Tensor
+    start: int = 0
+    stop: int | None = None
 
     def whole(self, own: Tensor, group) -> Tensor:
-        """The parameter's tensor, of what each rank keeps of it. All ranks of the group ask."""
-        found = own.new_zeros(self.shape)
+        """The tensor of the weight's shape, of what each rank keeps of it. All ranks of the group
+        ask."""
+        found = own.new_zeros(self.weight.shape)
         found.view(-1)[self.start : self.stop] = own.reshape(-1)
         return group.unrecorded().all_reduce(found)
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's elements of a tensor of the parameter's shape."""
+        """This rank's elements of a tensor of the weight's shape."""
         return keeping_dim(whole.reshape(-1)[self.start : self.stop].clone(), whole)
+
+
+STEPPED = WeakIdKeyDictionary()  # a weight -> this rank's piece, which is stepped in its place
+
+
+def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:
+    """A weight at home in itself, or where it is half in a float32 master, of these values."""
+    if weight.itemsize >= 4:
+        return Home(name, weight, weight)
+    master = (weight if values is None else values).detach().float()
+    return Home(name, weight, nn.Parameter(master, weight.requires_grad))
 
 
 def keeping_dim(elements: Tensor, whole: Tensor) -> Tensor:

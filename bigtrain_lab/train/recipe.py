@@ -7,7 +7,7 @@ of them under the lens.
     for each window of micro-batches, replica d of R taking every R-th, from its d-th on:
         F and B of each, in the schedule's order      pipeline.py; one device is one stage
           the layers of a stage, sliced               tensor_parallel.py, sequence_parallel.py
-        replicas sum their gradients meanwhile        data_parallel.py, zero.py, fully_sharded.py
+        replicas sum their gradients meanwhile        data_parallel.py, replicas.py
         the gradient is unscaled and clipped          mixed_precision.py, clip.py
         the optimizers step, weights follow masters   mixed_precision.py
 
@@ -34,17 +34,21 @@ from ..techniques import one_process
 from ..techniques.accumulate import windows
 from ..techniques.checkpoint import recomputed
 from ..techniques.clip import clip_grad_norm
-from ..techniques.data_parallel import DistributedDataParallel
+from ..techniques.data_parallel import broadcast
+from ..techniques.fully_sharded import cast_inputs
 from ..techniques.guards import recipe as guard
+from ..techniques.guards.data_parallel import refuse_unlike
 from ..techniques.guards.optimizers import before_step
 from ..techniques.learning_rates import set_rate
 from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from ..techniques.one_process import Sample
 from ..techniques.pipeline import Pipeline
 from ..techniques.prepared_model import masters_of
+from ..techniques.replicas import Replicas
 from ..techniques.sequence_parallel import sum_duplicates
+from ..techniques.shards import Home, home_of
 from ..techniques.sliced_model import cut_of, sliced, whole_of
-from ..techniques.zero import FullyShardedDataParallel, ShardedGradients, shared
+from ..techniques.zero import shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +314,15 @@ class Training:
         self.modules = nn.ModuleList(self.stages.values())
         self.parallel = None
         if self.copies:
-            self.parallel = averaging(
-                recipe, self.stages, self.modules, self.precision, self.copies
-            )
+            self.parallel = replicas_of(recipe, self.stages, self.precision, self.copies)
         else:
             self.precision.prepare(self.modules)
+        stepped = masters_of(self.modules)
+        self.homes = [
+            Home(name, p, stepped.get(p, p))
+            for name, p in self.modules.named_parameters()
+            if p.requires_grad
+        ]
         self.optimizer_of = {stage: self.optimizer(stage) for stage in self.own}
         self.samples, self.waiting = {}, []
         self.pipeline = self.pipeline_of(order)
@@ -329,7 +337,7 @@ class Training:
         return [each for each in self.optimizer_of.values() if each]
 
     @property
-    def parts(self) -> ShardedGradients | FullyShardedDataParallel | None:
+    def parts(self) -> Replicas | None:
         """What the replicas hold in parts."""
         return self.parallel if self.recipe.zero else None
 
@@ -341,16 +349,18 @@ class Training:
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""
-        homes = masters_of(self.modules)
+        stepped = {home.weight: home.stepped for home in self.homes}
         learning = [p for p in self.stages[stage].parameters() if p.requires_grad]
         if self.order.asynchronous or not learning:
             return None
-        optimizer = guard.optimizer(self.recipe, [homes.get(p, p) for p in learning])
+        optimizer = guard.optimizer(self.recipe, [stepped[p] for p in learning])
         guard.refuse_optimizer(optimizer, self.order)
         with self.rank.aside():  # a trial of the optimizer is no part of what a training holds
             if self.recipe.zero:
                 among = self.rank.group(("dp", "tp")) if self.slices else self.copies
-                shared(optimizer, among, counts(self.slices))
+                whole = {h.stepped for h in self.homes if self.slices and cut_of(h.weight) is None}
+                first = not self.slices or self.slices.rank == 0
+                shared(optimizer, among, lambda piece: first or piece not in whole)
             elif self.slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                 optimizer.among(self.slices)
             before_step(optimizer)
@@ -373,19 +383,16 @@ class Training:
                 for i, n in enumerate(numbers)
             }
         batch, self.waiting = [*self.samples.values()], [*self.own]
-        if recipe.zero == 3:
-            order = self.pipeline.order
-            parallel.expect((self.own.index(step[0].stage), step[0].kind) for step in order)
-        elif parallel and recipe.zero < 2:
-            parallel.backwards = len(batch)
+        if parallel:
+            parallel.rules.begin(self.pipeline.actions())
         with self.lens.window(number, self.stages, batch), self.precision:
             self.pipeline.step(
                 [x for x, _, _ in batch],
                 [y for _, y, _ in batch],
                 recipe.shares(window, self.replica, batch),
             )
-        if parallel and recipe.zero in (1, 2):
-            parallel.gather_parameters()
+        if parallel:
+            parallel.stepped()
         return [loss.item() for loss in self.pipeline.losses[: len(mine)]]
 
     def pipeline_of(self, order: Schedule, after: Pipeline | None = None) -> Pipeline:
@@ -410,14 +417,14 @@ class Training:
 
     @contextmanager
     def span(self, step, version):
-        (kind, stage, _), at_hand = step[0], nullcontext()
-        if self.recipe.zero == 3 and kind in "FB":
-            at_hand = self.parallel.opened(self.own.index(stage), kind)
-        with (  # what is under way is asked when the weights are at hand
-            at_hand,
-            self.pipe.span(step, version, beside=bool(self.parallel and self.parallel.under_way)),
-        ):
+        acts = step if self.parallel and step[0].kind != "U" else ()
+        for action in acts:
+            self.parallel.needed(action)
+        beside = bool(self.parallel and self.parallel.under_way)
+        with self.pipe.span(step, version, beside=beside):
             yield
+        for action in acts:
+            self.parallel.done(action)
 
     def loss(self, output, targets):
         if self.slices:
@@ -445,7 +452,7 @@ class Training:
                 if recipe.learning_rate:
                     set_rate(optimizer, guard.rate(recipe, self.number + 1))
             if recipe.clip:
-                clip_grad_norm(precision.parameters(), recipe.clip, self.holders)
+                clip_grad_norm(self.homes, recipe.clip, self.holders)
         own = self.optimizer_of[stage]
         stepped = precision.step(*([own] if own else []))
         if own:
@@ -481,49 +488,50 @@ class Training:
         }
 
 
-def averaging(
-    recipe: Recipe,
-    stages: Mapping[int, nn.Module],
-    modules: nn.ModuleList,
-    precision: MixedPrecision,
-    copies: Group,
-):
-    """Prepare this rank's stages; returns what averages their gradients over the replicas `copies`,
-    None where nothing learns."""
+def replicas_of(
+    recipe: Recipe, stages: Mapping[int, nn.Module], precision: MixedPrecision, copies: Group
+) -> Replicas | None:
+    """Prepare this rank's stages; returns what averages, or cuts, their gradients over the replicas
+    `copies`, None where nothing learns."""
     copies.lane()  # made there too: torch names a group by how many groups its members have
-    settings = {"alike": True} | recipe.data_parallel
+    modules, level = nn.ModuleList(stages.values()), precision.level
+    whole = {p: p.data for p in modules.parameters()}
+    gathers_half = recipe.zero == 3 and level.masters  # stage 3 rounds what it gathers
+    keeps = recipe.zero > 0 and (level.masters or recipe.precision is None)  # masters, in pieces
+    precision.prepare(modules, masters=not recipe.zero, rounded=not gathers_half)
     if not any(p.requires_grad for p in modules.parameters()):
-        precision.prepare(modules)
         return None
-    if not recipe.zero:
-        precision.prepare(modules)
-        return DistributedDataParallel(modules, copies, recipe.bucket_bytes, **settings)
-    level = precision.level
-    if recipe.zero == 3:  # which rounds what it gathers; the float32 parts are the masters
-        precision.prepare(modules, masters=False, rounded=not level.masters)
-        return FullyShardedDataParallel(
-            modules, copies, level.dtype if level.masters else None, units=[*modules], **settings
-        )
-    originals = {p: p.data for p in modules.parameters()}
-    precision.prepare(modules, masters=False)
-    tied = [
-        stages[stage].get_parameter(name)
-        for places in recipe.tied.values()
-        for stage, name in places.items()
-        if stage in stages
+    masters = masters_of([modules])
+    homes = [
+        home_of(name, p, whole[p]) if keeps else Home(name, p, masters.get(p, p))
+        for name, p in modules.named_parameters()
     ]
-    return ShardedGradients(
+    own = {number: {*stage.parameters()} for number, stage in stages.items()}
+    settings = {"alike": True} | recipe.data_parallel
+    if settings.pop("alike"):
+        refuse_unlike(modules, copies)
+    else:
+        every = *modules.parameters(), *(home.stepped for home in homes), *modules.buffers()
+        broadcast(every, copies)
+    replicas = Replicas(
         modules,
         copies,
         recipe.zero,
-        recipe.bucket_bytes,
-        originals=originals,
-        apart=tied,
-        masters=level.masters or recipe.precision is None,
+        homes,
+        units={p: {n for n in own if p in own[n]} for p in modules.parameters()},
+        bucket_bytes=recipe.bucket_bytes,
+        compute_dtype=level.dtype if gathers_half else None,
+        apart=[
+            stages[stage].get_parameter(name)
+            for places in recipe.tied.values()
+            for stage, name in places.items()
+            if stage in stages
+        ],
         **settings,
     )
-
-
-def counts(slices: Group | None) -> Callable[[Tensor], bool]:
-    """Whether this rank's piece counts in a norm of a layer: duplicates are the first slice's."""
-    return lambda piece: slices is None or slices.rank == 0 or cut_of(piece) is not None
+    for stage in stages.values() if recipe.zero == 3 else ():
+        if gathers_half:
+            cast = partial(cast_inputs, level.dtype)
+            stage.register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
+        stage.register_forward_hook(lambda module, given, output: replicas.copied(output))
+    return replicas

@@ -15,12 +15,13 @@ KINDS = {  # one of a kind goes into a training
     "frozen": ("frozen parameters",),
     "optimizer": ("SGD momentum", "Adam", "LAMB"),
     "hooks": ("user's hooks",),
-    "replicas": ("data parallel", "zero-1", "zero-3"),
+    "replicas": ("data parallel", "zero-1", "zero-2", "zero-3"),
     "slices": ("tensor slicing", "sequence parallel"),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
 
+ZERO = {"zero-1": 1, "zero-2": 2, "zero-3": 3}
 UNITS = {"bf16": 2**-8, "fp16 with scaler": 2**-11}
 REORDERED = {
     "clipping",
@@ -39,7 +40,7 @@ REFUSED = {  # with pipedream, and what of a recipe it leaves no room for
     "clipping": "clip",
     "tied weights": "tied",
     "data parallel": "replicas",
-    "zero-1": "replicas",
+    **dict.fromkeys(ZERO, "replicas"),
     "tensor slicing": "slices",
     "sequence parallel": "slices",
 }
@@ -114,13 +115,9 @@ def training(pair: tuple[str, ...]) -> dict[str, str]:
     takes the next in turn."""
     chosen = {KIND_OF[name]: name for name in pair}
     turn = SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]
-    return {"pipeline": ONE_RANK if "zero-3" in pair else turn} | chosen
+    return {"pipeline": turn} | chosen
 
 
-ZERO_3 = (
-    "Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply:"
-    " take zero=1 with them, or replicas of one rank."
-)
 HOOKS = (
     "A parameter that the plan cuts has hooks, which its slices would not have: register hooks on"
     " the sliced model."
@@ -130,8 +127,6 @@ HOOKS = (
 def refusal(pair: tuple[str, ...]) -> str | None:
     if pair[0] == "user's hooks" and pair[1] in KINDS["slices"]:
         return HOOKS
-    if "zero-3" in pair and {"pipeline", "slices"} & set(map(KIND_OF.get, pair)):
-        return ZERO_3
     if pair[0] == "pipedream" and pair[1] in REFUSED:
         return LATE.format(REFUSED[pair[1]])
 
@@ -140,7 +135,7 @@ def tolerance(pair: tuple[str, ...]) -> float:
     """How far the pair's training may be off one process: 0 means bit for bit."""
     unit = next(
         (
-            UNITS[name] * (3 if {*KINDS["slices"], "zero-1", "zero-3"} & set(pair) else 1)
+            UNITS[name] * (3 if {*KINDS["slices"], *ZERO} & set(pair) else 1)
             for name in pair
             if name in UNITS
         ),
@@ -178,7 +173,6 @@ def table() -> str:
             f"| {' | '.join([a, *('' if b in names[: at + 1] else cells.get((a, b), '–') for b in names[1:])])} |"
         )
     sentences = [f"* pipedream with {each}: {refusal(('pipedream', each))}" for each in REFUSED] + [
-        f"* zero-3 with a pipeline, and with tensor slicing: {ZERO_3}",
         f"* user's hooks with tensor slicing: {HOOKS}",
     ]
     return "\n".join(
@@ -196,8 +190,7 @@ def table() -> str:
 
 TITLE = """# Techniques in pairs
 
-Each pair was trained by a Recipe on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers; sequence parallel: slices of its tokens too), with
-ZeRO's stage 3 on two (replicas of one rank), and compared with the same
+Each pair was trained by a Recipe on two ranks, with data parallel, ZeRO or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers; sequence parallel: slices of its tokens too), and compared with the same
 training in one process, a plain loop of torch: the losses, the final weights, and how often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
 of them again and writes this page; `tests/compose` holds it to be true.
 

@@ -23,11 +23,10 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrec
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 from bigtrain_lab.train.recipe import Recipe, train
 
-from .ingredients import ONE_RANK
+from .ingredients import ONE_RANK, ZERO
 
 RANKS, MICRO_BATCHES, ROWS = 2, 4, 2
 IGNORED = -100  # a target that cross_entropy leaves out
-ZERO = {"zero-1": 1, "zero-3": 3}
 LEVELS = {"bf16": "bf16", "fp16 with scaler": "fp16"}
 # The first step overflows, later ones let the scale grow.
 SCALER = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26, "growth_interval": 2}

@@ -86,7 +86,7 @@ SETTINGS: dict[str, list[dict]] = {
             "schedule": ("gpipe", "1f1b")[number % 2],
             "recompute": number % 3 == 1,
             "sequence_parallel": slices > 1 and number % 2 == 0,
-            "zero_1": replicas > 1 and number % 4 < 2,
+            "zero": (replicas > 1) * (number % 4),
         }
         for number, (replicas, pipeline, slices) in enumerate(
             sizes for sizes in product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
@@ -203,7 +203,7 @@ SETTINGS: dict[str, list[dict]] = {
         {**LAYERS, "bucket_mb": 0.02},
         {"stage": 3, "replicas": 4, "micro_batches": 3, "clip": 0.5},
         {"stage": 1, "replicas": 2, "micro_batches": 2, "recompute": True},
-        {"stage": 2, "replicas": 3, "micro_batches": 2, "clip": 0.5, "bucket_mb": 1.0},
+        {"stage": 2, "replicas": 3, "micro_batches": 2, "clip": 0.5},
         {"stage": 3, "replicas": 2, "optimizer": "lamb", "steps": 1},
     ),
 }

@@ -26,7 +26,7 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
         hardware="a100-nvlink",
         precision="bf16",
         recompute=True,
-        zero_1=True,
+        zero=1,
         **SMALL | {"dtype": "float32"},
     )
     modelled, predicted = asked.run(directory=tmp_path / "run").wait(), asked.predict()

@@ -12,8 +12,8 @@ from bigtrain_lab.core import Cost, Impossible, Span, Transfer
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.techniques.bucket_plan import with_buckets
 from bigtrain_lab.techniques.data_loader import Loader, Loading, with_loads
+from bigtrain_lab.techniques.replica_plan import with_replicas
 from bigtrain_lab.train.recipe import Recipe, train
 
 ORDER = Schedule.named("1f1b")(1, 2)
@@ -50,7 +50,7 @@ def recipe_of(ranks: int) -> Recipe:
 
 
 def predicted(loading: Loading, ranks: int, cost=COST):
-    plan = with_buckets(ORDER, 3, ranks, {0: model(0)}, Recipe.bucket_bytes)
+    plan = with_replicas(ORDER, 3, ranks, {0: model(0)}, Recipe.bucket_bytes)
     return simulate(with_loads(plan, loading, [(0, 1), (2, 3), (4, 5)]), cost)
 
 
@@ -95,7 +95,7 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
 
 def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer():
     def step(loading, **more):
-        plan = with_buckets(Schedule.named("1f1b")(1, 1), 60, 1, {0: model(0)}, 1)
+        plan = with_replicas(Schedule.named("1f1b")(1, 1), 60, 1, {0: model(0)}, 1)
         cost = Cost({"F": 1, "B": 2, "U": 0, "D": 5, "C": 1}, **more)
         return float(simulate(with_loads(plan, loading, [(n,) for n in range(60)]), cost).step_time)
 

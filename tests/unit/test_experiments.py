@@ -70,7 +70,7 @@ REFUSED = [
         {"replicas": 4, "pipeline": 1, "micro_batches": 6},
         "cannot be shared equally by 4 replicas: take 8 micro-batches",
     ),
-    ("combined", {"zero_1": True, "optimizer": "lamb"}, "take adam, tp = 1, or no zero-1"),
+    ("combined", {"zero": 1, "optimizer": "lamb"}, "take adam, tp = 1, or zero = 0"),
     ("data-parallel", {"mistake": "absent", "fault_at": 99}, "can make it at 0 to"),
     ("data-parallel", {"mistake": "swapped", "fault_rank": 5}, "there are ranks 0 to 2"),
     ("data-parallel", {"mistake": "short", "steps": 1}, "One step cannot"),

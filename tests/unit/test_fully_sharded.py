@@ -147,8 +147,8 @@ def learnt(group, ways):
     found = {}
     for way in ways:
         model, norms = train(way, group)
-        freed = [unit.whole.untyped_storage().nbytes() for unit in model.units]
-        assert not model.under_way and not any(freed)
+        freed = [held.whole.untyped_storage().nbytes() for held in model.replicas.held]
+        assert not model.replicas.under_way and not any(freed)
         found |= {f"{way} {name}": value for name, value in model.full_state_dict().items()}
         found[f"{way} norms"] = torch.tensor(norms, dtype=torch.float64)
         with torch.no_grad():
@@ -408,7 +408,7 @@ def with_state_asked(model, out):
 
 
 CHANGES = {
-    "1.weight on rank 0 was put in": replaced,
+    "1.weight on rank 0 was taken out": replaced,
     "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
     "0.weight on rank 0 became float64": lambda model: model.double(),
     "0.weight on rank 0 became float32 of shape": lambda model: setattr(
@@ -417,6 +417,7 @@ CHANGES = {
     "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(
         False
     ),
+    "0.bias was changed in place": lambda model: nn.init.zeros_(model.module[0].bias),
     "full_state_dict": lambda model: model.state_dict(),
     "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
     "copy the module before": copy.deepcopy,
@@ -440,21 +441,15 @@ def odd():
     return module
 
 
-def mixed():
-    inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    return nn.Sequential(inner, nn.Linear(2, 2))
-
-
 @pytest.mark.parametrize(
     "make, options, sentence",
     [
         (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
         (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
         (odd, {}, "phase is neither"),
-        (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"),
         (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
         (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
-        (lambda: nn.Sequential(two_linear()), {}, "0 is wrapped already"),
+        (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(make, options, sentence):
@@ -473,6 +468,37 @@ def partly():
     trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
 
 
+def skipped():
+    model = two_linear()
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1).zero_grad()
+    trained(model)
+
+
+def clipped_early():
+    trained(model := two_linear())
+    torch.optim.SGD(model.parameters(), lr=1).zero_grad(set_to_none=False)
+    model(torch.ones(1, 2)).sum().backward()
+    model.clip_grad_norm_(0.1)
+
+
+class Hidden(nn.Linear):
+    """Its result leaves it in what nobody looks into."""
+
+    def forward(self, x):
+        return iter([super().forward(x)])
+
+
+class Outside(nn.Sequential):
+    def forward(self, x):
+        return self[1](next(self[0](x)))
+
+
+def hidden():
+    model = FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone())
+    trained(model)
+
+
 def forgotten_finish():
     model = two_linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
@@ -486,8 +512,11 @@ def forgotten_finish():
     "mistake, sentence",
     [
         (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
-        (partly, "1.weight, 1.bias got no gradient on rank 0"),
+        (partly, "got no gradient, on rank 0: 1.weight, 1.bias"),
         (forgotten_finish, "call finish_gradient_synchronization"),
+        (skipped, "was replaced or dropped on its way"),
+        (clipped_early, "was used after it had left"),
+        (hidden, "0.bias on rank 0 got a gradient, and no backward passed"),
     ],
 )
 def test_a_backward_that_cannot_be_averaged_is_refused(mistake, sentence):

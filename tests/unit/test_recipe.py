@@ -248,15 +248,6 @@ REFUSED = [
         "model is Linear(in_features=2, out_features=2, bias=True): give a function",
     ),
     ({"replicas": 0}, "replicas is 0: give a whole number"),
-    (
-        {
-            "schedule": "interleaved",
-            "replicas": 2,
-            "zero": 3,
-            "tied": {"w": {0: "weight", 1: "weight"}},
-        },
-        "and tied names copies on several: leave tied out",
-    ),
     ({"schedule": "interleaved", "ranks": 2}, None),
 ]
 

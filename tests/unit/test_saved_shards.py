@@ -19,7 +19,7 @@ from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import saved, saved_shards
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
-from bigtrain_lab.techniques.shards import Flat, Owned
+from bigtrain_lab.techniques.shards import Flat, Home
 from bigtrain_lab.train.recipe import Lens, Recipe, train
 
 from .threads import on_threads
@@ -78,8 +78,8 @@ class Sharded:
         for view in (view for value in values for view in self.flat.views(value)):
             view.copy_(torch.rand(view.shape, generator=draw, dtype=torch.float64))
         pieces = [nn.Parameter(piece) for piece in self.flat.pieces(self.flat.mine(values[0]))]
-        self.own = [
-            Owned(name, tuple(p.shape), *own, piece)
+        self.homes = [
+            Home(name, p, piece, *own)
             for (name, p), own, piece in zip(learnt.items(), self.flat.own, pieces)
         ]
         self.optimizer = make([{"params": pieces[2:], "weight_decay": 0.1}, {"params": pieces[:2]}])
@@ -87,9 +87,6 @@ class Sharded:
             piece.grad = gradient.clone()
         self.optimizer.step()
         self.module.seen.fill_(seed)
-
-    def owned(self):
-        return self.own
 
     def refresh(self):
         pass
@@ -110,10 +107,10 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
             found, expected = Sharded(rank, size, seed=2), Sharded(rank, size, seed=1)
             assert load(tmp_path / "last", found, found.optimizer) == {"update": 7}
             assert found.module.seen == 1
-            for a, b in zip(found.own, expected.own):
-                assert torch.equal(a.piece, b.piece)
+            for a, b in zip(found.homes, expected.homes):
+                assert torch.equal(a.stepped, b.stepped)
                 states = [
-                    each.optimizer.state[own.piece] for each, own in ((found, a), (expected, b))
+                    each.optimizer.state[own.stepped] for each, own in ((found, a), (expected, b))
                 ]
                 assert states[0].keys() == states[1].keys() and all(
                     map(torch.equal, *(state.values() for state in states))
@@ -122,8 +119,8 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
     assert one["update"] == 7 and model.load_state_dict(one["weights"])
     alone = Sharded(0, 1, seed=1)
     assert all(
-        torch.equal(dict(model.named_parameters())[own.name], own.piece.view(own.shape))
-        for own in alone.own
+        torch.equal(dict(model.named_parameters())[own.name], own.stepped.view(own.weight.shape))
+        for own in alone.homes
     )
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = ADAM([{"params": parameters[2:]}, {"params": parameters[:2]}])
@@ -132,9 +129,9 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
     assert all(
         torch.equal(
             optimizer.state[p]["exp_avg"],
-            alone.optimizer.state[own.piece]["exp_avg"].view(own.shape),
+            alone.optimizer.state[own.stepped]["exp_avg"].view(own.weight.shape),
         )
-        for p, own in zip(parameters, alone.own)
+        for p, own in zip(parameters, alone.homes)
     )
 
 
@@ -237,11 +234,11 @@ def loading(folder, group):
     """Losses after a load from shards, and from what one process has. A damaged file, which one
     rank compares, is refused on all and changes nothing."""
     ours, theirs = fully(group), fully(group)
-    before = [own.piece.detach().clone() for own in ours[0].owned()]
+    before = [own.stepped.detach().clone() for own in ours[0].replicas.homes]
     damaged = r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"
     with pytest.raises(Impossible, match=damaged):
         load(folder / "damaged", *ours)
-    assert all(torch.equal(own.piece, old) for own, old in zip(ours[0].owned(), before))
+    assert all(torch.equal(own.stepped, old) for own, old in zip(ours[0].replicas.homes, before))
     assert load(folder / "shards", *ours) == {"update": STEPS}
     theirs[0].load_full_state_dict(whole(folder / "shards")["weights"])
     state = saved.load(folder / "whole optimizer.pt")
@@ -295,7 +292,7 @@ def test_killed_while_saving_the_last_good_one_is_whole(moment, number, tmp_path
     dies(tmp_path, moment)
     found, expected = Sharded(0, 2, seed=3), Sharded(0, 2, seed=number)
     assert load(tmp_path, found, found.optimizer) == {"number": number}
-    assert all(torch.equal(a.piece, b.piece) for a, b in zip(found.own, expected.own))
+    assert all(torch.equal(a.stepped, b.stepped) for a, b in zip(found.homes, expected.homes))
     for again in (4, 5):  # what was begun goes with the next
         saved_on(2, tmp_path, seed=4, number=again)
     assert whole(tmp_path)["number"] == 5
@@ -357,7 +354,7 @@ DAMAGES |= {
 def test_no_damage_is_loaded(name, tmp_path):
     saved_on(2, tmp_path)
     good, sharded = (tmp_path / name).read_bytes(), Sharded(0, 1, seed=2)
-    before = [own.piece.detach().clone() for own in sharded.own]
+    before = [own.stepped.detach().clone() for own in sharded.homes]
     reads = [lambda: whole(tmp_path), lambda: load(tmp_path, sharded, sharded.optimizer)]
     for damage, spoil in DAMAGES.items():
         (tmp_path / name).write_bytes(good)
@@ -367,7 +364,7 @@ def test_no_damage_is_loaded(name, tmp_path):
                 read()
                 pytest.fail(damage)
             assert "\n" not in str(refused.value)
-    assert all(torch.equal(own.piece, old) for own, old in zip(sharded.own, before))
+    assert all(torch.equal(own.stepped, old) for own, old in zip(sharded.homes, before))
 
 
 def mixed(path):
@@ -472,8 +469,8 @@ def test_what_cannot_be_loaded_is_one_sentence_and_changes_nothing(
     if spoil:
         spoil(path)
     sharded = Sharded(0, 2, seed=2, **other)
-    before = [own.piece.detach().clone() for own in sharded.own]
+    before = [own.stepped.detach().clone() for own in sharded.homes]
     with pytest.raises(Impossible, match=told) as refused:
         load(path, sharded, sharded.optimizer)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
-    assert all(torch.equal(own.piece, old) for own, old in zip(sharded.own, before))
+    assert all(torch.equal(own.stepped, old) for own, old in zip(sharded.homes, before))

@@ -3,7 +3,9 @@
 The bytes that are held and sent are proved by the plan (test_shard_plan) and by the lab."""
 
 import copy
+import gc
 import math
+import weakref
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -17,6 +19,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
@@ -170,6 +173,23 @@ def test_what_buckets_learn_the_naive_one_learns():
     for way in ways:
         results = on_threads(partial(naive, way), 3)
         assert all(far(found, expected) <= 1e-12 for found in results)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        partial(DistributedDataParallel, group=Alone()),
+        lambda module: ZeroOptimizer(module.parameters(), torch.optim.SGD, group=Alone()),
+        partial(FullyShardedDataParallel, group=Alone()),
+    ],
+)
+def test_weights_go_with_what_wrapped_them(wrap):
+    module = nn.Linear(2, 2)
+    wrapped, weight = wrap(module), weakref.ref(module.weight)
+    module(torch.ones(1, 2)).sum().backward()
+    del module, wrapped
+    gc.collect()
+    assert weight() is None
 
 
 def test_what_is_loaded_into_half_weights_reaches_their_masters():
@@ -434,7 +454,7 @@ def across(name):
 @pytest.mark.parametrize(
     "mistake, words",
     [
-        (scaled_by_torch, "torch's GradScaler on rank 0"),
+        (scaled_by_torch, "not by torch's GradScaler"),
         (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"),
         (lambda: copy.deepcopy(made()[1]), "cannot be copied"),
         (

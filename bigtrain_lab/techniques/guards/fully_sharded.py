@@ -17,6 +17,7 @@ from ..prepared_model import masters_of
 from . import refuse as refuse_any
 from . import refuse_unlike_modules, who
 from .optimizers import SHARDED, TRIED
+from .replicas import refuse_written
 
 
 def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
@@ -26,20 +27,8 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
     odd = [name for name, p in parameters.items() if not p.is_floating_point()]
     parts = set(module.modules())
     strange = [type(unit).__name__ for unit in units or () if unit not in parts]
-    wrapped = [
-        path or "The module"
-        for path, part in module.named_modules()
-        if isinstance(getattr(part, "pieces", None), dict)
-    ]
     sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
     refuse_any(
-        (
-            wrapped,
-            (
-                f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
-                "its parts."
-            ),
-        ),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (
             not any(p.requires_grad for p in parameters.values()),
@@ -64,60 +53,43 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
                 "of the one that you wrap."
             ),
         ),
-        (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with stage 1 of ZeRO."),
+        (
+            sliced,
+            f"{', '.join(sliced)} are slices: train them by a Recipe, with slices= and zero=3.",
+        ),
         (
             masters_of([module]),
             (
-                "The module's weights have masters or pieces already: wrap a module "
-                "that nothing has prepared, with compute_dtype= the half format."
+                "The module's weights have masters or pieces already: wrap a module once, with "
+                "units= for its parts, and one that nothing has prepared, with compute_dtype= the "
+                "half format."
             ),
         ),
     )
     refuse_unlike_modules(module, group, f"compute_dtype {compute_dtype}")
 
 
-def refuse_formats(units: list[tuple[list, dict]]) -> None:
-    for _, named in units:
-        kinds: dict[tuple, str] = {}
-        for name, p in named.items():
-            kinds.setdefault((p.dtype, p.device), name)
-        if len(kinds) > 1:
-            told = " and ".join(
-                f"{name} is {dtype} on {device}".replace("torch.", "")
-                for (dtype, device), name in kinds.items()
-            )
-            raise Impossible(
-                f"{told}, and they are gathered together: give them one format and "
-                "device, or units= that keep them apart."
-            )
-
-
 def refuse_changed(model) -> None:
     """A parameter that is not as it was wrapped."""
-    if model.under_way or model.left or model.whole or any(u.there for u in model.units):
+    if model.replicas.under_way or model.left or any(u.there for u in model.units):
         return
     own = dict.fromkeys(model.module.parameters())
-    for p in own:
-        if p not in model.pieces:
-            name = next(n for n, each in model.module.named_parameters() if each is p)
-            raise Impossible(
-                f"Parameter {name} on {who(model)} was put in after the module was "
-                "wrapped: change the module before you wrap it."
-            )
-    for unit in model.units:
-        for name, p, piece in zip(unit.names, unit.parameters, unit.pieces):
-            gone, moved = p not in own, Shape.of(p) != Shape.of(unit.nothing)
-            if gone or moved or p.device != unit.nothing.device:
+    for held in model.replicas.held:
+        refuse_written(held)
+        dropped = held.nothing.untyped_storage()._cdata
+        for home in held.homes:
+            p, gone = home.weight, home.weight not in own
+            if gone or p.untyped_storage()._cdata != dropped:
                 what = "was taken out" if gone else f"became {Shape.of(p)} on {p.device}"
                 raise Impossible(
-                    f"Parameter {name} on {who(model)} {what} after the module was "
+                    f"Parameter {home.name} on {who(model)} {what} after the module was "
                     "wrapped: change the module before you wrap it; values come by "
                     "load_full_state_dict()."
                 )
-            if p.requires_grad != piece.requires_grad:
-                flag = str(piece.requires_grad)
+            if p.requires_grad != home.stepped.requires_grad:
+                flag = str(home.stepped.requires_grad)
                 raise Impossible(
-                    f"requires_grad of {name} on {who(model)} was {flag} when the "
+                    f"requires_grad of {home.name} on {who(model)} was {flag} when the "
                     "module was wrapped and is not now: change it before you wrap it."
                 )
 
@@ -159,14 +131,14 @@ def refuse_graph(model) -> None:
 def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
-    SHARDED.update(dict.fromkeys(model.pieces, who(model)))
-    SHARDED.update(dict.fromkeys(model.pieces.values(), True))
+    SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
+    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), True))
     TRIED.clear()
 
     def saved(_, __, ___) -> None:
         refuse_any(
             (
-                not model.whole,
+                not model.replicas.whole,
                 (
                     "Parameters are sharded, and empty between uses: call "
                     "full_state_dict() of the FullyShardedDataParallel."
@@ -177,7 +149,7 @@ def watch(model) -> None:
     def loaded(*_) -> None:
         refuse_any(
             (
-                not model.whole,
+                not model.replicas.whole,
                 (
                     "Parameters are sharded, and empty between uses: call "
                     "load_full_state_dict() of the FullyShardedDataParallel."
@@ -203,7 +175,7 @@ class Watch(TorchFunctionMode):
             name
             for unit in self.model.units
             if not unit.there
-            for name, p in zip(unit.names, unit.parameters)
+            for name, p in unit.named.items()
             if id(p) in given
         ]
         asked = getattr(getattr(function, "__self__", None), "__name__", None)  # p.device, p.T
@@ -233,45 +205,8 @@ def refuse_inside(model) -> None:
     )
 
 
-def refuse_sparse(model, unit) -> None:
-    for name, p in zip(unit.names, unit.parameters):
-        if p.grad is not None and p.grad.layout is not torch.strided:
-            raise Impossible(
-                f"Parameter {name} on {who(model)} has a gradient that is "
-                f"{p.grad.layout}: dense gradients are cut and summed, so take "
-                "sparse=False."
-            )
-
-
 def refuse_copy() -> None:
     raise Impossible(
         "A FullyShardedDataParallel has a part of its parameters only: copy the "
         "module before you wrap it, or keep what full_state_dict() returns."
     )
-
-
-def refuse_dropped(model) -> None:
-    """Gradients that were summed and are gone, or are still on their way after a step."""
-    stepped = model.sent and model.sent.writes != writes(model)
-    busy = {*model.left, *model.due, model.sent and model.sent.unit}
-    for unit in model.units:
-        grads = [piece.grad for piece in unit.pieces if piece.requires_grad]
-        if unit.used and (stepped or unit not in busy and all(grad is None for grad in grads)):
-            raise Impossible(
-                f"The gradient of {unit.names[0]} on {who(model)} was not there when the "
-                "optimizer stepped: call finish_gradient_synchronization() after the "
-                "backward, before step() and zero_grad()."
-            )
-
-
-def writes(model) -> int:
-    """torch's count of writes to the pieces."""
-    return sum(piece._version for piece in model.pieces.values())
-
-
-def refuse_unused(model, unused: list[str]) -> None:
-    if unused and not model.allow_unused:
-        raise Impossible(
-            f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
-            "depend on all that learns, freeze the rest, or pass allow_unused=True."
-        )

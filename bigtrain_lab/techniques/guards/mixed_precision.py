@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import APEX, LEVELS, Level
+from ..shards import STEPPED
 from . import refuse
 
 
@@ -89,11 +90,7 @@ def refuse_model(model, has_one: bool) -> None:
 def refuse_formats(model: nn.Module) -> None:
     refuse(
         (
-            any(
-                hasattr(p, "piece")
-                for part in model.modules()
-                for p in part.parameters(recurse=False)
-            ),
+            any(p in STEPPED for part in model.modules() for p in part.parameters(recurse=False)),
             (
                 "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
                 "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype."

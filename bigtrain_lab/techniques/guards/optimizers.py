@@ -31,10 +31,11 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     if TRIED.get(optimizer) != len(held):
         refuse_across(optimizer, SHARDED.get)
     for model in AVERAGING:
-        for each in model.gradients:
-            if each.used and id(each.home) in held:
+        own = model is getattr(optimizer, "shards", None)  # whose step finishes them
+        for name, parameter in () if own else model.unfinished():
+            if id(parameter) in held:
                 raise Impossible(
-                    f"The gradient of {each.name} on {who(model)} is not the ranks' "
+                    f"The gradient of {name} on {who(model)} is not the ranks' "
                     "mean yet: call finish_gradient_synchronization() before the "
                     "optimizer's step()."
                 )

@@ -49,20 +49,6 @@ def refuse(recipe) -> None:
                 " or more."
             ),
         ),
-        (
-            recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1),
-            (
-                f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline"
-                " or slices would multiply: take zero=1 with them, or replicas of one rank."
-            ),
-        ),
-        (
-            recipe.zero == 3 and recipe.tied,
-            (
-                "Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several:"
-                " leave tied out, and let one stage hold all modules that share a weight."
-            ),
-        ),
     )
     refuse_schedule(recipe, recipe.order, MixedPrecision(recipe.precision, recipe.scaler))
 

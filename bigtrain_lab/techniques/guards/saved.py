@@ -9,6 +9,7 @@ from pickle import PickleError
 import torch
 
 from ...core import Impossible
+from ..shards import STEPPED
 from . import refuse
 
 MARK, DIGITS = b"\nsha256 ", 64
@@ -118,7 +119,7 @@ def refuse_parts(training) -> None:
     parameters = (p for stage in training.stages.values() for p in stage.parameters())
     refuse(
         (
-            any(hasattr(p, "piece") for p in parameters),
+            any(p in STEPPED for p in parameters),
             (
                 "Each rank holds a part of this training's state, and one file would have one part:"
                 " let all ranks save it together, by techniques.saved_shards."

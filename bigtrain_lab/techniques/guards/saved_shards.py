@@ -126,7 +126,8 @@ def refuse_holes(found, path) -> None:
 
 
 def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]], path) -> None:
-    here = {name: tuple(each.shape) for name, each in (owned | apart).items()}
+    own = {name: home.weight for name, home in owned.items()}
+    here = {name: tuple(each.shape) for name, each in (own | apart).items()}
     beside = found.manifest["apart"].items()
     saved = found.shapes | {name: tuple(each.shape) for name, each in beside}
     for name in dict.fromkeys((*saved, *here)):

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from . import data_parallel, who
+from . import who
 from .optimizers import refuse_across
 
 
@@ -35,6 +34,8 @@ def groups_of(params: Iterable) -> list[dict]:
         for each in groups
     ]
     every = [p for each in groups for p in each["params"]]
+    if any(not isinstance(p, nn.Parameter) for p in every):
+        raise Impossible("A tensor among the parameters is no nn.Parameter: make it one.")
     if len(set(map(id, every))) < len(every):
         raise Impossible(
             "A parameter is in two groups, and would be stepped twice: give each once."
@@ -62,54 +63,6 @@ def refuse_optimizer(optimizer) -> None:
         raise Impossible(
             "The optimizer has a group of its own: leave its group out, ZeRO gives it one."
         )
-
-
-def refuse_kept(shards, gradient) -> None:
-    """A new gradient comes while the last one's mean is there still."""
-    if gradient.count == 0 and shards.pieces[gradient.home].grad is not None:
-        raise Impossible(
-            f"Parameter {gradient.name} on {who(shards)} gets a gradient before the "
-            "last one was dropped: call the optimizer's zero_grad() after its step."
-        )
-
-
-def refuse_moved(shards) -> None:
-    for shard in shards.buckets:
-        for parameter, view in zip(shard.layout.tensors, shard.layout.views(shard.weights)):
-            if parameter.data_ptr() != view.data_ptr() or parameter.shape != view.shape:
-                name = next(each.name for each in shards.gradients if each.home is parameter)
-                raise Impossible(
-                    f"Parameter {name} on {who(shards)} has other memory or another "
-                    "shape than when its pieces were made: change the module before."
-                )
-
-
-def refuse_written(shards) -> None:
-    """A gradient that may be on its way was changed, or made, by somebody else."""
-    for each in shards.gradients:
-        if not (each.used or each.home.grad is None or each.home.grad is each.gone):
-            raise Impossible(
-                f"Parameter {each.name} on {who(shards)} has a gradient that no "
-                "backward brought, as a master of MixedPrecision has: prepare(model, "
-                "masters=False), and give model.parameters(), of which ZeRO keeps "
-                "masters in parts."
-            )
-    data_parallel.refuse_written(shards)
-
-
-class Gone(Tensor):
-    """What stands in a parameter's `.grad` when the gradient has left: every use is refused."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        what = next(each.what for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
-        raise Impossible(
-            f"The gradient of parameter {what} was used after it had left for the "
-            "ranks' pieces: read it in the optimizer's param_groups, clip by its "
-            "clip_grad_norm_(), and drop it by its zero_grad()."
-        )
-
-    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 
 
 def refuse_scaler(optimizer) -> None:

@@ -10,7 +10,7 @@ OFFERED = {
     "slices": (1, 2, 4, 8),
     "micro_batches": (8, 16, 32),
     "schedule": ("1f1b", "gpipe"),
-    "zero_1": (False, True),
+    "zero": (0, 1),
     "recompute": (False, True),
 }
 

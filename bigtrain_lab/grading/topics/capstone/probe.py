@@ -30,7 +30,7 @@ BEST = {
     (8, 66): (1, 4, 2, 16, False, True),
     (4, 160): (1, 4, 1, 32, False, False),
 }
-SETTINGS = ("replicas", "pipeline", "slices", "micro_batches", "zero_1", "recompute")
+SETTINGS = ("replicas", "pipeline", "slices", "micro_batches", "zero", "recompute")
 
 
 def scenes(draw):

@@ -9,7 +9,7 @@ PLANS = (
 
 
 def answer(devices, memory_bytes):
-    for count, least, dp, pp, tp, micro_batches, zero_1, recompute in PLANS:
+    for count, least, dp, pp, tp, micro_batches, zero, recompute in PLANS:
         if count == devices and memory_bytes >= least * MB:
             return {
                 "replicas": dp,
@@ -17,6 +17,6 @@ def answer(devices, memory_bytes):
                 "slices": tp,
                 "micro_batches": micro_batches,
                 "schedule": "1f1b",
-                "zero_1": zero_1,
+                "zero": zero,
                 "recompute": recompute,
             }

@@ -8,7 +8,7 @@ def answer(devices, memory_bytes):
         "slices": 1,
         "micro_batches": 16,
         "schedule": "1f1b",
-        "zero_1": True,
+        "zero": 1,
         "recompute": False,
     }
     if memory_bytes < 250 * MB:

@@ -1,0 +1,196 @@
+"""What replicas do, as a plan: the schedule of each replica, and what its rules send on a lane.
+
+    compute   [3B0]  [2B0]  [1B0]  [0B0] ........ [0U0] ...      waits before the first update
+    comm:dp          [ bucket 0  ][ bucket 1 ][ bucket 2 ]       each after its last gradient
+
+The parts, and the rules of when they leave, are those of `Replicas`, so that a prediction is of
+what a run does. A step that begins while a part is under way runs beside it.
+
+Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2;
+Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby
+
+import torch
+from torch import Tensor, nn
+
+from ..core import Mesh
+from ..order.pipelined_ring import pipelined_ring
+from ..order.plan import (
+    Compute,
+    Launch,
+    Plan,
+    Together,
+    Wait,
+    called,
+    in_parts,
+    lower,
+    lower_collective,
+    moved,
+)
+from ..order.schedule import Schedule
+from .all_reduce import ring_all_reduce
+from .reducers import Bucket, Buckets, OneServerARank, push_pull
+from .replica_rules import LANE, Drop, Part, Rules, name
+from .shards import Flat
+
+
+def parts_of(
+    weights: Sequence[Tensor],
+    units: Sequence[Collection[int]],
+    stage: int,
+    ranks: int,
+    bucket_bytes: int = 25 * 2**20,
+    *,
+    strategy: Buckets = Buckets(),
+    timed: bool = True,
+    apart: Collection[int] = (),
+    compute_dtype: torch.dtype | None = None,
+) -> tuple[list[Part], list[Bucket]]:
+    """Cut weights, given in the module's order, into parts, in the order in which their gradients
+    come. `units`: of each weight, the numbers of those that use it; `strategy`: of stage 0, `timed`
+    where there is virtual time; `apart`: numbers of weights with a part of their own, so that
+    pieces of copies are alike wherever they are; `compute_dtype`: in which stage 3 gathers.
+    Returns the parts, and where at stage 0 each lies in the flat tensor of its kind."""
+    learnt = [n for n, w in enumerate(weights) if w.requires_grad][::-1]
+    buckets = (strategy if stage == 0 else Buckets()).pieces(
+        [weights[n] for n in learnt], bucket_bytes, timed
+    )
+    groups = [[learnt[member] for member in bucket.members] for bucket in buckets]
+    if stage == 3:
+        kinds: dict[tuple, list[int]] = {}
+        for n, w in enumerate(weights):
+            alike = w.dtype, w.device, w.requires_grad, n if n in apart else -1
+            kinds.setdefault((frozenset(units[n]), *alike), []).append(n)
+        groups = [*kinds.values()]
+    elif apart and stage:
+        groups = [
+            [*own]
+            for members in groups
+            for _, own in groupby(members, lambda n: n if n in apart else -1)
+        ]
+    parts = []
+    for k, members in enumerate(groups):
+        own = [weights[n] for n in members]
+        count = Flat(own, ranks, 0).length if stage else buckets[k].stop - buckets[k].start
+        size = count * (compute_dtype or own[0].dtype).itemsize
+        every = frozenset().union(*(units[n] for n in members))
+        shared = any(len(units[n]) > 1 for n in members)
+        parts.append(Part((*members,), every, shared, own[0].requires_grad, size, size))
+    return parts, buckets
+
+
+def with_replicas(
+    order: Schedule,
+    steps: int,
+    replicas: int,
+    stages: Mapping[int, nn.Module],
+    bucket_bytes: int = 25 * 2**20,
+    *,
+    zero: int = 0,
+    strategy: Buckets = Buckets(),
+    overlap: bool = True,
+    all_reduce: Callable | None = None,
+    slices: int = 1,
+    compute_dtype: torch.dtype | None = None,
+    ahead: int = 1,
+    inside: Mapping = {},
+) -> Plan:
+    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices) at a
+    stage of ZeRO, of which 0 is data parallel; at 3 each stage of the order is a unit. `stages`:
+    stage -> its module, on meta or not, of one slice. `all_reduce`: ring_all_reduce; without it
+    the strategy's. `ahead`: uses whose weights stage 3 gathers before their turn. `inside`:
+    collectives that actions call, as a Cost has them."""
+    mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
+    plan = lower(order, steps).placed(mesh, "pp")
+    if replicas == 1:
+        return plan
+    lanes = {}
+    for (rank, _), ops in plan.lanes.items():
+        own = weights_of(stages, order, mesh.coords(rank)["pp"])
+        parts, buckets = parts_of(
+            *own, zero, replicas, bucket_bytes, strategy=strategy, compute_dtype=compute_dtype
+        )
+        peers, cycles = mesh.peers(rank, "dp"), zero == 0 and bool(strategy.every_ticks)
+        rules = Rules(parts, zero, peers, ahead=ahead, overlap=overlap, cycles=cycles)
+        average = partial(messages, buckets, rank, peers, all_reduce or strategy.all_reduce)
+        program = partial(strategy.program, buckets, bucket_bytes, peers, average)
+        lanes[rank, "compute"], lanes[rank, LANE] = both_lanes(ops, rules, average, program, inside)
+    return Plan(lanes, mesh.size, steps)
+
+
+def weights_of(
+    stages: Mapping[int, nn.Module], order: Schedule, place: int
+) -> tuple[list[Tensor], list[set[int]]]:
+    """The weights of the stages that lie at a place of the pipeline, and the stages of each. Where
+    one module stands for several stages, each has weights of its own."""
+    weights, units, known = [], [], {}
+    for at in (at for at in sorted(stages) if order.rank_of(at, 0) == place):
+        for p in stages[at].parameters():
+            module, number = known.setdefault(p, (stages[at], len(weights)))
+            if number == len(weights) or module is stages[at]:
+                weights.append(p)
+                units.append(set())
+                number = len(weights) - 1
+            units[number].add(at)
+    return weights, units
+
+
+def both_lanes(
+    ops: Sequence, rules: Rules, average: Callable, program: Callable, inside: Mapping
+) -> tuple[tuple, tuple]:
+    """Put what the rules say around the actions of a rank, and what is launched on the second
+    lane, which posts the end of it."""
+    compute, lane, under_way = [], [], set()
+    around = rules.program([op.step for op in ops if isinstance(op, Compute)])
+    for op in ops:
+        before, after = around[op.step] if isinstance(op, Compute) else ((), ())
+        for each in (*before, op, *after):
+            match each:
+                case Launch(label):
+                    compute.append(each)
+                    under_way.add(label)
+                    call = rules.calls[label]
+                    if not rules.cycles:
+                        sent = [call.op] if rules.stage else average(call.batch, [call.part])
+                        lane += Wait(label), *sent, Launch(f"{label} done")
+                case Wait(label):
+                    compute.append(Wait(f"{label} done"))
+                    if rules.cycles:
+                        under_way.clear()
+                        lane += *program(rules.calls[label].batch), Launch(f"{label} done")
+                    under_way.discard(label)
+                case Compute():
+                    each = each._replace(beside=bool(under_way))
+                    cut, calls = in_parts(each, called(each.step, inside), rules.ranks)
+                    compute += cut
+                    lane += calls
+                case Drop():
+                    pass
+                case _:
+                    compute.append(each)
+    return (*compute,), (*lane,)
+
+
+def messages(
+    buckets: Sequence[Bucket],
+    rank: int,
+    peers: tuple[int, ...],
+    all_reduce: Callable,
+    batch: int,
+    numbers: Sequence[int],
+) -> list:
+    """How a rank and its peers average these buckets."""
+    first, label = buckets[numbers[0]], name(numbers, batch)
+    tensor = buckets[numbers[-1]].stop - first.start, first.kind[0].itemsize
+    place, ranks = peers.index(rank), len(peers)
+    if all_reduce is ring_all_reduce:
+        parts = chain(*pipelined_ring(place, ranks, *tensor, label))
+        return [moved(part.op, peers) for part in parts]
+    if all_reduce is push_pull:
+        plan = lower_collective(OneServerARank(ranks), *tensor, label)
+        return [moved(op, peers) for op in plan.lanes[place, "compute"]]
+    return [Together(label, "all_reduce", tensor[0] * tensor[1], peers)]

@@ -1,0 +1,664 @@
+"""Replicas: N ranks learn from one gradient, and none keeps what another has anyway.
+
+    stage                  0            1                2                3
+    ranks share            nothing      moments          and gradients    and weights
+    a part's gradient is   all-reduce   reduce-scatter: each rank keeps its own piece
+    sent in                last backw.  last backward    every backward   every backward
+    after the step         -            all-gather       all-gather       -
+    before, after a use    -            -                -                all-gather, drop
+
+Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: what
+lies between the two is the step. A part is a bucket of weights, or at stage 3 those of a unit, side
+by side in one flat tensor, of which each rank keeps an equal piece. When something is sent, `Rules`
+say (replica_rules.py); `Replicas` turns hooks into their events, and carries their operations out.
+
+    Home      a weight, and what is stepped in its place: a master, this rank's piece   shards.py
+    Averaged  a part at stage 0: gradients
+    Held      a part at stages 1 to 3: its weights, their gradients, the piece
+    Replicas  hooks in, operations on the lane out
+
+A weight that was dropped reads as nan, in its shape. A gradient that has left a weight leaves a
+stand-in, which refuses every use.
+
+Bytes of psi parameters a rank, in mixed precision with Adam, of data parallel 16 psi:
+    stage 1   4 psi + 12 psi / N     stage 2   2 psi + 14 psi / N     stage 3   16 psi / N
+A step adds 4 psi / N, since the optimizer wants float32 gradients of its float32 masters; stage 2
+has two buckets of gradients beside, and stage 3 two units. Padding: at most N - 1 elements a part.
+Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7; Zhao et al. 2023,
+PyTorch FSDP (arXiv:2304.11277), section 3.
+"""
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..order.plan import Launch, Together, Wait
+from ..order.schedule import Action
+from ..runtime.talk.execute import Signal, Work, run
+from ..runtime.talk.group import Group
+from .guards import replicas as guard
+from .guards.optimizers import AVERAGING
+from .prepared_model import note_anew
+from .reducers import Bucket, Buckets
+from .replica_plan import parts_of
+from .replica_rules import Call, Drop, Part, Rules, name, whole
+from .shards import STEPPED, Flat, Home
+
+
+class Arrivals:
+    """Gradients of a part's `homes`, side by side in `flat`. `came`: members that have one there;
+    `fresh`: that came since all had come; `used`: since the last update."""
+
+    sets = False  # whether the mean has in it what was there before
+
+    def __init__(self, homes: Sequence[Home], size: int, learns: bool):
+        self.homes, self.size, self.learns = homes, size, learns
+        self.came: set[int] = set()
+        self.fresh: set[int] = set()
+        self.used: set[int] = set()
+        self.kept: dict[int, Tensor] = {}  # member -> its gradient of an earlier update
+        self.loose: dict[int, Tensor] = {}  # member -> its gradient, at stage 3
+
+    def forget(self, n: int) -> None:
+        """Somebody dropped a member's gradient, which has not left."""
+        for members in (self.came, self.fresh, self.used):
+            members.discard(n)
+        self.kept.pop(n, None)
+        self.loose.pop(n, None)
+
+    def own(self, n: int, tensor: Tensor) -> Tensor:
+        """Elements of a member's tensor that are of this part."""
+        return tensor.reshape(-1)
+
+    def add(self, n: int, gradient: Tensor) -> None:
+        """Take a member's gradient, as this rank's part of the mean."""
+        place, gradient = self.place(n), self.own(n, gradient)
+        if n in self.came:
+            place.add_(gradient, alpha=1 / self.size)
+        else:
+            torch.div(gradient, self.size, out=place)
+        self.came.add(n)
+        self.used.add(n)
+
+    def complete(self, n: int) -> bool:
+        """Whether with this member all have come once more."""
+        self.fresh.add(n)
+        if len(self.fresh) < len(self.homes):
+            return False
+        self.fresh.clear()
+        return True
+
+    def leave(self) -> None:
+        """Members that did not come count as zeros."""
+        for n in {*range(len(self.homes))} - self.came:
+            self.place(n).zero_()
+        self.came.clear()
+
+    def arrived(self) -> None:
+        """What was on its way is there."""
+
+    def hand_over(self, unused: Collection[str]) -> None:
+        """Give what is stepped its gradient; none, where no rank used the weight."""
+        for n, (home, own) in enumerate(zip(self.homes, self.means())):
+            before = self.kept.pop(n, guard.real(home.stepped.grad))
+            if home.name not in unused:
+                before = own if before is None or self.sets else before.add_(own)
+            home.stepped.grad = before
+        self.used.clear()
+        self.fresh.clear()
+
+
+class Averaged(Arrivals):
+    """A part at stage 0: elements of the flat tensor of a kind. `views`: of each member, all of its
+    gradient; `starts`: where that begins."""
+
+    sets = True
+
+    def __init__(self, bucket: Bucket, homes: Sequence[Home], flat: Tensor, views, starts, size):
+        super().__init__(homes, size, True)
+        self.views, self.flat = views, flat[bucket.start : bucket.stop]
+        self.ranges = [(max(0, bucket.start - at), bucket.stop - at) for at in starts]
+
+    def own(self, n: int, tensor: Tensor) -> Tensor:
+        first, last = self.ranges[n]
+        return tensor.reshape(-1)[first:last]
+
+    def place(self, n: int) -> Tensor:
+        return self.own(n, self.views[n])
+
+    def leave(self) -> None:
+        for n, home in enumerate(self.homes):
+            kept = guard.real(home.stepped.grad)
+            if kept is not None and n not in self.came:  # an earlier mean, which nobody dropped
+                self.add(n, kept)
+                self.used.discard(n)
+        super().leave()
+
+    def means(self) -> Sequence[Tensor]:
+        return self.views
+
+
+class Held(Arrivals):
+    """A part at stages 1 to 3: `whole`, its weights side by side; `piece`, what is stepped of them
+    here; `away`, gradients on their way; `mean`, what came of them."""
+
+    @torch.no_grad()
+    def __init__(
+        self, part: Part, homes: Sequence[Home], stage: int, group: Group, dtype, nothing: dict
+    ):
+        weights = [home.weight for home in homes]
+        self.stage, self.layout = stage, Flat([w.detach() for w in weights], group.size, group.rank)
+        layout, like = self.layout, homes[0].stepped
+        values = like.new_zeros(layout.length)
+        for home, view in zip(homes, layout.views(values)):
+            view.copy_(home.stepped)
+        self.whole = values.to(dtype or weights[0].dtype)
+        apart = stage == 3 or self.whole is not values
+        self.piece = layout.mine(values).clone() if apart else layout.mine(self.whole)
+        self.views = layout.tensors = layout.views(self.whole)
+        pieces = [nn.Parameter(each, like.requires_grad) for each in layout.pieces(self.piece)]
+        kept = zip(homes, pieces, layout.own)
+        homes = [replace(home, stepped=p, start=own[0], stop=own[1]) for home, p, own in kept]
+        super().__init__(homes, group.size, part.learns)
+        kind = self.whole.dtype, self.whole.device
+        if stage == 3 and kind not in nothing:
+            nothing[kind] = self.whole.new_full((), torch.nan)
+        self.nothing = nothing.get(kind)
+        self.flat = self.away = self.mean = None
+        self.writes = [home.weight._version for home in homes]
+        self.show(self.views)
+        STEPPED.update({home.weight: home.stepped for home in homes})
+        if stage == 1:
+            self.make_room()
+        if stage == 3:
+            self.drop()
+
+    # -- weights -----------------------------------------------------------------------------------
+
+    def show(self, tensors: Iterable[Tensor]) -> None:
+        """Let these be the weights."""
+        for home, tensor in zip(self.homes, tensors):
+            home.weight.data = tensor
+
+    def drop(self) -> None:
+        guard.refuse_written(self)
+        self.nothing.fill_(torch.nan)
+        self.show(self.nothing.expand(view.shape) for view in self.views)
+        self.whole.untyped_storage().resize_(0)
+
+    def fill(self, group: Group, name: str) -> None:
+        """Gather the pieces of all ranks, on the lane."""
+        mine = self.layout.mine(self.whole)
+        if mine.data_ptr() != self.piece.data_ptr():
+            mine.copy_(self.piece)
+        group.all_gather(mine, self.whole, name)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        if self.flat is None:
+            self.flat = torch.empty_like(self.whole)
+            self.flat[sum(self.layout.sizes) :] = 0
+
+    def place(self, n: int) -> Tensor:
+        return self.flat[self.layout.starts[n] :][: self.layout.sizes[n]]
+
+    def add(self, n: int, gradient: Tensor) -> None:
+        """Stage 3 puts the gradients of a unit together when all have come."""
+        if self.stage < 3:
+            self.make_room()
+            super().add(n, gradient)
+        else:
+            self.used.add(n)
+            self.loose[n] = self.loose[n] + gradient if n in self.loose else gradient
+
+    def leave(self) -> None:
+        if self.stage < 3:
+            self.make_room()
+            super().leave()
+            self.away, self.flat = self.flat, self.flat if self.stage == 1 else None
+            return
+        zeros, sizes = self.nothing.new_zeros, [*self.layout.sizes]
+        sizes += [over] if (over := self.layout.length - sum(sizes)) else []
+        found = [self.loose.pop(n, None) for n in range(len(sizes))]
+        found = [zeros(k) if g is None else g.reshape(-1) for g, k in zip(found, sizes)]
+        self.away = torch.cat(found) if len(found) > 1 else found[0]
+        if self.away.dtype == torch.float16:  # whose sum might overflow
+            self.away.div_(self.size)
+
+    def arrived(self) -> None:
+        """This rank's part of what was away is the mean now, or is added to it."""
+        mine, self.away = self.layout.mine(self.away), None
+        if self.stage == 1:
+            self.mean = mine
+            return
+        own = mine.to(self.piece.dtype, copy=True)
+        if self.stage == 3 and mine.dtype != torch.float16:
+            own.div_(self.size)
+        self.mean = own if self.mean is None else self.mean.add_(own)
+
+    def means(self) -> Sequence[Tensor]:
+        mean, self.mean = self.mean, None
+        return [] if mean is None else self.layout.pieces(mean.to(self.piece.dtype))
+
+
+class Averages(Work):
+    """What a lane does with the flat tensor of each name."""
+
+    def __init__(self, all_reduce: Callable):
+        self.all_reduce, self.flats = all_reduce, {}
+
+    def together(self, op, group):
+        self.all_reduce(self.flats.pop(op.name), group, "sum", op.name)
+
+
+class Site:
+    """Where gradients of a weight come: its `places`, (part, its number there). While one is on its
+    way each of the `slots`, weight or what is stepped, has a stand-in for a `.grad`."""
+
+    def __init__(self, home: Home, places: Sequence[tuple[int, int]], node, replicas: "Replicas"):
+        self.home, self.places, self.node = home, places, node
+        self.held = [(replicas.held[k], n) for k, n in places]
+        own = {0: (home.stepped,), 3: (home.stepped,)}
+        slots = own.get(replicas.stage, (home.weight, home.stepped))
+        self.slots = {each: guard.gone(each, home.name, replicas) for each in slots}
+
+    def dropped(self) -> bool:
+        """Whether somebody has dropped, or replaced, a stand-in."""
+        used = any(n in held.used for held, n in self.held)
+        return used and not all(guard.is_gone(slot.grad) for slot in self.slots)
+
+
+def tell(event: weakref.WeakMethod, number: int, _) -> None:
+    """A hook: one that held the replicas would keep them, and the weight, for ever."""
+    if method := event():
+        method(number)
+
+
+class Replicas:
+    """A module that several ranks train: the gradients of its weights come averaged, and cut.
+
+    homes          of its weights: what is stepped of each, in whole, such as a float32 master
+    units          weight -> numbers of the units that use it, at stage 3
+    bucket_bytes   gradients of a message, at stages 0 to 2
+    strategy, all_reduce
+                   what is sent together, when, and by which messages, at stage 0
+    compute_dtype  format in which stage 3 gathers, and sends gradients
+    ahead          units that stage 3 gathers before their turn
+    backwards      backward passes that make one gradient, at stages 0 and 1
+    overlap        send a part when it is full; else all at the end
+    allow_unused   a parameter that a rank did not use counts as zeros there, and its gradient stays
+                   as it is where no rank used it. Otherwise it is refused
+    apart          weights that have a part of their own, such as copies of a tied one
+
+        replicas.rules.begin(actions)        # where they are known; hooks tell the rest
+        replicas.needed(action); ...; replicas.done(action)
+        replicas.finish_gradient_synchronization()
+        optimizer.step()                     # of home.stepped, for home in replicas.homes
+        replicas.stepped()
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        stage: int,
+        homes: Sequence[Home],
+        *,
+        units: Mapping[Tensor, Collection[int]] = {},
+        bucket_bytes: int = 25 * 2**20,
+        strategy: Buckets = Buckets(),
+        all_reduce: Callable | None = None,
+        compute_dtype: torch.dtype | None = None,
+        ahead: int = 1,
+        backwards: int = 1,
+        overlap: bool = True,
+        allow_unused: bool = False,
+        apart: Collection[Tensor] = (),
+    ):
+        self.module, self.group, self.stage = module, group, stage
+        self.allow_unused, self.syncing, self.whole = allow_unused, True, False
+        weights = [home.stepped if stage == 0 else home.weight for home in homes]
+        timed = group.post("replicas") is not None
+        parts, buckets = parts_of(
+            weights,
+            [units.get(home.weight, {0}) for home in homes],
+            stage,
+            group.size,
+            bucket_bytes,
+            strategy=strategy,
+            timed=timed,
+            apart={n for n, w in enumerate(weights) if any(w is each for each in apart)},
+            compute_dtype=compute_dtype,
+        )
+        self.strategy, self.buckets, self.bucket_bytes = strategy, buckets, bucket_bytes
+        self.all_reduce = all_reduce or strategy.all_reduce
+        self.rules = Rules(
+            parts,
+            stage,
+            range(group.size),
+            ahead=ahead,
+            backwards=backwards,
+            overlap=overlap,
+            cycles=stage == 0 and timed and bool(strategy.every_ticks),
+        )
+        members = [[homes[n] for n in part.members] for part in parts]
+        nothing: dict[tuple, Tensor] = {}  # one nan of each format, for all that is dropped
+        self.flats: dict[tuple, Tensor] = {}
+        if stage == 0:
+            self.held = self._averaged(members)
+        else:
+            self.held = [
+                Held(part, own, stage, group, compute_dtype, nothing)
+                for part, own in zip(parts, members)
+            ]
+        places: dict[Tensor, list[tuple[int, int]]] = {}  # weight -> (part, its number there)
+        at: dict[Tensor, Home] = {}
+        for k, held in enumerate(self.held):
+            for n, home in enumerate(held.homes):
+                at[home.weight] = home
+                if held.learns:
+                    places.setdefault(home.weight, []).append((k, n))
+        self.homes = [at[home.weight] for home in homes if home.weight in at]
+        self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        self.lane, self.handles, self.waits = group.lane(), {}, []
+        self.signals: dict[str, Signal] = {}
+        self.sites = []
+        comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
+        for number, (weight, found) in enumerate(places.items()):
+            with torch.enable_grad():  # the node adds to `.grad`
+                node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+            node.register_prehook(partial(tell, comes, number))
+            weight.register_post_accumulate_grad_hook(partial(tell, added, number))
+            self.sites.append(Site(at[weight], found, node, self))
+        AVERAGING.add(self)
+
+    def _averaged(self, members: Sequence[Sequence[Home]]) -> list[Averaged]:
+        """Lay gradients side by side, by kind, in the order in which they come."""
+        places: dict[Tensor, tuple[int, Tensor]] = {}
+        for kind in dict.fromkeys(bucket.kind for bucket in self.buckets):
+            alike = (own for each, own in zip(self.buckets, members) if each.kind == kind)
+            own = [*dict.fromkeys(home.stepped for home in chain(*alike))]
+            sizes = [p.numel() for p in own]
+            self.flats[kind] = flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
+            for p, start, view in zip(own, accumulate(sizes, initial=0), flat.split(sizes)):
+                places[p] = start, view.view(p.shape)
+        return [
+            Averaged(
+                bucket,
+                own,
+                self.flats[bucket.kind],
+                [places[home.stepped][1] for home in own],
+                [places[home.stepped][0] for home in own],
+                self.group.size,
+            )
+            for bucket, own in zip(self.buckets, members)
+        ]
+
+    @property
+    def pieces(self) -> dict[Tensor, nn.Parameter]:
+        """Weight -> what is stepped of it."""
+        return {home.weight: home.stepped for home in self.homes}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something was launched on the lane that nobody has waited for."""
+        return bool(self.handles)
+
+    def unfinished(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield weights, and what is stepped of them, that have a gradient which is not the mean
+        yet."""
+        for held in self.held:
+            for n in held.used:
+                home = held.homes[n]
+                yield from ((home.name, home.weight), (home.name, home.stepped))
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def needed(self, action: Action) -> None:
+        """An action begins: the weights of its unit are there when this returns."""
+        self._carry_out(self.rules.needed(action))
+
+    @torch.no_grad()
+    def done(self, action: Action) -> None:
+        self._settle()
+        self._carry_out(self.rules.done(action))
+
+    @torch.no_grad()
+    def sends(self, unit: int) -> None:
+        """Backwards of a unit are over: its gradients leave."""
+        for k in self.rules.of[unit]:
+            if self.held[k].learns:
+                self._carry_out(self.rules.full(k))
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> set[str]:
+        """Return when each piece's `.grad` is the mean over the ranks; call it before the
+        optimizer's step. What it returns no rank used."""
+        guard.refuse_foreign(self)
+        for number, site in enumerate(self.sites):
+            if site.dropped():
+                self._comes(number)
+        self._settle()
+        self._carry_out(self.rules.finished())
+        guard.refuse_unseen(self)
+        unused = [
+            home.name
+            for held in self.held
+            for n, home in enumerate(held.homes if held.learns else ())
+            if n not in held.used and home.weight.numel()
+        ]
+        unused = [*dict.fromkeys(unused)]
+        by_rank = self.group.differing("\n".join(unused), "the gradients of a batch")
+        by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
+        for held in self.held:
+            held.hand_over(by_none)
+        if self.stage == 0:
+            note_anew(self.module, [home.stepped for home in self.homes])
+        self.rules.begin()
+        guard.refuse_unused(self, unused, by_rank)
+        return by_none
+
+    @contextmanager
+    def no_sync(self):
+        """Backwards in this context add up on this rank; the next one outside averages all."""
+        self.syncing, before = False, self.syncing
+        try:
+            yield
+        finally:
+            self.syncing = before
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Forwards without a backward have ended."""
+        self._carry_out(self.rules.read())
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """Return when all ranks have all pieces, as their optimizers left them."""
+        guard.refuse_moved(self)
+        self._carry_out(self.rules.stepped())
+
+    def _comes(self, number: int) -> None:
+        """Before a backward adds to `.grad`."""
+        site = self.sites[number]
+        if site.dropped():
+            for k, n in site.places:
+                guard.refuse_dropped(self, k, n)
+                self.held[k].forget(n)
+        for each in (site.home.weight, site.home.stepped):
+            each.grad = guard.real(each.grad)
+
+    @torch.no_grad()
+    def _added(self, number: int) -> None:
+        """A backward has brought a gradient; MixedPrecision may have moved it to a master."""
+        site = self.sites[number]
+        weight, stepped = site.home.weight, site.home.stepped
+        source = stepped if self.stage == 0 and weight.grad is None else weight
+        for k, n in site.places:
+            guard.refuse_gradient(self, k, n, source.grad)
+            self.held[k].add(n, source.grad)
+            if self.stage == 3 and stepped.grad is not None:
+                self.held[k].kept[n] = stepped.grad
+        source.grad = None
+        for slot, gone in site.slots.items():
+            slot.grad = gone
+        for k, n in site.places if self.syncing else ():
+            if self.held[k].complete(n) and self.stage < 3:
+                self._carry_out(self.rules.full(k), inside=True)
+
+    def _carry_out(self, ops: Sequence, inside: bool = False) -> None:
+        """`inside` an action, whose clock can wait when it has ended."""
+        for op in ops:
+            match op:
+                case Drop(k):
+                    self.held[k].drop()
+                case Launch(label):
+                    call = self.rules.calls[label]
+                    held = self.held[call.part]
+                    if call.op.kind != "all_gather":
+                        held.leave()
+                    elif self.stage == 3:
+                        held.whole.untyped_storage().resize_(held.whole.nbytes)
+                    if self.rules.cycles:
+                        self._signal(label, call.batch)
+                    else:
+                        act = partial(self._communicate, call)
+                        self.handles[label] = self.lane.launch(act, label)
+                case Wait(label):
+                    call, handle = self.rules.calls.pop(label), self.handles.pop(label)
+                    if inside:
+                        handle.settle()
+                        self.waits.append(handle)
+                    else:
+                        handle.wait()
+                    if call.op and call.op.kind != "all_gather":
+                        self.held[call.part].arrived()
+                    elif self.stage == 3:
+                        self.held[call.part].show(self.held[call.part].views)
+
+    def _communicate(self, call: Call, group: Group) -> None:
+        """On the lane."""
+        held = self.held[call.part]
+        if self.stage == 0:
+            self.all_reduce(held.flat, group, "sum", call.op.name)
+        elif call.op.kind == "all_gather":
+            held.fill(group, call.op.name)
+        else:
+            mine = held.layout.mine(held.away)
+            group.reduce_scatter(held.away, name=call.op.name, out=mine)
+
+    def _signal(self, label: str, batch: int) -> None:
+        """Tell the lane, which carries out the strategy's program for all parts of the batch."""
+        self.rules.calls.pop(label)
+        if not self.handles:
+            self.signals = {name([k], batch): Signal("compute") for k in self.rules.learning}
+            program = partial(self._cycle, batch)
+            self.handles[whole(batch)] = self.lane.launch(program, f"batch {batch}")
+        self.group.issue(label, self.signals[label].post)
+
+    def _cycle(self, batch: int, group: Group) -> None:
+        """On the lane."""
+        ranks, work = tuple(range(group.size)), Averages(self.all_reduce)
+
+        def send(batch, numbers):
+            first, last = self.buckets[numbers[0]], self.buckets[numbers[-1]]
+            label, flat = name(numbers, batch), self.flats[first.kind][first.start : last.stop]
+            work.flats[label] = flat
+            return [Together(label, "all_reduce", flat.nbytes, ranks)]
+
+        about = self.buckets, self.bucket_bytes, ranks, send, batch
+        program = self.strategy.program(*about)
+        run(program, group, work, self.signals, {(group.name, ranks): group})
+
+    def _settle(self) -> None:
+        """Let the clock wait for what arrived inside an action."""
+        while self.waits:
+            self.waits.pop(0).wait()
+
+    # -- whole values ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def follow_weights(self) -> None:
+        """Masters of half weights that somebody else has changed begin anew from them."""
+        for held in self.held:
+            mine = held.layout.mine(held.whole)
+            if mine.dtype != held.piece.dtype:
+                moved = held.piece.to(mine.dtype) != mine
+                held.piece.copy_(torch.where(moved, mine.to(held.piece.dtype), held.piece))
+
+    @torch.no_grad()
+    def gathered(self) -> list[Tensor]:
+        """Gather each part, in the format that is stepped. All ranks ask together."""
+        found = []
+        for held in self.held:
+            flat = held.piece.new_empty(held.layout.length)
+            found.append(self.group.unrecorded().all_gather(held.piece, flat))
+        return found
+
+    def whole_values(self) -> dict[Tensor, Tensor]:
+        """Weight -> its values, in the format that is stepped. All ranks ask together."""
+        return {
+            home.weight: view
+            for held, flat in zip(self.held, self.gathered())
+            for home, view in zip(held.homes, held.layout.views(flat))
+        }
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring every rank the others' pieces after a load; no trace tells of it."""
+        if self.stage < 3:
+            for held in self.held:
+                held.fill(self.group.unrecorded(), "pieces")
+
+    def copied(self, output):
+        """Copy what a unit returned that is a view of its weights, which are about to go."""
+        own = {held.whole.untyped_storage()._cdata for held in self.held}
+
+        def apart(value):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                return value
+            return value.clone() if value.untyped_storage()._cdata in own else value
+
+        return tree_map(apart, output)
+
+    @contextmanager
+    def all_whole(self):
+        """Stage 3: each weight is whole inside; gives a flat tensor for each part. All ranks call
+        it together."""
+        flats, self.whole = self.gathered(), True
+        for held, flat in zip(self.held, flats):
+            held.show(held.layout.views(flat))
+        try:
+            yield flats
+        finally:
+            self.whole = False
+            for held in self.held:
+                held.writes = [home.weight._version for home in held.homes]
+                held.drop()
+
+    def holdings(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors that this rank holds now beside the module's, by kind and name."""
+        held = {"gradients": {}, "master": {}, "weights": {}}
+        if self.stage == 0:
+            held["gradients"] = {f"bucket {k}": each.flat for k, each in enumerate(self.held)}
+            return held
+        for k, each in enumerate(self.held):
+            if each.piece.dtype != each.whole.dtype or self.stage == 3:
+                kind = "master" if each.piece.dtype != each.whole.dtype else "weights"
+                held[kind][f"piece of part {k}"] = each.piece
+            if self.stage == 3:
+                held["weights"][f"part {k}"] = each.whole
+            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.loose
+            held["gradients"] |= {
+                f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None
+            }
+        return held
