@@ -102,27 +102,23 @@ def list_all() -> int:
     from .screen import columns, screen
 
     profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
-    console = screen()
-    console.print(
-        columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()])
-    )
     families = {
         "Schedules": Schedule,
         "Collectives": Collective,
         "Recompute plans": Recompute,
         "Optimizers": Optimizer,
     }
-    for title, family in families.items():
-        console.print(
-            columns(title, [(name, first_line(cls)) for name, cls in family.all().items()])
-        )
-    console.print(
-        columns("Exercises", [(name, first_words(cls)) for name, cls in Topic.all().items()])
-    )
-    console.print(
-        columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()])
-    )
-    console.print(columns("Hardware", [(p.name, hardware_line(p)) for p in profiles]))
+    tables = {
+        "Experiments": [(name, purpose(cls)) for name, cls in Experiment.all().items()],
+        **{
+            title: [(name, first_line(cls)) for name, cls in family.all().items()]
+            for title, family in families.items()
+        },
+        "Exercises": [(name, first_words(cls)) for name, cls in Topic.all().items()],
+        "Precision": [(name, safeguards(level)) for name, level in LEVELS.items()],
+        "Hardware": [(p.name, hardware_line(p)) for p in profiles],
+    }
+    screen().print(*(columns(title, lines) for title, lines in tables.items()))
     return 0
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import log
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -89,6 +89,16 @@ class Hardware:
     def textbook(self) -> bool:
         """Whether this is the unit profile, whose times are slots."""
         return not self.flops_per_s
+
+    @property
+    def unit(self) -> str:
+        """Of modelled times."""
+        return "slot" if self.textbook else "s"
+
+    def clock(self, ticks_per_slot: int) -> dict[str, Any]:
+        """The unit and the resolution of a Cost."""
+        ticks = ticks_per_slot if self.textbook else TICKS_PER_SECOND
+        return {"unit": self.unit, "ticks_per_unit": ticks}
 
     def wire(self, src: int, dst: int) -> Wire | None:
         return self.inside if src // self.node_size == dst // self.node_size else self.between

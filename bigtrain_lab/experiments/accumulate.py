@@ -100,12 +100,6 @@ class Accumulate(OfGPT, OneDevice):
         more=True,
     )
 
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.config  # noqa: B018  (raises Impossible)
-        if self.text:
-            self.micro_batch(0)
-
     # -- what the settings mean --------------------------------------------------------------------
 
     @property

@@ -67,10 +67,7 @@ class AllReduce(OnHardware):
     )
 
     steps: ClassVar[int] = 1
-
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.lowered  # noqa: B018  (raises Impossible)
+    must_exist: ClassVar[tuple[str, ...]] = ("lowered",)
 
     # -- what the settings mean --------------------------------------------------------------------
 

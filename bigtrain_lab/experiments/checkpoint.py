@@ -66,6 +66,7 @@ class Checkpoint(OfGPT, OneDevice):
     name: ClassVar[str] = "checkpoint"
     question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
+    must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "budgets")
 
     plan: str = knob(
@@ -120,18 +121,12 @@ class Checkpoint(OfGPT, OneDevice):
                 f" {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that"
                 " share it."
             )
-        self.ops  # noqa: B018  (raises Impossible)
 
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        plan = Recompute.all().get(settings["plan"])
-        idle = set() if plan and plan().needs_budget() else {"budget"}
-        idle |= set() if settings["plan"] == "every-k" else {"k"}
-        return (
-            super().idle_settings(settings)
-            | idle
-            | ({"sequence", "heads", "text"} if settings["model"] == "mlp" else set())
-        )
+    unused: ClassVar[tuple] = (
+        ("plan", lambda name: not needs_budget(name), {"budget"}),
+        ("plan", lambda name: name != "every-k", {"k"}),
+        ("model", lambda name: name == "mlp", {"sequence", "heads", "text"}),
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
     @property
@@ -535,3 +530,9 @@ class Operations(Lens):
 
     def span(self, step, version):
         return self.rank.span(step, version) if step[0].kind == "U" else nullcontext()
+
+
+def needs_budget(plan: str) -> bool:
+    """Whether there is such a plan, and it asks for one."""
+    chosen = Recompute.all().get(plan)
+    return bool(chosen) and chosen().needs_budget()

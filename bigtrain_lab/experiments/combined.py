@@ -31,6 +31,7 @@ class Combined(OfGPT, Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
+    must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
 
     replicas: int = knob(
         2, "dp: copies of the model, each with its share of a batch", low=1, high=8
@@ -107,14 +108,12 @@ class Combined(OfGPT, Sharded):
                 f"{self.optimizer} sums its norms over replicas and slices at once under ZeRO,"
                 " which this lab does not predict: take adam, tp = 1, or zero = 0."
             )
-        self.recipe, self.stages  # noqa: B018  (both raise Impossible)
 
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"pipeline": "schedule", "slices": "sequence_parallel", "replicas": "zero"}
-        return super().idle_settings(settings) | {
-            name for axis, name in alone.items() if settings[axis] == 1
-        }
+    unused: ClassVar[tuple] = (
+        ("pipeline", lambda ranks: ranks == 1, {"schedule"}),
+        ("slices", lambda ranks: ranks == 1, {"sequence_parallel"}),
+        ("replicas", lambda ranks: ranks == 1, {"zero"}),
+    )
 
     shapes: ClassVar[tuple[str, ...]] = (
         "replicas",
@@ -172,12 +171,15 @@ class Combined(OfGPT, Sharded):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         of = {axis: at for at, axis in enumerate(("dp", "pp", "tp"))}
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             *(
-                Quantity(f"{axis}: {WHAT[axis]}, a step", unit, lambda t, at=at: axes(t)[at].time)
+                Quantity(
+                    f"{axis}: {WHAT[axis]}, a step",
+                    self.profile.unit,
+                    lambda t, at=at: axes(t)[at].time,
+                )
                 for axis, at in of.items()
             ),
             *(

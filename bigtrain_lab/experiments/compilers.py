@@ -24,9 +24,8 @@ from ..order.plan import Compute, Plan
 from ..order.rates import apart, last, samples
 from ..order.schedule import Action
 from ..order.simulate import simulate
-from ..runtime.failure.faults import Fault
 from .experiment import Quantity
-from .on_hardware import OnHardware, profiles
+from .on_hardware import OnOneRank, profiles
 
 if TYPE_CHECKING:  # loads torch's own compiler, which takes seconds: only where a graph is captured
     from ..techniques.captured_graph import Kernel
@@ -72,7 +71,7 @@ def clipped(x):
 FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product": product}
 
 
-class Compile(OnHardware):
+class Compile(OnOneRank):
     name: ClassVar[str] = "compile"
     question: ClassVar[str] = "Can a compiler do it faster without me?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "fusion", "blocks")
@@ -107,21 +106,7 @@ class Compile(OnHardware):
     )
     seed: int = knob(0, "seed of the input", low=0, high=2**31 - 1, more=True)
 
-    ranks: ClassVar[int] = 1
-
-    @property
-    def misfortune(self) -> Fault:
-        """There is one rank that a fault can strike."""
-        return Fault(self.fault, 0, self.fault_at, self.fault_factor)
-
-    @classmethod
-    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        ours = settings.get("compiler") == "ours"
-        return (
-            super().idle_settings(settings)
-            | {"fault_rank"}
-            | (set() if ours else {"block", "sweep"})
-        )
+    unused: ClassVar[tuple] = (("compiler", lambda name: name != "ours", {"block", "sweep"}),)
 
     # -- theory -----------------------------------------------------------------------------------
 

@@ -154,17 +154,19 @@ class DataParallel(OfGPT, Layered):
         if self.mistake != "none":
             self.refuse_mistake()
 
+    unused: ClassVar[tuple] = (
+        ("pipeline", lambda ranks: ranks == 1, {"schedule"}),
+        ("strategy", lambda name: name != "fused-cycle", {"cycle_ms"}),
+        ("strategy", lambda name: name != "buckets", {"split_parameters"}),
+        ("strategy", lambda name: name == "push-pull", {"ring"}),
+    )
+
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
         used = {"none": set(), "short": {"fault_rank"}}
-        used = used.get(settings["mistake"], {"fault_rank", "fault_at"})
-        alone = {"schedule"} if settings["pipeline"] == 1 else set()
-        alone |= {
-            "buckets": {"cycle_ms"},
-            "fused-cycle": {"split_parameters"},
-            "push-pull": {"cycle_ms", "split_parameters", "ring"},
-        }[settings["strategy"]]
-        return super().idle_settings(settings) - used | alone
+        return super().idle_settings(settings) - used.get(
+            settings["mistake"], {"fault_rank", "fault_at"}
+        )
 
     def refuse_mistake(self) -> None:
         """Impossible where nothing would go wrong."""
@@ -223,10 +225,9 @@ class DataParallel(OfGPT, Layered):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
-            Quantity("exposed communication a step", unit, exposed),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
+            Quantity("exposed communication a step", self.profile.unit, exposed),
             Quantity(
                 "speed-up over one replica",
                 "times",

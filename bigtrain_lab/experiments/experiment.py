@@ -64,6 +64,13 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     says_itself: ClassVar[tuple[str, ...]] = (
         "fault",
     )  # knobs with a menu that have a sentence of their own for what is not on it
+    must_exist: ClassVar[
+        tuple[str, ...]
+    ] = ()  # properties that are Impossible where settings do not fit each other: asked at once
+
+    unused: ClassVar[
+        tuple[tuple[str, Callable[[Any], object], set[str]], ...]
+    ] = ()  # (setting, where its value is such, settings that have no effect then); a base's too
 
     # What any lab has, shown after the settings of the subclass: the device's memory, and what may
     # go wrong (runtime/faults.py).
@@ -111,6 +118,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             self.__pydantic_validator__.validate_python(settings, self_instance=self, context=facts)
         except ValidationError as error:
             raise Impossible(sentence(error, type(self))) from None
+        for name in self.must_exist:
+            getattr(self, name)
         if self.fault != "none":
             self.refuse_fault()
 
@@ -248,11 +257,16 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         """The settings that have no effect beside these values of the others: a panel hides
         them."""
-        fault = settings.get("fault", "none")
         used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(
-            fault, {"fault_rank", "fault_at"}
+            settings["fault"], {"fault_rank", "fault_at"}
         )
-        return {"fault_rank", "fault_at", "fault_factor"} - used
+        others = (
+            idle
+            for base in cls.__mro__
+            for name, where, idle in vars(base).get("unused", ())
+            if where(settings[name])
+        )
+        return ({"fault_rank", "fault_at", "fault_factor"} - used).union(*others)
 
     @property
     def misfortune(self) -> Fault:

@@ -64,6 +64,7 @@ class LargeBatch(OnHardware, Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
+    must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     ledger: ClassVar[bool] = False
     schedule: ClassVar[str] = "1f1b"
 
@@ -152,12 +153,11 @@ class LargeBatch(OnHardware, Pipelined):
                 f" {self.micro_batches} equal micro-batches: take powers of two for batch, replicas"
                 " and at-once."
             )
-        self.recipe  # noqa: B018  (raises Impossible)
 
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        other = {"digits": {"sequence"}, "text": {"norm"}}.get(settings["task"], set())
-        return super(Pipelined, cls).idle_settings(settings) | other
+    unused: ClassVar[tuple] = (
+        ("task", lambda name: name == "digits", {"sequence"}),
+        ("task", lambda name: name == "text", {"norm"}),
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -333,11 +333,10 @@ class LargeBatch(OnHardware, Pipelined):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
             Quantity("updates", "", lambda t: t.steps),
-            Quantity("step time", unit, lambda t: t.step_time),
-            Quantity("the whole run", unit, lambda t: t.makespan),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
+            Quantity("the whole run", self.profile.unit, lambda t: t.makespan),
             Quantity(
                 "bytes sent a rank and update",
                 "B",

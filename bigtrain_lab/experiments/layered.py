@@ -51,8 +51,6 @@ class Layered(OnHardware, Pipelined):
                 f"{self.optimizer} looks across the elements of a tensor, of which a rank has only"
                 " a part here: take one that steps each element by itself, such as adam."
             )
-        if getattr(self, "text", ""):
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @cached_property
     def profile(self) -> Hardware:

@@ -44,6 +44,7 @@ class Layouts(OnHardware):
     name: ClassVar[str] = "layouts"
     question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "layouts")
+    must_exist: ClassVar[tuple[str, ...]] = ("needed",)
 
     layout: str = knob(
         "split-n",
@@ -85,14 +86,9 @@ class Layouts(OnHardware):
 
     steps: ClassVar[int] = 1
 
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.needed  # noqa: B018  (raises Impossible)
-
-    @classmethod
-    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        alone = len(LAYOUTS.get(settings["layout"], "")) < 2
-        return super().idle_settings(settings) | ({"rows", "swapped"} if alone else set())
+    unused: ClassVar[tuple] = (
+        ("layout", lambda name: len(LAYOUTS.get(name, "")) < 2, {"rows", "swapped"}),
+    )
 
     # -- what the settings mean -------------------------------------------------------------------
 

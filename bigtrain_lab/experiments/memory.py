@@ -53,13 +53,6 @@ class MemoryExperiment(OfGPT, OneDevice):
         "unit", "what the modelled clock charges for compute", choices=profiles, more=True
     )
 
-    def model_post_init(self, facts):
-        """Refuse now, in a sentence, what could not run."""
-        super().model_post_init(facts)
-        self.config  # noqa: B018  (raises Impossible)
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
-
     @cached_property
     def account(self) -> Account:
         """Every storage of the run, from a dry run."""
@@ -106,7 +99,7 @@ class MemoryExperiment(OfGPT, OneDevice):
                 Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind))
                 for kind in KINDS
             ),
-            Quantity("step time", "slot" if self.profile.textbook else "s", lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False),
         )
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from ..core import knob
+from ..data import chosen_text
 from ..models import GPTConfig
 from .experiment import Experiment
 
@@ -16,6 +17,7 @@ class OfGPT(Experiment):
     those of the model where there are none."""
 
     is_shared: ClassVar[bool] = True
+    must_exist: ClassVar[tuple[str, ...]] = ("config",)
 
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     learning_rate: float = knob(
@@ -29,6 +31,12 @@ class OfGPT(Experiment):
     )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of all random numbers", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        """A text that is read is long enough for a sample."""
+        super().model_post_init(facts)
+        if self.text and "text" not in self.idle_settings(self.model_dump()):
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @cached_property
     def config(self) -> GPTConfig:

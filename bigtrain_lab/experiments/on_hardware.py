@@ -3,12 +3,13 @@ library, or this machine."""
 
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.hardware import PROFILES, Hardware
 from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from ..runtime.calibrate import remembered
+from ..runtime.failure.faults import Fault
 from .experiment import Experiment
 
 
@@ -50,3 +51,14 @@ class OnHardware(Experiment):
     def facts(self) -> dict[str, Any]:
         machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
         return {**super().facts, **machine}
+
+
+class OnOneRank(OnHardware):
+    """The same on one rank, which is the one that a fault can strike."""
+
+    ranks: ClassVar[int] = 1
+    unused: ClassVar[tuple] = (("fault", lambda kind: True, {"fault_rank"}),)
+
+    @property
+    def misfortune(self) -> Fault:
+        return Fault(self.fault, 0, self.fault_at, self.fault_factor)

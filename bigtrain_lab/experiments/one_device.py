@@ -11,22 +11,18 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from ..core import MEMORY_KINDS, Cost, Trace
-from ..core.hardware import TICKS_PER_SECOND
-from ..core.peak import placed
+from ..core import Cost, Trace
 from ..core.trace import ACTION
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
 from ..order.simulate import simulate
-from ..runtime.failure.faults import Fault
-from ..runtime.memory.balance import read
 from ..train.dry_run import Acted, DryRun, dry_run, with_levels_inside
 from .experiment import Quantity
-from .on_hardware import OnHardware
+from .on_hardware import OnOneRank
 
 
-class OneDevice(OnHardware):
+class OneDevice(OnOneRank):
     """Needs the fields `hardware` and `steps`. The program opens `rank.span(step)` around each step
     of `order()`, in order, says by `rank.watch` what it holds, and logs each "loss"."""
 
@@ -39,19 +35,6 @@ class OneDevice(OnHardware):
     terms: ClassVar[dict[str, str]] = {
         "micro_batch": "step"
     }  # what the numbers of an action count (figures/words.py)
-
-    @property
-    def ranks(self) -> int:
-        return 1
-
-    @property
-    def misfortune(self) -> Fault:
-        """There is one rank that a fault can strike."""
-        return Fault(self.fault, 0, self.fault_at, self.fault_factor)
-
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        return super().idle_settings(settings) | {"fault_rank"}
 
     # -- what a subclass says ----------------------------------------------------------------------
 
@@ -93,18 +76,13 @@ class OneDevice(OnHardware):
     # -- theory ------------------------------------------------------------------------------------
 
     def cost(self) -> Cost:
-        time = (
-            {"ticks_per_unit": self.ticks_per_slot}
-            if self.profile.textbook
-            else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        )
         return self.misfortune.priced(
             Cost(
                 self.durations(),
                 changes=self.changes(),
                 resident={0: tuple(self.resident())},
                 capacity_bytes=self.capacity_bytes,
-                **time,
+                **self.profile.clock(self.ticks_per_slot),
             )
         )
 
@@ -124,16 +102,8 @@ class OneDevice(OnHardware):
 
     def changes(self) -> dict:
         """Action -> ((memory kind, change in bytes), ...) at its end."""
-        found, held = {}, self.dry.start
-        for action in (action for step in self.order() for action in step):
-            now = self.acted(action).after
-            found[action] = tuple(
-                (kind, more)
-                for kind in MEMORY_KINDS
-                if (more := now.get(kind, 0) - held.get(kind, 0))
-            )
-            held = now
-        return found
+        actions = (action for step in self.order() for action in step)
+        return dict(self.dry.changes((action, str(self.like(action))) for action in actions))
 
     def predict(self) -> Trace:
         return self.looked_into(replace(simulate(self.lowered, self.cost()), settings=self.told))
@@ -157,17 +127,12 @@ class OneDevice(OnHardware):
                 self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3))))
             )
             first.setdefault(name, span)
-            acted = dry.actions[name]
-            others = sum(size for kind, size in acted.before.items() if kind not in acted.kinds)
-            return acted.kinds, acted.inside, [0] * len(acted.kinds), others
+            return dry.actions[name].levels()
 
         trace = with_levels_inside(trace, inside)
         if (span := first.get(dry.peak_action)) is None:
             return trace
-        at, told = span.end, read(dry.actions[dry.peak_action].inside)
-        if dry.peak_at is not None:
-            at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
-        made = {name: each.name for name, each in first.items()}
+        at, made = dry.peak_in(span), {name: each.name for name, each in first.items()}
         alive = (
             row._replace(start=at, lane=span.lane, made=made.get(row.made, row.made))
             for row in dry.alive
@@ -176,9 +141,8 @@ class OneDevice(OnHardware):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
             Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False),
         )

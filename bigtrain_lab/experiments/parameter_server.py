@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..core import MEMORY_KINDS, Cost, Impossible, Scalar, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND
 from ..core.words import counted, size
 from ..data import digits
 from ..data.digits import CLASSES, POINTS
@@ -48,6 +47,7 @@ class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
+    must_exist: ClassVar[tuple[str, ...]] = ("requests",)
 
     mode: str = knob(
         "asynchronous",
@@ -105,14 +105,10 @@ class ParameterServing(OnHardware):
     )
     seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
 
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.requests  # noqa: B018  (raises Impossible)
-
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        idle = {"bound": settings["mode"] != "bounded", "hiccup": not settings["hiccups"]}
-        return super().idle_settings(settings) | {name for name in idle if idle[name]}
+    unused: ClassVar[tuple] = (
+        ("mode", lambda name: name != "bounded", {"bound"}),
+        ("hiccups", lambda share: not share, {"hiccup"}),
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -187,9 +183,6 @@ class ParameterServing(OnHardware):
             for worker, draw in enumerate(draws)
             if draw.random() < self.hiccups
         }
-        time = {"ticks_per_unit": SLOT_TICKS}
-        if not self.profile.textbook:
-            time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         resident = {rank: self.resident(rank) for rank in range(self.ranks)}
         return self.misfortune.priced(
             Cost(
@@ -199,7 +192,7 @@ class ParameterServing(OnHardware):
                 of_batch=late,
                 slowdown={self.workers - 1: self.slow},
                 capacity_bytes=self.capacity_bytes,
-                **time,
+                **self.profile.clock(SLOT_TICKS),
                 **self.profile.prices(self.ranks),
             )
         )
@@ -321,11 +314,10 @@ class ParameterServing(OnHardware):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
 
         def rate(trace: Trace) -> float | None:
             """The wall knows no slots."""
-            known = trace.makespan and (trace.clock != "measured" or unit == "s")
+            known = trace.makespan and (trace.clock != "measured" or self.profile.unit == "s")
             return sum(self.requests) / trace.makespan if known else None
 
         def accuracy(trace: Trace) -> float | None:
@@ -333,7 +325,7 @@ class ParameterServing(OnHardware):
             return None if found is None else 100 * found
 
         return (
-            Quantity(f"gradients applied a {unit}", "", rate),
+            Quantity(f"gradients applied a {self.profile.unit}", "", rate),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
             Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
             Quantity(

@@ -70,14 +70,10 @@ class Partition(PipelineExperiment):
         choices=("counted", "measured"),
     )
 
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        own = {"cut"} if settings["partition"] != "mine" else set()
-        return (
-            super().idle_settings(settings)
-            | own
-            | ({"hardware"} if settings["profiled"] == "measured" else set())
-        )
+    unused: ClassVar[tuple] = (
+        ("partition", lambda name: name != "mine", {"cut"}),
+        ("profiled", lambda how: how == "measured", {"hardware"}),
+    )
 
     @cached_property
     def config(self) -> GPTConfig:
@@ -143,7 +139,7 @@ class Partition(PipelineExperiment):
         )
         return {
             **super().facts,
-            "unit": "slot" if self.profile.textbook else "s",
+            "unit": self.profile.unit,
             "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
             "chosen": self.partition,
             "cuts": self.cuts,
@@ -182,11 +178,10 @@ class Partition(PipelineExperiment):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         others = (
             Quantity(
                 f"step time if cut {name}",
-                unit,
+                self.profile.unit,
                 lambda t, cost=cost: cost["step_time"] if t.clock == "predicted" else None,
             )
             for name, cost in self.cuts.items()
@@ -195,7 +190,9 @@ class Partition(PipelineExperiment):
         step, *rest = super().quantities
         return (
             Quantity(
-                "slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)
+                "slowest stage, a micro-batch",
+                self.profile.unit,
+                lambda t: max(stage_times(t), default=None),
             ),
             step,
             *others,

@@ -44,6 +44,7 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
     question: ClassVar[str] = (
         "Which schedule wastes the least time, and what does it pay in memory?"
     )
+    must_exist: ClassVar[tuple[str, ...]] = ("order", "slices")
 
     schedule: str = knob(
         "1f1b", "the order in which each rank works", choices=lambda: Schedule.all()
@@ -81,13 +82,6 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
     optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
-
-    def model_post_init(self, facts):
-        """Refuse now, in a sentence, what could not run."""
-        super().model_post_init(facts)
-        self.order, self.slices  # noqa: B018  (both raise Impossible)
-        if self.text:
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     # -- what the settings mean --------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from ..core import Cost, Scalar, Trace
-from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core.hardware import Hardware
 from ..core.peak import readings
 from ..order.explain import bubbles
 from ..order.plan import Plan, lower
@@ -54,13 +54,10 @@ class Pipelined(Experiment):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        """Options of other schedules than the chosen one, and where no fault strikes."""
-        schedules = Schedule.all()
-        used = (
-            schedules[settings["schedule"]].options()
-            if settings["schedule"] in schedules
-            else set()
-        )
+        """Options of other schedules than the chosen one, where there is a choice."""
+        schedules = Schedule.all() if "schedule" in settings else {}
+        chosen = schedules.get(settings.get("schedule"))
+        used = chosen.options() if chosen else set()
         others = (set().union(*(each.options() for each in schedules.values())) - used) & set(
             cls.model_fields
         )
@@ -138,9 +135,7 @@ class Pipelined(Experiment):
             rank: tuple(self.rehearsed.resident(self.place(rank)).items())
             for rank in range(self.ranks if memory else 0)
         }
-        time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
-            time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.order.ranks)}
+        chunks = self.order.stages // self.order.ranks  # each costs a fraction of a slot
         return self.misfortune.priced(
             Cost(
                 self.durations(),
@@ -148,7 +143,7 @@ class Pipelined(Experiment):
                 changes,
                 resident,
                 capacity_bytes=self.capacity_bytes,
-                **time,
+                **self.profile.clock(self.ticks_per_slot * chunks),
                 **self.profile.prices(self.ranks),
             )
         )
@@ -178,9 +173,8 @@ class Pipelined(Experiment):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             *(
                 Quantity(
                     f"peak memory, rank {r}",

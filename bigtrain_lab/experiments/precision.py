@@ -125,12 +125,13 @@ class Precision(OneDevice):
             )
         self.config  # noqa: B018  (raises Impossible)
 
-    @classmethod
-    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        level = LEVELS.get(settings.get("level"))
-        return super().idle_settings(settings) | (
-            {"loss_scale", "growth_interval"} if level and not level.scaling else set()
-        )
+    unused: ClassVar[tuple] = (
+        (
+            "level",
+            lambda name: name in LEVELS and not LEVELS[name].scaling,
+            {"loss_scale", "growth_interval"},
+        ),
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -201,12 +202,11 @@ class Precision(OneDevice):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity(
                 f"inference, {READ} sentences",
-                unit,
+                self.profile.unit,
                 lambda t: 1 / rate if (rate := reading_rate(t)) else None,
             ),
             Quantity(

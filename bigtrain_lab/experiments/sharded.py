@@ -11,12 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import MEMORY_KINDS, Alive, Cost, Span, Trace
-from ..core.peak import placed
+from ..core import Alive, Cost, Span, Trace
 from ..core.trace import ACTION
 from ..order.plan import Plan
 from ..order.schedule import Action
-from ..runtime.memory.balance import read
 from ..techniques.precision_levels import LEVELS
 from ..techniques.replica_plan import parts_of, weights_of, with_replicas
 from ..techniques.shards import Flat
@@ -138,19 +136,8 @@ class Sharded(Layered):
 
     def changes(self, rank: int) -> Iterator[tuple[Action, tuple]]:
         """(action, ((memory kind, change in bytes), ...) at its end)."""
-        dry = self.dry(rank)
-        held = dry.start
-        for (action,) in self.order.over(self.steps)[self.place(rank)]:
-            now = dry.actions[self.like(action)].after
-            yield (
-                action,
-                tuple(
-                    (kind, more)
-                    for kind in MEMORY_KINDS
-                    if (more := now.get(kind, 0) - held.get(kind, 0))
-                ),
-            )
-            held = now
+        steps = self.order.over(self.steps)[self.place(rank)]
+        return self.dry(rank).changes((action, self.like(action)) for (action,) in steps)
 
     def predict(self) -> Trace:
         """With levels inside each action, and all that is alive at each rank's peak."""
@@ -161,9 +148,7 @@ class Sharded(Layered):
         def inside(span):
             place = map(int, ACTION.fullmatch(span.name).group(1, 3))
             first.setdefault((span.rank, name := self.like(Action(span.kind, *place))), span)
-            acted = self.dry(span.rank).actions[name]
-            others = sum(size for kind, size in acted.before.items() if kind not in acted.kinds)
-            return acted.kinds, acted.inside, [0] * len(acted.kinds), others
+            return self.dry(span.rank).actions[name].levels()
 
         trace = with_levels_inside(trace, inside)
         alive = [row for rank in range(self.ranks) for row in self.alive(rank, first)]
@@ -172,11 +157,9 @@ class Sharded(Layered):
     def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
         """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
         it."""
-        dry, at = self.dry(rank), 0
-        if span := spans.get((rank, dry.peak_action)):  # else it was when the model was made
-            at, told = span.end, read(dry.actions[dry.peak_action].inside)
-            if dry.peak_at is not None:
-                at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
+        dry = self.dry(rank)
+        span = spans.get((rank, dry.peak_action))
+        at = dry.peak_in(span) if span else 0  # it was when the model was made
         for row in dry.alive:
             made = spans.get((rank, row.made))
             yield row._replace(rank=rank, start=at, made=made.name if made else row.made)

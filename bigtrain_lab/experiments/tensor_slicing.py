@@ -39,6 +39,7 @@ class TensorSlicing(OfGPT, Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
     figures: ClassVar[tuple[str, ...]] = ("slices", "timeline", "memory")
+    must_exist: ClassVar[tuple[str, ...]] = ("recipe", "lowered")
 
     slices: int = knob(4, "ranks that share each layer", low=1, high=8)
     cut: str = knob(
@@ -83,14 +84,9 @@ class TensorSlicing(OfGPT, Layered):
     micro_batches: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
 
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.recipe, self.lowered  # noqa: B018  (both raise Impossible)
-
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"cut", "sequence_parallel", "ranks_per_node"} if settings["slices"] == 1 else set()
-        return super(Pipelined, cls).idle_settings(settings) | alone
+    unused: ClassVar[tuple] = (
+        ("slices", lambda ranks: ranks == 1, {"cut", "sequence_parallel", "ranks_per_node"}),
+    )
 
     @property
     def further(self) -> dict[str, Any]:
@@ -154,9 +150,8 @@ class TensorSlicing(OfGPT, Layered):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("of it, sums between slices", "%", lambda t: 100 * in_sums(t) / t.step_time),
             Quantity("bytes sent forward, a rank and step", "B", lambda t: sent(t, "F")),
             Quantity(

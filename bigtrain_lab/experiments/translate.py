@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..core import Cost, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND, Wire
+from ..core.hardware import Wire
 from ..core.words import duration
 from ..data.bleu import COUNTS
 from ..data.parallel import Parallel, generated, read_pairs
@@ -199,16 +199,11 @@ class Translate(Layered):
         self.training.recipe  # noqa: B018  (raises Impossible)
         tracking.refuse(self.track)
 
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
-        loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return (
-            super(Pipelined, cls).idle_settings(settings)
-            | alone
-            | loads
-            | ({"pairs", "held_out", "digits"} if settings["file"] else set())
-        )
+    unused: ClassVar[tuple] = (
+        ("replicas", lambda ranks: ranks == 1, {"spread", "bucket_mb"}),
+        ("workers", lambda count: not count, {"prefetch", "pinned"}),
+        ("file", bool, {"pairs", "held_out", "digits"}),
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -351,7 +346,6 @@ class Translate(Layered):
             for action, change in own.changes().items()
         }
         resident = {rank: tuple(own.resident(0).items()) for rank, own in enumerate(held)}
-        time = {} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         return self.misfortune.priced(
             Cost(
                 {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)},
@@ -359,7 +353,7 @@ class Translate(Layered):
                 resident=resident,
                 of_batch=self.of_batch,
                 capacity_bytes=self.capacity_bytes,
-                **time,
+                **self.profile.clock(Cost.ticks_per_unit),
                 **self.profile.prices(self.ranks),
             )
         )
@@ -447,9 +441,8 @@ class Translate(Layered):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("the run", unit, lambda t: t.makespan),
+            Quantity("the run", self.profile.unit, lambda t: t.makespan),
             Quantity(
                 "speed-up over one rank",
                 "times",
@@ -457,12 +450,14 @@ class Translate(Layered):
             ),
             *(
                 Quantity(
-                    f"of it {name}, slowest rank", unit, lambda t, kinds=kinds: spent(t, kinds)
+                    f"of it {name}, slowest rank",
+                    self.profile.unit,
+                    lambda t, kinds=kinds: spent(t, kinds),
                 )
                 for name, kinds in SPENT.items()
             ),
-            Quantity("exposed communication a step", unit, exposed),
-            Quantity("waiting for data a step", unit, starved),
+            Quantity("exposed communication a step", self.profile.unit, exposed),
+            Quantity("waiting for data a step", self.profile.unit, starved),
             Quantity(
                 "bytes sent a rank and step",
                 "B",

@@ -37,6 +37,7 @@ class Zero(OfGPT, Sharded):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("microscope", "overlap", "memory")
+    must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     pipeline: ClassVar[int] = 1
     slices: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
@@ -116,14 +117,9 @@ class Zero(OfGPT, Sharded):
     )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
 
-    def model_post_init(self, facts):
-        super().model_post_init(facts)
-        self.recipe  # noqa: B018  (raises Impossible)
-
-    @classmethod
-    def idle_settings(cls, settings: dict) -> set[str]:
-        whole = {"bucket_mb"} if settings["stage"] == 3 else set()  # a layer is a message
-        return super(Pipelined, cls).idle_settings(settings) | whole
+    unused: ClassVar[tuple] = (
+        ("stage", lambda stage: stage == 3, {"bucket_mb"}),  # a layer is a message
+    )
 
     shapes: ClassVar[tuple[str, ...]] = (
         "stage",
@@ -190,7 +186,6 @@ class Zero(OfGPT, Sharded):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        unit = "slot" if self.profile.textbook else "s"
 
         def most(of: Callable) -> Callable:
             return lambda trace: max(of(trace, rank) for rank in range(trace.ranks))
@@ -203,8 +198,8 @@ class Zero(OfGPT, Sharded):
             ),
             Quantity("peak memory, most on a rank", "B", most(highest)),
             Quantity("bytes sent a rank and step", "B", most(sent)),
-            Quantity("step time", unit, lambda t: t.step_time),
-            Quantity("exposed communication a step", unit, exposed),
+            Quantity("step time", self.profile.unit, lambda t: t.step_time),
+            Quantity("exposed communication a step", self.profile.unit, exposed),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
 

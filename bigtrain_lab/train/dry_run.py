@@ -24,7 +24,7 @@ formulas of the FLOPs.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -93,6 +93,11 @@ class Acted(NamedTuple):
     highest_bytes: int
     called: tuple[Called, ...] = ()
 
+    def levels(self) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], list[int], int]:
+        """What `with_levels_inside` asks of an action like this one."""
+        others = sum(size for kind, size in self.before.items() if kind not in self.kinds)
+        return self.kinds, self.inside, [0] * len(self.kinds), others
+
     def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
         """The collectives as a Cost has them; `time` prices work."""
         whole = Fraction(time(self.work)) or 1
@@ -136,6 +141,31 @@ class DryRun:
         """Of an action on this hardware."""
         tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
         return self.actions[name].work.seconds(hardware, dtype, tensors)
+
+    def changes(
+        self, acted: Iterable[tuple[Action, str]]
+    ) -> Iterator[tuple[Action, tuple[tuple[str, int], ...]]]:
+        """(action, ((memory kind, change in bytes), ...) at its end) of a run, of whose actions
+        each is told with the one here that it is like."""
+        held = self.start
+        for action, name in acted:
+            now = self.actions[name].after
+            yield (
+                action,
+                tuple(
+                    (kind, more)
+                    for kind in MEMORY_KINDS
+                    if (more := now.get(kind, 0) - held.get(kind, 0))
+                ),
+            )
+            held = now
+
+    def peak_in(self, span: Span) -> int:
+        """The tick of the peak in an action of a run that is like `peak_action`."""
+        if self.peak_at is None:
+            return span.end
+        told = read(self.actions[self.peak_action].inside)
+        return placed(span.start, span.end, len(told))[told.index(self.peak_at)]
 
     def to_json(self) -> str:
         told = asdict(self) | {"alive": [list(row) for row in self.alive]}

@@ -38,19 +38,27 @@ def refuse_equation(equation: str) -> None:
 def refuse(product, sizes, layout, axes) -> None:
     """A layout that does not fit the sizes, the mesh, or a tensor."""
     dims = dict.fromkeys(dim for each in product for dim in each)
-    for dim in dims:
-        if dim not in sizes:
-            raise Impossible(f"Nobody says how long dimension {dim!r} is: add it to the sizes.")
+    refuse_any(
+        *(
+            (
+                dim not in sizes,
+                f"Nobody says how long dimension {dim!r} is: add it to the sizes.",
+            )
+            for dim in dims
+        )
+    )
     for dim, axis in layout.items():
-        if dim not in sizes:
-            raise Impossible(
-                f"The layout cuts {dim!r}, which is no dimension: cut one of {', '.join(sizes)}."
-            )
-        if axis not in axes:
-            raise Impossible(
+        refuse_any(
+            (
+                dim not in sizes,
+                f"The layout cuts {dim!r}, which is no dimension: cut one of {', '.join(sizes)}.",
+            ),
+            (
+                axis not in axes,
                 f"The layout cuts {dim!r} along {axis!r}, and the mesh has no such "
-                f"axis: name one of {', '.join(axes) or 'none'}."
-            )
+                f"axis: name one of {', '.join(axes) or 'none'}.",
+            ),
+        )
         if sizes[dim] % axes[axis]:
             few = sizes[dim] // axes[axis] * axes[axis]
             near = " or ".join(str(size) for size in (few, few + axes[axis]) if size)

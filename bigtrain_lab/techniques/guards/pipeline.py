@@ -14,6 +14,12 @@ from ...order.schedule import Action, Schedule
 from ...runtime.talk.group import Group
 from ..loss_scaler import DynamicLossScaler
 from ..prepared_model import masters_of, precisions
+from . import refuse as refuse_any
+
+
+def called(schedule: Schedule) -> str:
+    """A schedule without a name, which is in no menu, by its class."""
+    return getattr(schedule, "name", type(schedule).__name__)
 
 
 def refuse_size(group: Group, schedule: Schedule) -> None:
@@ -46,16 +52,18 @@ def refuse(
     update=None,
 ) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
-    if schedule.asynchronous and optimizer is None:
-        raise Impossible(
-            f"{schedule.name} updates after each micro-batch: pass optimizer=, such "
-            "as lambda p: torch.optim.SGD(p, 0.1)."
-        )
-    if update and (schedule.asynchronous or optimizer):
-        raise Impossible(
+    refuse_any(
+        (
+            schedule.asynchronous and optimizer is None,
+            f"{called(schedule)} updates after each micro-batch: pass optimizer=, such "
+            "as lambda p: torch.optim.SGD(p, 0.1).",
+        ),
+        (
+            update and (schedule.asynchronous or optimizer),
             "update= is for a synchronous schedule without optimizer=: give "
-            + ("one of the two." if optimizer else "optimizer= in its place.")
-        )
+            + ("one of the two." if optimizer else "optimizer= in its place."),
+        ),
+    )
     for stage, module in modules.items():
         refuse_module(group.rank, schedule, stage, module)
     if optimizer:
@@ -72,22 +80,25 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
             "list of them in order of stage."
         )
     tensors = (*module.parameters(), *module.buffers())
-    if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
-        raise Impossible(
-            f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
-            "move the whole stage to one device."
-        )
-    if any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()):
-        raise Impossible(
-            f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
-            "reduces at every backward: give the module itself."
-        )
+    devices = sorted({str(tensor.device) for tensor in tensors})
     ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
-    if len(ranks) > 1:
-        raise Impossible(
-            f"{schedule.name} runs stage {stage} on ranks {sorted(ranks)}, whose "
-            "weights would part: simulate it, or keep each stage on one rank."
-        )
+    refuse_any(
+        (
+            len(devices) > 1,
+            f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
+            "move the whole stage to one device.",
+        ),
+        (
+            any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()),
+            f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
+            "reduces at every backward: give the module itself.",
+        ),
+        (
+            len(ranks) > 1,
+            f"{called(schedule)} runs stage {stage} on ranks {sorted(ranks)}, whose "
+            "weights would part: simulate it, or keep each stage on one rank.",
+        ),
+    )
 
 
 def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
@@ -106,33 +117,37 @@ def refuse_precision(
     size: int, schedule: Schedule, modules: Mapping[int, nn.Module], optimizer, scale
 ) -> None:
     prepared = precisions(modules.values())
-    if len(prepared) > 1:
-        raise Impossible(
+    refuse_any(
+        (
+            len(prepared) > 1,
             "The rank's stages were prepared by several MixedPrecisions: prepare all "
-            "in one, as nn.ModuleList(stages)."
-        )
-    if schedule.asynchronous and (scale or any(mp.masters for mp in prepared)):
-        raise Impossible(
-            f"{schedule.name} updates while other micro-batches run, when no loss "
+            "in one, as nn.ModuleList(stages).",
+        ),
+        (
+            schedule.asynchronous and (scale or any(mp.masters for mp in prepared)),
+            f"{called(schedule)} updates while other micro-batches run, when no loss "
             "scale and no master weight may change: take a synchronous schedule, or "
-            "train in full precision."
-        )
-    if optimizer and scale:
-        raise Impossible(
+            "train in full precision.",
+        ),
+        (
+            optimizer and scale,
             "optimizer= would step on scaled gradients: leave it out, and call "
-            "mp.step(optimizer) and mp.update() after step()."
-        )
-    for mp in prepared:
-        if mp.scaler and not scale:
-            raise Impossible(
+            "mp.step(optimizer) and mp.update() after step().",
+        ),
+        *(
+            (
+                mp.scaler and not scale,
                 f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
-                "pass scale=mp.scale."
+                "pass scale=mp.scale.",
             )
-    if size > 1 and skips_alone(scale):
-        raise Impossible(
+            for mp in prepared
+        ),
+        (
+            size > 1 and skips_alone(scale),
             f"{size} ranks would skip steps each for itself: let them agree by "
-            "MixedPrecision(level, group=group), or DynamicLossScaler(group=group)."
-        )
+            "MixedPrecision(level, group=group), or DynamicLossScaler(group=group).",
+        ),
+    )
 
 
 def skips_alone(scale) -> bool:
@@ -152,33 +167,44 @@ def refuse_tie(
     name: str,
     places: Mapping[int, str],
 ) -> None:
-    if schedule.asynchronous:
-        raise Impossible(
-            f"{schedule.name} updates its stages at different times, so copies of a "
-            "tied weight would part: take a synchronous schedule."
-        )
-    if strange := [stage for stage in places if not 0 <= stage < schedule.stages]:
-        raise Impossible(
-            f"Tied weight {name!r} names stage {strange[0]}, and the stages are 0 to "
-            f"{schedule.stages - 1}."
-        )
-    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
-    for stage, parameters in own.items():
-        if places[stage] not in parameters:
-            raise Impossible(
-                f"Tied weight {name!r} is called {places[stage]!r} on stage {stage}, "
-                "which has no such parameter: give its name there."
+    refuse_any(
+        (
+            schedule.asynchronous,
+            f"{called(schedule)} updates its stages at different times, so copies of a "
+            "tied weight would part: take a synchronous schedule.",
+        ),
+        *(
+            (
+                not 0 <= stage < schedule.stages,
+                f"Tied weight {name!r} names stage {stage}, and the stages are 0 to "
+                f"{schedule.stages - 1}.",
             )
-    if len({parameters[places[stage]] for stage, parameters in own.items()}) < len(own):
-        raise Impossible(
+            for stage in places
+        ),
+    )
+    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
+    refuse_any(
+        *(
+            (
+                places[stage] not in parameters,
+                f"Tied weight {name!r} is called {places[stage]!r} on stage {stage}, "
+                "which has no such parameter: give its name there.",
+            )
+            for stage, parameters in own.items()
+        )
+    )
+    refuse_any(
+        (
+            len({parameters[places[stage]] for stage, parameters in own.items()}) < len(own),
             f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight "
-            f"{name!r}, so its gradients add up there: name one of them."
-        )
-    if backward_after_update(order, own):
-        raise Impossible(
-            f"{schedule.name} updates on rank {rank} before the last backward of "
-            f"tied weight {name!r}: put its updates at the end."
-        )
+            f"{name!r}, so its gradients add up there: name one of them.",
+        ),
+        (
+            backward_after_update(order, own),
+            f"{called(schedule)} updates on rank {rank} before the last backward of "
+            f"tied weight {name!r}: put its updates at the end.",
+        ),
+    )
 
 
 def backward_after_update(order: list, stages) -> bool:
@@ -192,17 +218,19 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
     """One that holds half weights would never see their gradients, which go to the masters."""
     masters = masters_of(modules.values())
     for each in optimizers.values():
-        if isinstance(each, torch.optim.LBFGS):
-            raise Impossible(
+        refuse_any(
+            (
+                isinstance(each, torch.optim.LBFGS),
                 "LBFGS needs the whole loss again inside its step: take an optimizer "
-                "without a closure, such as Adam."
-            )
-        if any(p in masters for group in each.param_groups for p in group["params"]):
-            raise Impossible(
+                "without a closure, such as Adam.",
+            ),
+            (
+                any(p in masters for group in each.param_groups for p in group["params"]),
                 "optimizer= would hold half weights, whose gradients are their "
                 "masters': leave it out, and after step() call mp.step(optimizer) of "
-                "one that is built from mp.parameters()."
-            )
+                "one that is built from mp.parameters().",
+            ),
+        )
 
 
 # -- at a step -------------------------------------------------------------------------------------
