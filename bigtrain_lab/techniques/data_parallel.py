@@ -10,9 +10,9 @@ in reverse order of the layers. They lie side by side in flat tensors, cut into 
 bucket is all-reduced on a lane of its own while the backward goes on. Large buckets pay the latency
 less often; small ones leave earlier.
 
-Cost a step: 2 (N-1)/N bytes of gradients sent and received a rank, of which the part is exposed
-that the backward does not cover. Memory: no copy of the gradients, since each is a view of its
-bucket; they stay while zero_grad(set_to_none=True) drops them.
+Cost a step, for gradients of S bytes: a rank sends and receives 2 (N-1)/N S. Exposed is what the
+backward does not overlap. Memory: S for the buckets. Each `.grad` is a view of its bucket, so there
+is no second copy; zero_grad(set_to_none=True) does not free the buckets.
 Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
 """
 
@@ -121,8 +121,8 @@ class DistributedDataParallel(nn.Module):
         guard.refuse_copy()
 
     def finish_gradient_synchronization(self) -> set[str]:
-        """Return when each gradient is the mean over the ranks; call it before the optimizer's
-        step. What it returns no rank used."""
+        """Wait until each gradient is the mean over the ranks; call it before the optimizer's step.
+        Returns the names of the parameters that no rank used."""
         return self.replicas.finish_gradient_synchronization()
 
     def no_sync(self):

@@ -1,19 +1,20 @@
-"""ZeRO stage 3: no rank keeps a whole layer; all ranks put one together shortly before it is used.
+"""ZeRO stage 3: no rank stores a whole layer; an all-gather assembles it just before its use.
 
     forward    [unit 0][unit 1][unit 2]         backward   [unit 2][unit 1][unit 0]
     lane     g0 g1      g2        g2 (again)                g1     r2 g0   r1      r0
     g: all-gather the unit's weights, while the unit before is at work; they are freed after it
     r: reduce-scatter its gradient, while the next unit is at work; each rank keeps its part
 
-A unit is some modules whose parameters lie in one flat tensor, of which each rank keeps an equal
-part. What autograd saved of the weights are views of that tensor's storage: it is emptied between
-uses and filled again for the backward, and nobody sees the difference. `NaiveUnit` is the same by a
-checkpoint around a gather. `FullyShardedDataParallel` runs no forward twice, and gathers ahead: its
-hooks tell `Replicas` (replicas.py) which unit is used next.
+A unit is one or more modules that are gathered together. Its parameters lie in one flat tensor, of
+which each rank keeps an equal piece. Autograd saves views of that tensor for the backward. After
+the forward its storage is resized to 0 bytes; before the backward it is resized and gathered again.
+So the saved views are valid when they are read. `NaiveUnit` reaches the same by a checkpoint around
+a gather, and runs each forward twice. `FullyShardedDataParallel` runs it once, and gathers ahead:
+its hooks report the start and end of each use to `Replicas` (replicas.py).
 
-Bytes sent a rank: (N-1)/N of 3 psi, for psi bytes of parameters: gathered twice, gradients once;
-data parallel sends 2 psi of these. Memory: parameters, gradients and optimizer state of 1/N, and
-two neighbouring units whole. Time: what of the messages a unit's work does not cover.
+Bytes sent a rank, for psi bytes of parameters: 3 (N-1)/N psi. Weights are gathered twice, gradients
+summed once; data parallel sends 2 (N-1)/N psi. Memory: 1/N of parameters, gradients and optimizer
+state, and two neighbouring units whole. Time: the messages, less what computation overlaps.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2; Zhao et al. 2023,
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
@@ -42,9 +43,9 @@ from .units import units_of
 
 
 class NaiveUnit(nn.Module):
-    """A module of which each rank keeps the N-th part of all numbers. A forward gathers them, and a
-    checkpoint lets them go; its rerun in the backward gathers them again, and the part's `.grad` is
-    the mean. It costs one more forward, and no message runs beside the work."""
+    """A module of which each rank keeps 1/N of the parameters, in `part`. The forward gathers them,
+    and a checkpoint frees them; its rerun in the backward gathers them again. `part.grad` is the
+    mean. It costs one more forward, and no message overlaps with computation."""
 
     def __init__(self, module, group):
         super().__init__()
@@ -141,8 +142,8 @@ class FullyShardedDataParallel(nn.Module):
             + [Action("B", unit.number, 0) for unit in reversed(self.units)]
         )
         self.recorded = None  # whether the forward under way is for a backward
-        self.left: dict[Unit, None] = {}  # a backward is, or was, at them
-        self.due: dict[Unit, None] = {}  # whose gradient waits for another backward of the unit
+        self.left: dict[Unit, None] = {}  # units whose backward began, and was not seen to end
+        self.due: dict[Unit, None] = {}  # units that wait for the backward of another call
         for unit in self.units:
             for part in unit.modules:
                 part.register_forward_pre_hook(
@@ -168,8 +169,8 @@ class FullyShardedDataParallel(nn.Module):
         guard.refuse_copy()
 
     def _open(self, unit: "Unit", kind: str) -> None:
-        """Return when its parameters are there. kind: F, B, R (a forward again, for the backward),
-        E (no backward will follow)."""
+        """Begin a use of a unit; return when its parameters are gathered. `kind`: F forward, B
+        backward, R forward again in a backward (checkpoint), E forward without a backward."""
         unit.use, unit.there = Action(kind, unit.number, 0), True
         self.replicas.needed(unit.use)
 
@@ -180,7 +181,7 @@ class FullyShardedDataParallel(nn.Module):
     # -- hooks -------------------------------------------------------------------------------------
 
     def _enters(self, unit: "Unit", module, args, kwargs):
-        """Before a forward of one of its modules."""
+        """Open the unit before a forward of one of its modules, and watch the inputs' gradients."""
         if self.compute_dtype:
             args, kwargs = cast_inputs(self.compute_dtype, module, args, kwargs)
         again = in_backward()
@@ -198,7 +199,7 @@ class FullyShardedDataParallel(nn.Module):
         return args, kwargs
 
     def _leaves(self, unit: "Unit", module, args, kwargs, output):
-        """After it; also where it failed."""
+        """Close the unit after the forward, also after an error; watch the outputs' gradients."""
         output = self.replicas.copied(output)
         if not unit.calls:
             return output
@@ -221,7 +222,7 @@ class FullyShardedDataParallel(nn.Module):
         return output
 
     def _backward_enters(self, call: "Call", gradient) -> None:
-        """Before a backward passes what the call returned."""
+        """Open the unit when the backward reaches an output of the call."""
         guard.refuse_graph(self)
         unit = call.unit
         if not call.backward:
@@ -232,7 +233,7 @@ class FullyShardedDataParallel(nn.Module):
                 self._open(unit, "B")
 
     def _backward_leaves(self, call: "Call", gradients) -> None:
-        """After all that the call computed: its inputs have their gradients."""
+        """Count a backward as over when all inputs of the call have their gradients."""
         unit = call.unit
         if call.backward:
             call.backward = False
@@ -252,7 +253,8 @@ class FullyShardedDataParallel(nn.Module):
             self.replicas.sends(unit.number)
 
     def _flush(self) -> None:
-        """No backward is under way: units at which one ended without a word are closed."""
+        """Close the units whose backward ended without its hook: no input needed a gradient.
+        Called when no backward runs."""
         for unit in [*self.left, *(unit for unit in self.due if unit not in self.left)]:
             unit.pending = unit.backwards = 0
             self._end_backward(unit)
@@ -324,7 +326,7 @@ class Call:
     inputs: list[Tensor] = field(default_factory=list)
 
     def input(self, value):
-        """A view of an input that needs a gradient, so that only this call's uses count."""
+        """Replace an input that needs a gradient by a view, so that a hook sees this call only."""
         if not (isinstance(value, Tensor) and value.requires_grad):
             return value
         self.inputs.append(value.view_as(value))

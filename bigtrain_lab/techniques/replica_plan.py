@@ -1,10 +1,10 @@
-"""What replicas do, as a plan: the schedule of each replica, and what its rules send on a lane.
+"""The plan of replicas: each replica's schedule, with the messages of its rules on a second lane.
 
     compute   [3B0]  [2B0]  [1B0]  [0B0] ........ [0U0] ...      waits before the first update
     comm:dp          [ bucket 0  ][ bucket 1 ][ bucket 2 ]       each after its last gradient
 
-The parts, and the rules of when they leave, are those of `Replicas`, so that a prediction is of
-what a run does. A step that begins while a part is under way runs beside it.
+A run cuts its parts by `parts_of` too, and orders its messages by the same `Rules`. So simulator
+and run have one list. A step that begins while a message is in flight overlaps with it.
 
 Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2;
 Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
@@ -50,11 +50,15 @@ def parts_of(
     apart: Collection[int] = (),
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[list[Part], list[Bucket]]:
-    """Cut weights, given in the module's order, into parts, in the order in which their gradients
-    come. `units`: of each weight, the numbers of those that use it; `strategy`: of stage 0, `timed`
-    where there is virtual time; `apart`: numbers of weights with a part of their own, so that
-    pieces of copies are alike wherever they are; `compute_dtype`: in which stage 3 gathers.
-    Returns the parts, and where at stage 0 each lies in the flat tensor of its kind."""
+    """Cut weights, given in the module's order, into parts: buckets in the order of the backward,
+    or at stage 3 one a unit and dtype. Returns the parts, and at stage 0 each part's bucket.
+
+    units          for each weight, the numbers of the units that use it
+    strategy       stage 0: how buckets are cut
+    timed          there is a modelled clock
+    apart          numbers of weights with a part each, so that copies of a tied one are cut alike
+    compute_dtype  format of the messages at stage 3
+    """
     learnt = [n for n, w in enumerate(weights) if w.requires_grad][::-1]
     buckets = (strategy if stage == 0 else Buckets()).pieces(
         [weights[n] for n in learnt], bucket_bytes, timed
@@ -99,11 +103,14 @@ def with_replicas(
     ahead: int = 1,
     inside: Mapping = {},
 ) -> Plan:
-    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices) at a
-    stage of ZeRO, of which 0 is data parallel; at 3 each stage of the order is a unit. `stages`:
-    stage -> its module, on meta or not, of one slice. `all_reduce`: ring_all_reduce; without it
-    the strategy's. `ahead`: uses whose weights stage 3 gathers before their turn. `inside`:
-    collectives that actions call, as a Cost has them."""
+    """Return the plan of replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices).
+
+    stages      pipeline stage -> its module of one slice, on meta or not
+    zero        stage of ZeRO; 0 is data parallel. At 3 each pipeline stage is a unit
+    all_reduce  such as ring_all_reduce; without it the strategy's
+    ahead       how many uses ahead stage 3 gathers the weights
+    inside      collectives that actions call, as a Cost has them
+    """
     mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -125,8 +132,8 @@ def with_replicas(
 def weights_of(
     stages: Mapping[int, nn.Module], order: Schedule, place: int
 ) -> tuple[list[Tensor], list[set[int]]]:
-    """The weights of the stages that lie at a place of the pipeline, and the stages of each. Where
-    one module stands for several stages, each has weights of its own."""
+    """Return the weights of the pipeline stages at a place, and the stages that use each weight. A
+    module that stands for several stages counts once for each."""
     weights, units, known = [], [], {}
     for at in (at for at in sorted(stages) if order.rank_of(at, 0) == place):
         for p in stages[at].parameters():
@@ -142,8 +149,8 @@ def weights_of(
 def both_lanes(
     ops: Sequence, rules: Rules, average: Callable, program: Callable, inside: Mapping
 ) -> tuple[tuple, tuple]:
-    """Put what the rules say around the actions of a rank, and what is launched on the second
-    lane, which posts the end of it."""
+    """Return a rank's two lanes: its actions with the launches and waits of the rules between them,
+    and the collectives. Each collective posts "<label> done", which the compute lane waits for."""
     compute, lane, under_way = [], [], set()
     around = rules.program([op.step for op in ops if isinstance(op, Compute)])
     for op in ops:
@@ -183,7 +190,7 @@ def messages(
     batch: int,
     numbers: Sequence[int],
 ) -> list:
-    """How a rank and its peers average these buckets."""
+    """Return the operations by which a rank and its peers average these buckets."""
     first, label = buckets[numbers[0]], name(numbers, batch)
     tensor = buckets[numbers[-1]].stop - first.start, first.kind[0].itemsize
     place, ranks = peers.index(rank), len(peers)

@@ -1,23 +1,32 @@
-"""What replicas do with gradients and weights, when: events in, operations out. No tensors.
+"""The order of a replica's messages, without tensors: events in, operations out.
 
-    needed(action), done(action)    an action of a unit begins, has ended
-    full(part)                      gradients of all weights of a part have come
-    finished(), stepped()           the gradient is to be whole; what is stepped has new values
+    needed(action), done(action)    a unit's forward or backward begins, has ended
+    full(part)                      a backward has produced every gradient of the part
+    finished()                      the last backward is over: send the rest, wait for all sums
+    stepped()                       the optimizer has run: gather the new weights (stages 1, 2)
 
     stages 1, 2   compute  [2B0] L0 [1B0] L1 [0B0] L2 ....... W0 W1 W2 [0U0] L3 ....... W3
                   comm:dp        [ scatter 0 ][ scatter 1 ][ scatter 2 ]     [ gather ]
     stage 3       compute  L0 W0 L1 [0F0] D0 W1 [1F0] D1 ...  W1 [1B0] D1 L2 ... W2 [0U0]
                   comm:dp  [ 0 ][ 1 ]                              [ scatter 1 ]
 
-L launches, W waits, D drops. A plan's actions give the list that the simulator predicts with; in a
-run, hooks give the same events to the same rules. So the order is stated here and nowhere else.
+[2B0] is the backward of unit 2 for micro-batch 0: F forward, B backward, U update. L and W launch
+a message and wait for it; D frees the weights of a part. At stages 1 and 2 they bear the message's
+number, at stage 3 the part's.
 
-Parts leave in one order on all ranks. Where actions are known (`begin`), a part leaves in the
-action that ends its gradient; else in order of the parts. Stages 2 and 3 have one gradient under
-way at a time: the next one waits for it, and so a rank holds two at most.
+Simulator and run share these rules. The simulator feeds them the actions of a plan; a run feeds
+them the events of its hooks. Both get the same list of operations.
 
-Cost: with m micro-batches a rank sends (N-1)/N times the parameters' bytes, and their padding, 2,
-m + 1 and 3 m times a step at stages 1, 2 and 3.
+All ranks send the parts in one order, since a collective needs every rank. Where the actions are
+known (`begin`), a part is sent in the action that completes its gradient. Else the parts are sent
+in order of their numbers, each once it is full. Stages 2 and 3 keep one reduce-scatter in flight:
+the next one waits for it. So a rank stores the whole gradients of two parts at most.
+
+Stage 2 sends in every backward, since a rank keeps only its piece of a gradient between backwards.
+A sum of several backwards on the rank would need the whole gradient.
+
+Bytes sent a rank in a step of m micro-batches, for psi bytes of padded parameters:
+    stage 1   2 (N-1)/N psi     stage 2   (m+1) (N-1)/N psi     stage 3   3 m (N-1)/N psi
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 """
 
@@ -34,8 +43,15 @@ LANE = "comm:dp"
 
 
 class Part(NamedTuple):
-    """Weights that travel together: their numbers, the units that use any of them, and bytes with
-    padding. `shared`: several units use one of the weights."""
+    """Weights whose messages are one message: a bucket, or at stage 3 the weights of a unit.
+
+    members   numbers of its weights
+    units     numbers of the units that use any of them
+    shared    one of its weights is used by several units
+    learns    its weights have gradients
+    weight_bytes, gradient_bytes
+              sizes of a message, with padding
+    """
 
     members: tuple[int, ...]
     units: frozenset[int]
@@ -46,7 +62,8 @@ class Part(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the lane does when a label is launched: of which part, or of which batch."""
+    """The collective behind a label, its part, and the number of its update (`batch`). `op` is None
+    and `part` -1 for the one wait of a whole batch (see `cycles`)."""
 
     op: Together | None
     part: int
@@ -71,15 +88,20 @@ def whole(batch: int) -> str:
 
 
 class Uses:
-    """In which order units are used, learnt anew from where it is another than before."""
+    """The expected order of forwards and backwards, by which stage 3 gathers ahead. It repeats the
+    last update; from the first surprise on it is recorded anew.
+
+    at        how many of the expected uses have begun
+    fetched   how many of them have had their weights gathered
+    """
 
     def __init__(self, expected: Sequence[Action] = ()):
         self.expected, self.at, self.fetched = [*expected], 0, 0
 
     def meets(self, action: Action) -> bool:
-        """Whether this was expected; from here on it is."""
+        """Advance by one use. Return whether it was expected; if not, forget the later ones."""
         if self.at and self.at == len(self.expected) and like(self.expected[0], action):
-            self.expected += self.expected  # one more backward, like those before
+            self.expected += self.expected  # another micro-batch begins: expect it to be alike
         met = self.at < len(self.expected) and like(self.expected[self.at], action)
         if not met:
             self.expected[self.at :] = [action]
@@ -87,7 +109,7 @@ class Uses:
         return met
 
     def end(self) -> None:
-        """Expect the same uses once more."""
+        """Rewind: the next update is expected to repeat the uses of this one."""
         del self.expected[self.at :]
         self.at = self.fetched = 0
 
@@ -97,13 +119,15 @@ def like(one: Action, other: Action) -> bool:
 
 
 class Rules:
-    """The order of one rank's operations. `calls`: label of a launch -> what the lane does.
+    """The state machine of one rank: each event returns its launches, waits and drops, in order.
+    `calls` maps the label of a launch to its collective.
 
-    ranks      those that share the parts
-    ahead      uses whose weights are gathered before their turn, at stage 3
-    backwards  of a gradient, where no actions are known, at stages 0 and 1
-    overlap    a part leaves when it is full; else all at the end
-    cycles     the lane itself says what leaves when, at stage 0: one wait is for all of a batch
+    ranks      ranks that share the parts
+    ahead      stage 3: how many uses ahead the weights are gathered
+    backwards  stages 0 and 1, actions unknown: how many backwards make one gradient
+    overlap    send a part when it is full; else all parts after the last backward
+    cycles     stage 0: the strategy's program on the lane decides what is sent when; the compute
+               lane waits once, for the whole batch
     """
 
     def __init__(
@@ -120,35 +144,36 @@ class Rules:
         self.parts, self.stage, self.ranks, self.batch = parts, stage, tuple(ranks), 0
         self.ahead, self.backwards, self.overlap = ahead, backwards, overlap
         self.cycles = cycles
-        self.most = inf if stage < 2 else 1  # gradients under way
+        self.most = inf if stage < 2 else 1  # gradient messages in flight
         self.learning = [k for k, part in enumerate(parts) if part.learns]
         self.of = defaultdict(list)  # unit -> its parts
         for k, part in enumerate(parts):
             for unit in part.units:
                 self.of[unit].append(k)
         self.calls: dict[str, Call] = {}
-        self.numbers: Counter = Counter()  # what was launched -> how often
-        self.under_way: list[str] = []  # gradients
-        self.open: Counter = Counter()  # part -> uses under way
-        self.there: set[int] = set()  # parts that were gathered, and not dropped
-        self.coming: dict[int, str] = {}  # those that nobody waited for
-        self.uses, self.reading = Uses(), Uses()  # reading: forwards without a backward
+        self.numbers: Counter = Counter()  # part, (kind, unit) or "U" -> how often, for labels
+        self.under_way: list[str] = []  # labels of the gradient messages in flight
+        self.open: Counter = Counter()  # part -> forwards and backwards that compute with it now
+        self.there: set[int] = set()  # parts whose all-gather was launched, and not dropped since
+        self.coming: dict[int, str] = {}  # part -> label of its all-gather, until a wait for it
+        self.uses, self.reading = Uses(), Uses()  # in training; in forwards without a backward
         self.now = self.uses
         self.begin()
 
     def begin(self, actions: Sequence[Action] | None = None) -> None:
-        """Begin an update. `actions`: of this rank, up to it; else their order is learnt."""
+        """Begin an update. `actions`: this rank's actions of it, if a schedule is known. Else parts
+        are sent in order of their numbers, and stage 3 learns the order of the uses."""
         self.told = actions is not None
-        late = self.stage < 3 or self.told and not self.overlap
-        self.queue = [*self.learning] if late else []  # parts that have yet to leave
-        self.here: Counter = Counter()  # part -> backwards that brought it
-        self.leaving = dict.fromkeys(actions or (), ())  # action -> the parts that leave in it
-        self.due = 0  # parts at the head of the queue that leave in the action under way
+        late = self.stage < 3 or not self.overlap
+        self.queue = [*self.learning] if late else []  # parts to send, in order
+        self.here: Counter = Counter()  # part -> times it was full since it was sent
+        self.leaving = dict.fromkeys(actions or (), ())  # action -> the parts it completes
+        self.due = 0  # the first `due` parts of the queue are sent by the end of this action
         if not self.told:
             return
         self.now = self.uses = Uses([action for action in actions if action.kind in "FBI"])
         seen: Counter = Counter()
-        ends: dict[int, list[Action]] = defaultdict(list)  # part -> actions that end a gradient
+        ends: dict[int, list[Action]] = defaultdict(list)  # part -> last backwards of micro-batches
         for action in (each for each in actions if each.kind in "BW"):
             for k in self.of[action.stage]:
                 seen[k, action.micro_batch] += 1
@@ -166,7 +191,8 @@ class Rules:
             self.queue = [k for action in actions for k in self.leaving[action]]
 
     def needed(self, action: Action) -> list:
-        """An action of a unit begins; W needs no weights."""
+        """Begin an action. At stage 3 wait for the unit's weights, and gather those of the next;
+        W, the backward for the weights alone, does not read them."""
         self.due += len(self.leaving.get(action, ()))
         if self.stage < 3 or action.kind == "W":
             return []
@@ -182,7 +208,7 @@ class Rules:
         return ops + self._gather_ahead(uses)
 
     def done(self, action: Action) -> list:
-        """It has ended, and with it the gradients that are due by it."""
+        """End an action: drop the unit's weights (stage 3), and send what it completed."""
         ops: list = []
         if self.stage == 3 and action.kind != "W":
             self.open.subtract(own := self.of[action.stage])
@@ -194,7 +220,12 @@ class Rules:
         return ops
 
     def full(self, k: int) -> list:
-        """Gradients of all weights of a part have come, of one backward."""
+        """Note that one backward has brought all gradients of a part; send what is next in line.
+
+        Without known actions: stage 3 sends the part at once; stage 2 once a backward; stages 0 and
+        1 when it was full `backwards` times. Parts before it in the queue are sent first. With
+        known
+        actions: send the parts that this action completes, as far as they are full."""
         ops: list = []
         if not self.overlap:
             return ops
@@ -206,17 +237,21 @@ class Rules:
         if self.stage == 3:
             self.queue.append(k)
             return self._leave()
-        if self.stage == 2 and k not in self.queue:  # another backward
-            while self.queue:
-                ops += self._leave()
-            self.queue = [*self.learning]
         self.here[k] += 1
         while self.queue and self.here[self.queue[0]] >= (self.backwards if self.stage < 2 else 1):
             ops += self._leave()
         return ops
 
+    def again(self) -> list:
+        """Another backward of the same gradient begins, at stage 2: what did not come leaves."""
+        ops: list = []
+        while self.queue:
+            ops += self._leave()
+        self.queue, self.here = [*self.learning], Counter()
+        return ops
+
     def finished(self) -> list:
-        """The gradient of the update is to be whole: what did not come leaves too."""
+        """Complete the gradient: send the parts still in the queue, and wait for all messages."""
         ops: list = []
         while self.queue:
             ops += self._leave()
@@ -229,12 +264,12 @@ class Rules:
         return ops
 
     def read(self) -> list:
-        """Forwards without a backward have ended."""
+        """End a pass of forwards without a backward: drop what was gathered ahead."""
         self.reading.end()
         return self._discard()
 
     def stepped(self) -> list:
-        """What is stepped has new values."""
+        """All-gather the stepped pieces, at stages 1 and 2. Stage 3 gathers before each use."""
         if self.stage not in (1, 2):
             return []
         labels = [f"parameters of bucket {k} of batch {self.numbers['U']}" for k in self.learning]
@@ -243,7 +278,7 @@ class Rules:
         return [*ops, *map(Wait, labels)]
 
     def _leave(self) -> list:
-        """The first part of the queue."""
+        """Send the first part of the queue; at stages 2 and 3 wait for the one before."""
         k, ops = self.queue.pop(0), []
         self.due, self.here[k] = max(0, self.due - 1), 0
         if len(self.under_way) >= self.most:
@@ -258,7 +293,8 @@ class Rules:
         return ops
 
     def _gather_ahead(self, uses: Uses) -> list:
-        """Gather for the next uses, in their order; a part that is there must go first."""
+        """Gather for the next `ahead` uses, in order. Stop at one whose weights are still
+        here: they are dropped after this use, and gathered again then."""
         ops: list = []
         while uses.fetched < min(uses.at + self.ahead, len(uses.expected)):
             if self.there & {*self.of[uses.expected[uses.fetched].stage]}:
@@ -279,7 +315,7 @@ class Rules:
         return ops
 
     def _discard(self) -> list:
-        """What was gathered ahead is not what comes."""
+        """Drop parts that were gathered ahead, and are not used next."""
         ops = [op for k, label in self.coming.items() for op in (Wait(label), Drop(k))]
         self.there.difference_update(self.coming)
         self.coming = {}

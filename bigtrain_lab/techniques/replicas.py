@@ -1,4 +1,4 @@
-"""Replicas: N ranks learn from one gradient, and none keeps what another has anyway.
+"""Replicas: N ranks train one model on the mean gradient, and divide its state among them.
 
     stage                  0            1                2                3
     ranks share            nothing      moments          and gradients    and weights
@@ -17,13 +17,20 @@ say (replica_rules.py); `Replicas` turns hooks into their events, and carries th
     Held      a part at stages 1 to 3: its weights, their gradients, the piece
     Replicas  hooks in, operations on the lane out
 
-A weight that was dropped reads as nan, in its shape. A gradient that has left a weight leaves a
-stand-in, which refuses every use.
+At stage 3 a weight is dropped between uses: its storage has no bytes, and it reads as nan in its
+shape. A gradient that was taken for a message leaves a stand-in in `.grad`, which refuses all use.
+
+Where the gradient is      before it is sent      mean, after finish_gradient_synchronization()
+    stage 0                bucket `flat`          the same place; weight.grad is a view of it
+    stage 1                bucket `flat`          this rank's piece of it -> stepped.grad
+    stage 2                bucket `flat`          `mean`, the sum over backwards -> stepped.grad
+    stage 3                `loose`, by weight     `mean`, the sum over backwards -> stepped.grad
 
 Bytes of psi parameters a rank, in mixed precision with Adam, of data parallel 16 psi:
-    stage 1   4 psi + 12 psi / N     stage 2   2 psi + 14 psi / N     stage 3   16 psi / N
-A step adds 4 psi / N, since the optimizer wants float32 gradients of its float32 masters; stage 2
-has two buckets of gradients beside, and stage 3 two units. Padding: at most N - 1 elements a part.
+    stage 1   4 psi + 16 psi / N     stage 2   2 psi + 16 psi / N     stage 3   16 psi / N
+Of these 4 psi / N are the float32 gradient of the pieces. Stages 2 and 3 keep it from the first
+backward on. In a backward stage 2 also stores two buckets of gradients, and stage 3 two units.
+Padding: at most N - 1 elements a part.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7; Zhao et al. 2023,
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
@@ -53,32 +60,38 @@ from .shards import STEPPED, Flat, Home
 
 
 class Arrivals:
-    """Gradients of a part's `homes`, side by side in `flat`. `came`: members that have one there;
-    `fresh`: that came since all had come; `used`: since the last update."""
+    """The gradients of a part. Its members are the places in `homes`, 0, 1, ...
 
-    sets = False  # whether the mean has in it what was there before
+    came    members with a gradient in `flat` that was not sent yet: the next one is added to it
+    fresh   members with a gradient since the part was full last; all of them make it full again
+    used    members with a gradient since the last update
+    kept    stage 3: `.grad` of a piece from before this update, which the mean is added to
+    loose   stage 3: member -> its whole gradient, until the unit's backward is over
+    """
+
+    sets = False  # whether the mean includes a `.grad` that the last update left (stage 0)
 
     def __init__(self, homes: Sequence[Home], size: int, learns: bool):
         self.homes, self.size, self.learns = homes, size, learns
         self.came: set[int] = set()
         self.fresh: set[int] = set()
         self.used: set[int] = set()
-        self.kept: dict[int, Tensor] = {}  # member -> its gradient of an earlier update
-        self.loose: dict[int, Tensor] = {}  # member -> its gradient, at stage 3
+        self.kept: dict[int, Tensor] = {}
+        self.loose: dict[int, Tensor] = {}
 
     def forget(self, n: int) -> None:
-        """Somebody dropped a member's gradient, which has not left."""
+        """Forget a member's unsent gradient, since somebody set its `.grad` to None."""
         for members in (self.came, self.fresh, self.used):
             members.discard(n)
         self.kept.pop(n, None)
         self.loose.pop(n, None)
 
     def own(self, n: int, tensor: Tensor) -> Tensor:
-        """Elements of a member's tensor that are of this part."""
+        """Return the elements of a member's tensor that lie in this part."""
         return tensor.reshape(-1)
 
     def add(self, n: int, gradient: Tensor) -> None:
-        """Take a member's gradient, as this rank's part of the mean."""
+        """Add 1/N of a member's gradient to the flat tensor; the sum over ranks is the mean."""
         place, gradient = self.place(n), self.own(n, gradient)
         if n in self.came:
             place.add_(gradient, alpha=1 / self.size)
@@ -88,7 +101,7 @@ class Arrivals:
         self.used.add(n)
 
     def complete(self, n: int) -> bool:
-        """Whether with this member all have come once more."""
+        """Note a member's gradient. Return whether the part is full: all have one anew."""
         self.fresh.add(n)
         if len(self.fresh) < len(self.homes):
             return False
@@ -96,28 +109,27 @@ class Arrivals:
         return True
 
     def leave(self) -> None:
-        """Members that did not come count as zeros."""
+        """Prepare the message: members without a gradient are zeros."""
         for n in {*range(len(self.homes))} - self.came:
             self.place(n).zero_()
         self.came.clear()
 
     def arrived(self) -> None:
-        """What was on its way is there."""
+        """Take over the result of the message that was in flight."""
 
     def hand_over(self, unused: Collection[str]) -> None:
-        """Give what is stepped its gradient; none, where no rank used the weight."""
+        """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays."""
         for n, (home, own) in enumerate(zip(self.homes, self.means())):
             before = self.kept.pop(n, guard.real(home.stepped.grad))
             if home.name not in unused:
                 before = own if before is None or self.sets else before.add_(own)
             home.stepped.grad = before
         self.used.clear()
-        self.fresh.clear()
 
 
 class Averaged(Arrivals):
-    """A part at stage 0: elements of the flat tensor of a kind. `views`: of each member, all of its
-    gradient; `starts`: where that begins."""
+    """A part at stage 0: a range of the flat tensor of its dtype and device. `views`: each member's
+    whole gradient, also where the bucket has a part of it; `starts`: where each begins."""
 
     sets = True
 
@@ -136,7 +148,7 @@ class Averaged(Arrivals):
     def leave(self) -> None:
         for n, home in enumerate(self.homes):
             kept = guard.real(home.stepped.grad)
-            if kept is not None and n not in self.came:  # an earlier mean, which nobody dropped
+            if kept is not None and n not in self.came:  # `.grad` is the mean of an earlier update
                 self.add(n, kept)
                 self.used.discard(n)
         super().leave()
@@ -146,8 +158,14 @@ class Averaged(Arrivals):
 
 
 class Held(Arrivals):
-    """A part at stages 1 to 3: `whole`, its weights side by side; `piece`, what is stepped of them
-    here; `away`, gradients on their way; `mean`, what came of them."""
+    """A part at stages 1 to 3.
+
+    whole   its weights, side by side; at stage 3 without bytes between uses
+    piece   this rank's elements of them, which its optimizer steps
+    flat    whole gradients that are being filled, at stages 1 and 2
+    away    whole gradients in flight, which a reduce-scatter reads
+    mean    this rank's piece of the mean gradient
+    """
 
     @torch.no_grad()
     def __init__(
@@ -183,7 +201,7 @@ class Held(Arrivals):
     # -- weights -----------------------------------------------------------------------------------
 
     def show(self, tensors: Iterable[Tensor]) -> None:
-        """Let these be the weights."""
+        """Let the weights read these tensors: views of `whole`, or nan."""
         for home, tensor in zip(self.homes, tensors):
             home.weight.data = tensor
 
@@ -211,7 +229,7 @@ class Held(Arrivals):
         return self.flat[self.layout.starts[n] :][: self.layout.sizes[n]]
 
     def add(self, n: int, gradient: Tensor) -> None:
-        """Stage 3 puts the gradients of a unit together when all have come."""
+        """Add a gradient: to `flat`, or at stage 3 to `loose` until the unit's backward is over."""
         if self.stage < 3:
             self.make_room()
             super().add(n, gradient)
@@ -234,7 +252,7 @@ class Held(Arrivals):
             self.away.div_(self.size)
 
     def arrived(self) -> None:
-        """This rank's part of what was away is the mean now, or is added to it."""
+        """Keep this rank's piece of the sum; stages 2 and 3 add it to earlier backwards'."""
         mine, self.away = self.layout.mine(self.away), None
         if self.stage == 1:
             self.mean = mine
@@ -250,7 +268,7 @@ class Held(Arrivals):
 
 
 class Averages(Work):
-    """What a lane does with the flat tensor of each name."""
+    """All-reduces of fused buckets, for a strategy's program. `flats`: name -> tensor."""
 
     def __init__(self, all_reduce: Callable):
         self.all_reduce, self.flats = all_reduce, {}
@@ -260,8 +278,9 @@ class Averages(Work):
 
 
 class Site:
-    """Where gradients of a weight come: its `places`, (part, its number there). While one is on its
-    way each of the `slots`, weight or what is stepped, has a stand-in for a `.grad`."""
+    """A weight's autograd hooks, and where its gradients go. `places`: (part, number in the part),
+    several where a weight is cut. `slots`: tensors whose `.grad` is a stand-in until the mean is
+    there."""
 
     def __init__(self, home: Home, places: Sequence[tuple[int, int]], node, replicas: "Replicas"):
         self.home, self.places, self.node = home, places, node
@@ -271,34 +290,35 @@ class Site:
         self.slots = {each: guard.gone(each, home.name, replicas) for each in slots}
 
     def dropped(self) -> bool:
-        """Whether somebody has dropped, or replaced, a stand-in."""
+        """Return whether someone removed a stand-in, as zero_grad() does."""
         used = any(n in held.used for held, n in self.held)
         return used and not all(guard.is_gone(slot.grad) for slot in self.slots)
 
 
 def tell(event: weakref.WeakMethod, number: int, _) -> None:
-    """A hook: one that held the replicas would keep them, and the weight, for ever."""
+    """Call an event from a hook. The reference is weak, so that the hook does not keep the replicas
+    alive in a cycle through the weight."""
     if method := event():
         method(number)
 
 
 class Replicas:
-    """A module that several ranks train: the gradients of its weights come averaged, and cut.
+    """Hooks of a module that N ranks train, and the messages that they launch.
 
-    homes          of its weights: what is stepped of each, in whole, such as a float32 master
-    units          weight -> numbers of the units that use it, at stage 3
-    bucket_bytes   gradients of a message, at stages 0 to 2
+    homes          each weight with the whole tensor stepped for it, such as a float32 master
+    units          weight -> numbers of the units that use it: at stage 3, and for begin(actions)
+    bucket_bytes   most bytes of gradients in a message, at stages 0 to 2
     strategy, all_reduce
                    what is sent together, when, and by which messages, at stage 0
     compute_dtype  format in which stage 3 gathers, and sends gradients
-    ahead          units that stage 3 gathers before their turn
+    ahead          how many uses ahead stage 3 gathers the weights
     backwards      backward passes that make one gradient, at stages 0 and 1
     overlap        send a part when it is full; else all at the end
     allow_unused   a parameter that a rank did not use counts as zeros there, and its gradient stays
                    as it is where no rank used it. Otherwise it is refused
     apart          weights that have a part of their own, such as copies of a tied one
 
-        replicas.rules.begin(actions)        # where they are known; hooks tell the rest
+        replicas.rules.begin(actions)        # if a schedule is known
         replicas.needed(action); ...; replicas.done(action)
         replicas.finish_gradient_synchronization()
         optimizer.step()                     # of home.stepped, for home in replicas.homes
@@ -350,7 +370,7 @@ class Replicas:
             cycles=stage == 0 and timed and bool(strategy.every_ticks),
         )
         members = [[homes[n] for n in part.members] for part in parts]
-        nothing: dict[tuple, Tensor] = {}  # one nan of each format, for all that is dropped
+        nothing: dict[tuple, Tensor] = {}  # a nan of each dtype, which dropped weights expand
         self.flats: dict[tuple, Tensor] = {}
         if stage == 0:
             self.held = self._averaged(members)
@@ -370,6 +390,7 @@ class Replicas:
         self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.lane, self.handles, self.waits = group.lane(), {}, []
         self.signals: dict[str, Signal] = {}
+        self.round: set[int] = set()  # sites that this backward has brought a gradient, at stage 2
         self.sites = []
         comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
         for number, (weight, found) in enumerate(places.items()):
@@ -381,7 +402,7 @@ class Replicas:
         AVERAGING.add(self)
 
     def _averaged(self, members: Sequence[Sequence[Home]]) -> list[Averaged]:
-        """Lay gradients side by side, by kind, in the order in which they come."""
+        """Lay gradients side by side in a flat tensor a dtype, in the order of the backward."""
         places: dict[Tensor, tuple[int, Tensor]] = {}
         for kind in dict.fromkeys(bucket.kind for bucket in self.buckets):
             alike = (own for each, own in zip(self.buckets, members) if each.kind == kind)
@@ -409,12 +430,11 @@ class Replicas:
 
     @property
     def under_way(self) -> bool:
-        """Whether something was launched on the lane that nobody has waited for."""
+        """True while a message is in flight."""
         return bool(self.handles)
 
     def unfinished(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights, and what is stepped of them, that have a gradient which is not the mean
-        yet."""
+        """Yield the name and tensor of what has a gradient that is not averaged yet."""
         for held in self.held:
             for n in held.used:
                 home = held.homes[n]
@@ -424,7 +444,8 @@ class Replicas:
 
     @torch.no_grad()
     def needed(self, action: Action) -> None:
-        """An action begins: the weights of its unit are there when this returns."""
+        """Begin an action; return when the weights of its unit are gathered."""
+        self._begin_round()
         self._carry_out(self.rules.needed(action))
 
     @torch.no_grad()
@@ -434,15 +455,15 @@ class Replicas:
 
     @torch.no_grad()
     def sends(self, unit: int) -> None:
-        """Backwards of a unit are over: its gradients leave."""
+        """Send the gradients of a unit, whose backward is over (stage 3)."""
         for k in self.rules.of[unit]:
             if self.held[k].learns:
                 self._carry_out(self.rules.full(k))
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> set[str]:
-        """Return when each piece's `.grad` is the mean over the ranks; call it before the
-        optimizer's step. What it returns no rank used."""
+        """Wait until each piece's `.grad` is the mean over the ranks; call it before the
+        optimizer's step. Returns the names of the parameters that no rank used."""
         guard.refuse_foreign(self)
         for number, site in enumerate(self.sites):
             if site.dropped():
@@ -463,6 +484,7 @@ class Replicas:
             held.hand_over(by_none)
         if self.stage == 0:
             note_anew(self.module, [home.stepped for home in self.homes])
+        self._begin_round()
         self.rules.begin()
         guard.refuse_unused(self, unused, by_rank)
         return by_none
@@ -483,23 +505,27 @@ class Replicas:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Return when all ranks have all pieces, as their optimizers left them."""
+        """Call after the optimizer's step; returns when every rank has the new weights."""
         guard.refuse_moved(self)
         self._carry_out(self.rules.stepped())
 
     def _comes(self, number: int) -> None:
-        """Before a backward adds to `.grad`."""
+        """Remove the stand-in before a backward adds to `.grad`."""
         site = self.sites[number]
         if site.dropped():
             for k, n in site.places:
                 guard.refuse_dropped(self, k, n)
                 self.held[k].forget(n)
+        if number in self.round:
+            self._carry_out(self.rules.again(), inside=True)
+            self._begin_round()
         for each in (site.home.weight, site.home.stepped):
             each.grad = guard.real(each.grad)
 
     @torch.no_grad()
     def _added(self, number: int) -> None:
-        """A backward has brought a gradient; MixedPrecision may have moved it to a master."""
+        """Move a new gradient from `.grad` to its part; send the part if it is full now.
+        MixedPrecision may have moved the gradient to the master before."""
         site = self.sites[number]
         weight, stepped = site.home.weight, site.home.stepped
         source = stepped if self.stage == 0 and weight.grad is None else weight
@@ -511,12 +537,20 @@ class Replicas:
         source.grad = None
         for slot, gone in site.slots.items():
             slot.grad = gone
+        if self.stage == 2 and not self.rules.told:
+            self.round.add(number)
         for k, n in site.places if self.syncing else ():
             if self.held[k].complete(n) and self.stage < 3:
                 self._carry_out(self.rules.full(k), inside=True)
 
+    def _begin_round(self) -> None:
+        self.round.clear()
+        for held in self.held:
+            held.fresh.clear()
+
     def _carry_out(self, ops: Sequence, inside: bool = False) -> None:
-        """`inside` an action, whose clock can wait when it has ended."""
+        """Carry out operations. `inside` a backward the data is waited for at once, the modelled
+        clock only after the action (`_settle`)."""
         for op in ops:
             match op:
                 case Drop(k):
@@ -557,7 +591,7 @@ class Replicas:
             group.reduce_scatter(held.away, name=call.op.name, out=mine)
 
     def _signal(self, label: str, batch: int) -> None:
-        """Tell the lane, which carries out the strategy's program for all parts of the batch."""
+        """Signal that a part is full to the strategy's program, which the first one starts."""
         self.rules.calls.pop(label)
         if not self.handles:
             self.signals = {name([k], batch): Signal("compute") for k in self.rules.learning}
@@ -580,7 +614,7 @@ class Replicas:
         run(program, group, work, self.signals, {(group.name, ranks): group})
 
     def _settle(self) -> None:
-        """Let the clock wait for what arrived inside an action."""
+        """Charge the modelled clock for the waits inside the action that has ended."""
         while self.waits:
             self.waits.pop(0).wait()
 
@@ -588,7 +622,7 @@ class Replicas:
 
     @torch.no_grad()
     def follow_weights(self) -> None:
-        """Masters of half weights that somebody else has changed begin anew from them."""
+        """Update the master pieces from half weights that were written after the last step."""
         for held in self.held:
             mine = held.layout.mine(held.whole)
             if mine.dtype != held.piece.dtype:
@@ -614,13 +648,13 @@ class Replicas:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring every rank the others' pieces after a load; no trace tells of it."""
+        """All-gather the pieces after a load, outside the trace (stages 1 and 2)."""
         if self.stage < 3:
             for held in self.held:
                 held.fill(self.group.unrecorded(), "pieces")
 
     def copied(self, output):
-        """Copy what a unit returned that is a view of its weights, which are about to go."""
+        """Clone outputs of a unit that are views of its weights, whose storage is freed next."""
         own = {held.whole.untyped_storage()._cdata for held in self.held}
 
         def apart(value):

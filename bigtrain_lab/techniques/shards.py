@@ -18,8 +18,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Flat:
-    """Tensors of one format and device, flattened and cut into `size` equal parts; this is how
-    rank `rank` sees them. `own`: of each tensor the elements (start, stop) in this rank's part."""
+    """Layout of tensors of one dtype and device in a flat one of `length` elements. It is cut into
+    `size` equal parts of `part` elements, of which part `rank` is this rank's.
+
+    starts, sizes   for each tensor: its first element in the flat tensor, its count
+    own             for each tensor: its elements (start, stop) in this rank's part; (0, 0) if none
+    """
 
     def __init__(self, tensors: Sequence[Tensor], size: int, rank: int):
         self.tensors, self.size, self.rank = list(tensors), size, rank
@@ -35,19 +39,19 @@ class Flat:
         self.own = [(start, stop) if start < stop else (0, 0) for start, stop in ends]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Of `length` elements: each tensor's, in its shape."""
+        """Return each tensor's view of the flat tensor, in its shape."""
         return [
             flat[start : start + count].view(tensor.shape)
             for tensor, start, count in zip(self.tensors, self.starts, self.sizes)
         ]
 
     def mine(self, flat: Tensor) -> Tensor:
-        """This rank's part of `length` elements."""
+        """Return this rank's part of the flat tensor, as a view."""
         return flat[self.rank * self.part : (self.rank + 1) * self.part]
 
     def pieces(self, part: Tensor) -> list[Tensor]:
-        """Of this rank's part: the piece of each tensor, with as many dimensions, by which a script
-        may choose what decays."""
+        """Return each tensor's piece, as views of this rank's part. A piece has as many dimensions
+        as its tensor, so that `p.dim() > 1` still chooses what decays."""
         first = self.rank * self.part
         return [
             keeping_dim(part[start + begin - first : start + end - first] if end else part[:0], own)
@@ -57,8 +61,8 @@ class Flat:
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """A weight, and what the optimizer steps in its place: itself, a float32 master, or elements
-    `start` to `stop` of either, flattened."""
+    """A weight, and the tensor that the optimizer steps for it (`stepped`): itself, a float32
+    master, or this rank's elements `start` to `stop` of either, flattened."""
 
     name: str
     weight: Tensor
@@ -67,14 +71,14 @@ class Home:
     stop: int | None = None
 
     def whole(self, own: Tensor, group) -> Tensor:
-        """The tensor of the weight's shape, of what each rank keeps of it. All ranks of the group
-        ask."""
+        """Assemble the whole tensor from each rank's elements `own`. All ranks of the group call
+        it together."""
         found = own.new_zeros(self.weight.shape)
         found.view(-1)[self.start : self.stop] = own.reshape(-1)
         return group.unrecorded().all_reduce(found)
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's elements of a tensor of the weight's shape."""
+        """Return a copy of this rank's elements of a tensor of the weight's shape."""
         return keeping_dim(whole.reshape(-1)[self.start : self.stop].clone(), whole)
 
 
@@ -82,7 +86,8 @@ STEPPED = WeakIdKeyDictionary()  # a weight -> this rank's piece, which is stepp
 
 
 def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:
-    """A weight at home in itself, or where it is half in a float32 master, of these values."""
+    """Return the Home of a weight: itself, or for a half weight a new float32 master. `values`:
+    where the master starts; without them at the weight."""
     if weight.itemsize >= 4:
         return Home(name, weight, weight)
     master = (weight if values is None else values).detach().float()
@@ -96,8 +101,8 @@ def keeping_dim(elements: Tensor, whole: Tensor) -> Tensor:
 
 
 def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
-    """Elements `start` to `stop` of a tensor that was cut otherwise: `parts` are (start, stop,
-    elements). Elements that no part has are missing from the end."""
+    """Return elements `start` to `stop` of a flattened tensor, from another cut of it: `parts` are
+    (start, stop, elements). The result is shorter where the parts leave elements out."""
     found, count = parts[0][2].new_empty(stop - start), 0
     for first, last, elements in parts:
         low, high = max(start, first), min(stop, last)

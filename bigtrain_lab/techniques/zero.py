@@ -4,11 +4,11 @@
     ZeRO            gradients: reduce-scatter                 a rank steps its 1/N of the elements,
                     parameters: all-gather after the step     and holds the state of those alone
 
-An all-reduce is a reduce-scatter and an all-gather. So the bytes are those of data parallel; what
-lies between the two halves is now the step. In stage 2 a rank also drops the gradients of others as
-soon as they are summed, and so every backward sends, also when several make one gradient.
-`NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while it goes on:
-replicas.py, where the bytes are stated too.
+An all-reduce is a reduce-scatter and an all-gather; now the step lies between the two. So stage 1
+sends the bytes of data parallel. In stage 2 a rank keeps only its piece of the gradients, and frees
+each bucket once it is summed. So every backward sends, also when several make one gradient.
+`NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while the backward runs
+(replicas.py, which states the bytes of memory).
 
 Sent a step: 2 (N-1)/N psi elements of psi parameters, in stage 2 (1 + k) (N-1)/N psi of k
 backwards. Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
@@ -34,8 +34,8 @@ __all__ = ["FullyShardedDataParallel", "ZeroOptimizer", "shared"]
 
 
 class NaiveZero:
-    """Stage 1 without buckets: all numbers lie in a row, of which each rank steps its N-th part by
-    `optimizer_class`. `step` takes each rank's own gradient in every `.grad`."""
+    """Stage 1 without buckets: all parameters lie in one flat tensor, and each rank steps 1/N of it
+    by `optimizer_class`. `step` averages the ranks' `.grad`."""
 
     def __init__(self, params, optimizer_class, group, **kwargs):
         self.params, self.group = list(params), group
@@ -175,7 +175,7 @@ class ZeroOptimizer(Optimizer):
 
 
 def shared(optimizer: Optimizer, group: Group, pieces=lambda parameter: True) -> Optimizer:
-    """The optimizer of this rank's pieces, whose norms, if it takes any, are those of the whole
-    parameters. Impossible where it looks across elements otherwise."""
+    """Return the optimizer with norms over all ranks' pieces, if it takes norms, as LAMB does.
+    Raises Impossible for one that mixes elements in another way."""
     guard.refuse_optimizer(optimizer)
     return optimizer.among(group, pieces) if hasattr(optimizer, "among") else optimizer

@@ -1,5 +1,4 @@
-"""What replicas would average wrongly, and uses of a gradient that is on its way: each refused in
-one sentence."""
+"""Refusals of replicas: gradients that they would average wrongly, and reads of one in flight."""
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from . import by_ranks, who
 
 
 class Gone(Tensor):
-    """What stands in a `.grad` while the gradient is on its way: every use is refused."""
+    """The stand-in in a `.grad` until the mean is there: any torch function on it raises."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -44,7 +43,7 @@ def real(gradient: Tensor | None) -> Tensor | None:
 
 
 def refuse_dropped(replicas, k: int, n: int) -> None:
-    """A gradient that somebody dropped, or replaced, when it had left."""
+    """Refuse that a gradient was dropped or replaced after it was sent."""
     held, this = replicas.held[k], replicas.held[k].homes[n].name
     left = n not in held.came if replicas.stage < 3 else n not in held.loose
     if left:
@@ -56,7 +55,7 @@ def refuse_dropped(replicas, k: int, n: int) -> None:
 
 
 def refuse_unseen(replicas) -> None:
-    """Gradients of a unit whose backward nobody saw."""
+    """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
     for held in replicas.held if replicas.stage == 3 else ():
         for n in held.loose:
             raise Impossible(
@@ -67,7 +66,7 @@ def refuse_unseen(replicas) -> None:
 
 
 def refuse_written(held) -> None:
-    """Weights of stage 3 that somebody wrote to, which reaches no piece."""
+    """Refuse a write to a gathered weight at stage 3: it reaches no piece, and is lost."""
     for home, writes in zip(held.homes, held.writes):
         if home.weight._version != writes:
             raise Impossible(
@@ -78,7 +77,7 @@ def refuse_written(held) -> None:
 
 
 def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
-    """Of one backward, before it is kept."""
+    """Refuse a gradient that is missing, sparse, of another shape, or too late."""
     held, rules = replicas.held[k], replicas.rules
     home, view = held.homes[n], held.views[n]
     before = home.stepped.grad if replicas.stage in (1, 2) else None
@@ -112,7 +111,7 @@ def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
 
 
 def refuse_foreign(replicas) -> None:
-    """A gradient that was made, or dropped, by somebody else."""
+    """Refuse gradients that no hook saw, and parameters that are new or were unfrozen."""
     for home in (site.home for site in replicas.sites if replicas.stage):
         if real(home.weight.grad) is not None:
             raise Impossible(
