@@ -64,13 +64,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     says_itself: ClassVar[tuple[str, ...]] = (
         "fault",
     )  # knobs with a menu that have a sentence of their own for what is not on it
-    must_exist: ClassVar[
-        tuple[str, ...]
-    ] = ()  # properties that are Impossible where settings do not fit each other: asked at once
-
-    unused: ClassVar[
-        tuple[tuple[str, Callable[[Any], object], set[str]], ...]
-    ] = ()  # (setting, where its value is such, settings that have no effect then); a base's too
+    # Properties that are Impossible where settings do not fit each other: asked at once.
+    must_exist: ClassVar[tuple[str, ...]] = ()
+    # (setting, what tells it by its value, settings that have no effect then); a base's count too.
+    unused: ClassVar[tuple[tuple[str, Callable[[Any], object], set[str]], ...]] = ()
 
     # What any lab has, shown after the settings of the subclass: the device's memory, and what may
     # go wrong (runtime/faults.py).
