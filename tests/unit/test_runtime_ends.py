@@ -401,7 +401,8 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
         fail = i % 2 == 1
         assert len(list(launch(talk, 2, directory=tmp_path / f"run{i}").events())) >= 2
         kept.append(held())
-    assert kept[5] == kept[1]
+    # what earlier tests held may go meanwhile
+    assert all(last <= first for last, first in zip(kept[5], kept[1])), kept
 
 
 # -- what goes wrong while ranks start -------------------------------------------------------------
