@@ -248,6 +248,10 @@ REFUSED = [
         "model is Linear(in_features=2, out_features=2, bias=True): give a function",
     ),
     ({"replicas": 0}, "replicas is 0: give a whole number"),
+    (
+        {"replicas": 2, "zero": 2, "data_parallel": {"all_reduce": print}},
+        "data_parallel has a strategy or an all_reduce, and stage 2 of ZeRO",
+    ),
     ({"schedule": "interleaved", "ranks": 2}, None),
 ]
 

@@ -49,6 +49,13 @@ def refuse(recipe) -> None:
                 " or more."
             ),
         ),
+        (
+            recipe.zero and {"strategy", "all_reduce"} & recipe.data_parallel.keys(),
+            (
+                f"data_parallel has a strategy or an all_reduce, and stage {recipe.zero} of ZeRO"
+                " reduces and scatters its buckets: leave them out, or take zero=0."
+            ),
+        ),
     )
     refuse_schedule(recipe, recipe.order, MixedPrecision(recipe.precision, recipe.scaler))
 
