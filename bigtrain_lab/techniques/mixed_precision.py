@@ -33,6 +33,7 @@ nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -46,8 +47,8 @@ from .guards import mixed_precision as guard
 from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
-from .prepared_model import adapt, load, to_master
-from .shards import STEPPED
+from .prepared_model import adapt, load, make_room, to_master
+from .shards import STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights stay in float32: they are used by operators that run in float32, and so are
@@ -107,7 +108,6 @@ class MixedPrecision:
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
         self._apart = False  # whether ZeRO keeps the masters
-        self._arrivals = guard.Arrivals(self.scaler)
         self._followed: dict[
             nn.Parameter, int
         ] = {}  # half weight -> torch's count of writes to its master when last rounded
@@ -153,18 +153,12 @@ class MixedPrecision:
             and p not in norms
             and self.level.dtype != p.dtype
         ):
+            whole, weight.data = weight.data, weight.data.to(self.level.dtype)
             if self.level.masters and masters and weight.requires_grad:
-                self._give_master(weight)
-            weight.data = weight.data.to(self.level.dtype)
+                self._give_master(weight, whole)
         if not self.level.policy:
             for buffer in (b for b in model.buffers() if b.is_floating_point()):
                 buffer.data = buffer.data.to(self.level.dtype)
-        for weight in (
-            p
-            for p in model.parameters()
-            if (self.masters or self.scaler) and p.requires_grad and p not in self.masters
-        ):
-            self._arrivals.watch(weight)
         adapt(model, self)
         return model
 
@@ -172,14 +166,14 @@ class MixedPrecision:
     def model(self) -> nn.Module:
         return guard.model_of(self._model)
 
-    def _give_master(self, weight: nn.Parameter) -> None:
-        self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
+    def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
+        self.masters[weight] = master = home_of("", weight, whole).stepped
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
-        weight.register_post_accumulate_grad_hook(
-            partial(to_master, master=master, note=self._arrivals.note)
-        )
+        moves = partial(to_master, master, guard.of_master(weight))
+        weight.register_hook(partial(make_room, weakref.ref(weight)))
+        weight.register_post_accumulate_grad_hook(moves)
         if weight.grad is not None:
-            to_master(weight, master, self._arrivals.note)
+            moves(weight)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (
@@ -191,9 +185,9 @@ class MixedPrecision:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what the optimizer updates, by the weights' names: masters, and the weights that
-        need none. Their `.grad` is what training sees (a half weight's own is None after its
-        backward), so clip these and zero these. A weight that was frozen in prepare() and is no
-        longer gets its master here, from its rounded value."""
+        need none. Clip and zero their gradients: a half weight's own `.grad` refuses all use.
+        A weight that was frozen in prepare() and is no longer gets its master here, from its
+        rounded value."""
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
                 if self._lacks_master(weight):
@@ -230,9 +224,7 @@ class MixedPrecision:
         if self.scaler:
             self.scaler.agree(*optimizers)
         for optimizer in optimizers:
-            self._arrivals.refuse_half_clipped(optimizer, set(self.masters.values()))
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
-            self._arrivals.stepped(optimizer)
         # round all: an optimizer may write to p.data, which torch does not count
         self._followed.clear()
         self._round()

@@ -15,7 +15,8 @@ no masters: a copy that is to be trained is made of the float32 model, and prepa
 MixedPrecision of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -31,8 +32,7 @@ from .shards import STEPPED
 
 def adapt(model: nn.Module, mp) -> None:
     """Register hooks on the model: functions that have a name, since torch.save saves them too."""
-    for module in model.modules():
-        module._prepared_by = mp  # read by wrappers of a part of the model
+    guard.PREPARED.add(mp)
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))
@@ -46,9 +46,9 @@ def adapt(model: nn.Module, mp) -> None:
 
 
 def precisions(modules: Iterable[nn.Module]) -> set:
-    """Collect the MixedPrecisions by which any part of the modules was prepared."""
-    found = (getattr(part, "_prepared_by", None) for each in modules for part in each.modules())
-    return {mp for mp in found if mp is not None}
+    """Collect the MixedPrecisions that prepared any of the modules' parameters."""
+    own = {weight for module in modules for weight in module.parameters()}
+    return {mp for mp in guard.PREPARED if not own.isdisjoint(mp.model.parameters())}
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
@@ -59,15 +59,6 @@ def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]
     own = dict.fromkeys(weight for module in modules for weight in module.parameters())
     found = {weight: masters.get(weight, STEPPED.get(weight)) for weight in own}
     return {weight: master for weight, master in found.items() if master is not None}
-
-
-def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:
-    """Note the gradients' places and counts of writes again: the library moved them and wrote to
-    them, and later writes are a user's."""
-    for mp in precisions([model]):
-        for parameter in mp._arrivals.noted.keys() & set(parameters):
-            if parameter.grad is not None:
-                mp._arrivals.note(parameter)
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:
@@ -114,10 +105,11 @@ def follow_masters(mp, *_) -> None:
 
 
 def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
-    type(model).zero_grad(model, set_to_none)
-    for master in mp.masters.values():
+    for weight, master in mp.masters.items():
+        weight.grad = None
         if master.grad is not None:
             master.grad = None if set_to_none else master.grad.zero_()
+    type(model).zero_grad(model, set_to_none)
 
 
 def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
@@ -129,17 +121,19 @@ def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
     )
 
 
-def to_master(
-    weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Parameter], None]
-) -> None:
+def to_master(master: nn.Parameter, stand_in: Tensor, weight: nn.Parameter) -> None:
     """A weight's half gradient is complete: it moves to the master, in float32, and is added to
     what is there."""
     with (
         torch._C.DisableTorchFunction()
     ):  # the policy has no say here, and asking it took longer than the cast
-        gradient, weight.grad = weight.grad.detach().float(), None
+        gradient, weight.grad = weight.grad.detach().float(), stand_in
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-    note(master)
+
+
+def make_room(weight: weakref.ref, _) -> None:
+    """A gradient is about to be added to the weight's: the stand-in leaves."""
+    weight().grad = None
 
 
 # -- of MixedPrecision itself ----------------------------------------------------------------------

@@ -52,7 +52,6 @@ from ..runtime.talk.execute import Signal, Work, run
 from ..runtime.talk.group import Group
 from .guards import replicas as guard
 from .guards.optimizers import AVERAGING
-from .prepared_model import note_anew
 from .reducers import Bucket, Buckets
 from .replica_plan import parts_of
 from .replica_rules import Call, Drop, Part, Rules, name, whole
@@ -287,7 +286,7 @@ class Site:
         self.held = [(replicas.held[k], n) for k, n in places]
         own = {0: (home.stepped,), 3: (home.stepped,)}
         slots = own.get(replicas.stage, (home.weight, home.stepped))
-        self.slots = {each: guard.gone(each, home.name, replicas) for each in slots}
+        self.slots = {each: guard.on_its_way(each, home.name, replicas) for each in slots}
 
     def dropped(self) -> bool:
         """Return whether someone removed a stand-in, as zero_grad() does."""
@@ -482,8 +481,6 @@ class Replicas:
         by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
         for held in self.held:
             held.hand_over(by_none)
-        if self.stage == 0:
-            note_anew(self.module, [home.stepped for home in self.homes])
         self._begin_round()
         self.rules.begin()
         guard.refuse_unused(self, unused, by_rank)
@@ -528,7 +525,7 @@ class Replicas:
         MixedPrecision may have moved the gradient to the master before."""
         site = self.sites[number]
         weight, stepped = site.home.weight, site.home.stepped
-        source = stepped if self.stage == 0 and weight.grad is None else weight
+        source = stepped if self.stage == 0 and guard.real(weight.grad) is None else weight
         for k, n in site.places:
             guard.refuse_gradient(self, k, n, source.grad)
             self.held[k].add(n, source.grad)

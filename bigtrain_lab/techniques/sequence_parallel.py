@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
-from .prepared_model import masters_of, note_anew
+from .prepared_model import masters_of
 from .tensor_parallel import crossing, cut_of, gathered, own_part
 
 SEQUENCE = -2  # the dimension: (..., sequence, features)
@@ -64,4 +64,3 @@ def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of dupl
     group.all_reduce(flat, name=name)
     for home, total in zip(homes, flat.split([home.numel() for home in homes])):
         home.grad.copy_(total.view_as(home.grad))
-    note_anew(module, homes)

@@ -300,7 +300,7 @@ def test_the_whole_flow_has_the_types_it_is_drawn_with():
         HALF,
         HALF,
     )
-    assert model.hidden.weight.grad is None and master.dtype == master.grad.dtype == FLOAT
+    assert master.dtype == master.grad.dtype == FLOAT
     assert torch.equal(master.grad, seen["dw"].float())  # still scaled
     mp.unscale_(optimizer)
     assert torch.equal(master.grad, seen["dw"].float() / 1024)
@@ -630,10 +630,7 @@ def test_a_weight_unfrozen_later_gets_its_master():
     for total in (2, 4):  # a gradient that came before the master, and one after
         with mp:
             mp.backward(model(torch.ones(2, 4)).sum())
-        assert (
-            all(p.dtype == FLOAT and (p.grad == total).all() for p in mp.parameters())
-            and model.weight.grad is None
-        )
+        assert all(p.dtype == FLOAT and (p.grad == total).all() for p in mp.parameters())
     before = model.weight.detach().clone()
     mp.step(torch.optim.SGD(mp.parameters(), lr=2.0**-14))
     assert torch.equal(mp.parameters()[0], before.float() - 2.0**-12)
@@ -757,16 +754,12 @@ class Wrapper(torch.optim.SGD):
 
 
 def test_bare_steps_of_true_gradients_are_let_through():
-    """Divided ones, a hand's own, and those of another model."""
+    """Divided ones, and those of another model."""
     mp, _, optimizer = after_backward()
     other = nn.Linear(2, 2)
     other(torch.ones(1, 2)).sum().backward()
     sgd(other.parameters()).step()
     mp.unscale_(optimizer)
-    optimizer.step()
-    mp, _, optimizer = after_backward()
-    for p in mp.parameters():
-        p.grad = torch.ones_like(p)
     optimizer.step()
 
 
@@ -789,18 +782,13 @@ def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level)
     )  # the loop goes on from there
 
 
-@pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("level", ["fp16", "bf16"])
-@pytest.mark.parametrize("right", [True, False])
-def test_a_clip_that_finds_the_gradients_of_norms_alone_is_refused(right, level, unscales):
-    """A half weight's own gradient is None after its backward, and the norm of the others looks
-    plausible."""
+def test_the_gradients_of_half_weights_refuse_all_use(level):
+    """torch's clip would find those of norms alone, and its norm look plausible."""
     mp, model, optimizer = after_backward(level, torch.optim.Adam)
-    if unscales:
-        mp.unscale_(optimizer)
-    assert nn.utils.clip_grad_norm_((mp if right else model).parameters(), 0.1) > 0
-    if right:
-        assert mp.step(optimizer)
-    else:
-        with pytest.raises(Impossible, match="changed after the backward .* clip mp.parameters"):
-            mp.step(optimizer)
+    for _ in range(2):
+        with pytest.raises(Impossible, match="their float32 masters': clip, read and zero those"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert nn.utils.clip_grad_norm_(mp.parameters(), 0.1) > 0 and mp.step(optimizer)
+        with mp:
+            mp.backward(F.cross_entropy(model(IDS), LABELS))

@@ -4,6 +4,7 @@ The bytes that are held and sent are proved by the plan (test_shard_plan) and by
 
 import copy
 import gc
+import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
@@ -218,8 +219,12 @@ def test_weights_go_with_what_wrapped_them(wrap):
     wrapped, weight = wrap(module), weakref.ref(module.weight)
     module(torch.ones(1, 2)).sum().backward()
     del module, wrapped
-    gc.collect()
-    assert weight() is None
+    for _ in range(100):  # the lane's thread lets its last message go a moment later
+        gc.collect()
+        if weight() is None:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the weight is held")
 
 
 def test_what_is_loaded_into_half_weights_reaches_their_masters():

@@ -2,6 +2,9 @@
 
 from itertools import zip_longest
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from ...core import Impossible
 from ...runtime.failure.wait_graph import ranks
 from ...runtime.talk.message import Shape
@@ -13,6 +16,32 @@ def refuse(*cases: tuple[object, str]) -> None:
     for holds, sentence in cases:
         if holds:
             raise Impossible(sentence)
+
+
+class Gone(Tensor):
+    """The stand-in in a `.grad` that is elsewhere: any torch function on it raises."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        told = next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        raise Impossible(told)
+
+    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
+
+
+def gone(parameter: Tensor, told: str) -> Gone:
+    found = parameter.detach().as_subclass(Gone)
+    found.told = told
+    return found
+
+
+def is_gone(gradient: Tensor | None) -> bool:
+    return isinstance(gradient, Gone)
+
+
+def real(gradient: Tensor | None) -> Tensor | None:
+    """The gradient; None of a stand-in."""
+    return None if is_gone(gradient) else gradient
 
 
 def who(model) -> str:

@@ -3,21 +3,14 @@
 Two mistakes of a training loop are minded by no operator:
 
     optimizer.step()
-        for mp.step(optimizer): its gradients are S times too large, since nothing has divided them
+        for mp.step(optimizer): its gradients are S times too large, since nothing has divided them.
+        Seen by one hook that torch calls for every optimizer, since there is no way from a weight
+        to its optimizers
     clip_grad_norm_(model.parameters(), c)
-        for mp.parameters(): the gradients of half weights are their masters', so it finds those of
-        norms alone, clips them by their own norm, and leaves all others as long as they were
-
-Both show in the gradients: torch counts the writes to a tensor. A backward notes the count;
-dividing all writes once to each, so gradients of norms that were written more often than any
-master's were changed alone. What cannot be seen: a model without norms, where such a clip finds no
-gradient and says 0; and a bare step of gradients that came before the first scaled loss.
-A bare step is seen by one hook that torch calls for every optimizer (there is no way from a weight
-to its optimizers); it asks each MixedPrecision that is alive, and looks at no gradient of another.
+        for mp.parameters(): it would find the gradients of norms alone. A half weight's `.grad` is
+        a stand-in that refuses all use
 """
 
-import weakref
-from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -28,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import APEX, LEVELS, Level
 from ..shards import STEPPED
-from . import refuse
+from . import Gone, gone, refuse
 
 
 def level_of(level: str | Level) -> Level:
@@ -162,75 +155,29 @@ def refuse_state(level: Level, own: dict, scales: bool, state: dict) -> None:
         )
 
 
-class Arrivals:
-    """Which parameters got a gradient since their last step, and how often it was written then."""
-
-    def __init__(self, scaler):
-        self.scaler = scaler
-        self.noted: dict[nn.Parameter, tuple[weakref.ref, int]] = {}
-        if scaler:
-            SCALED.add(self)
-
-    def watch(self, parameter: nn.Parameter) -> None:
-        """Note each gradient of a weight that has no master, as it comes."""
-        parameter.register_post_accumulate_grad_hook(
-            partial(note_to, weakref.ref(self))
-        )  # a hook that held us would keep both for ever
-
-    def note(self, parameter: nn.Parameter) -> None:
-        with torch._C.DisableTorchFunction():
-            self.noted[parameter] = weakref.ref(parameter.grad), parameter.grad._version
-
-    def writes(self, parameter: nn.Parameter) -> int | None:
-        """To its gradient since a backward brought it; None where none brought the one that is
-        there."""
-        gradient, before = self.noted.get(parameter, (lambda: None, 0))
-        return (
-            parameter.grad._version - before
-            if parameter.grad is not None and gradient() is parameter.grad
-            else None
-        )
-
-    def refuse_half_clipped(self, optimizer: Optimizer, masters: set[nn.Parameter]) -> None:
-        written = {True: [], False: []}  # of masters, of what needs none
-        for parameter in held_by([optimizer]):
-            if (times := self.writes(parameter)) is not None:
-                written[parameter in masters].append(times)
-        clean, master = written[False], written[True]
-        refuse(
-            (
-                clean and master and min(clean) > max(master),
-                (
-                    "The gradients of the norms were changed after the backward and those of all"
-                    " other weights were not, as clip_grad_norm_(model.parameters(), ...) does: the"
-                    " others' are their masters', so clip mp.parameters()."
-                ),
-            )
-        )
-
-    def stepped(self, optimizer: Optimizer) -> None:
-        for parameter in held_by([optimizer]):
-            self.noted.pop(parameter, None)
+def of_master(weight: nn.Parameter) -> Gone:
+    """The stand-in in the `.grad` of a half weight that has a master."""
+    return gone(
+        weight,
+        "The gradients of half weights are their float32 masters': clip, read and zero those of "
+        "mp.parameters(), not of model.parameters().",
+    )
 
 
-def note_to(arrivals: weakref.ref, parameter: nn.Parameter) -> None:
-    if found := arrivals():
-        found.note(parameter)
-
-
-SCALED = WeakSet()  # arrivals of models whose loss may be scaled
+PREPARED = WeakSet()  # MixedPrecisions that have a model
 
 
 def refuse_bare_step(optimizer: Optimizer, *_) -> None:
     """A step by gradients that a scaled loss brought and nothing has divided."""
-    for arrivals in [each for each in SCALED if each.scaler.scaled]:
-        unknown = held_by([optimizer]) - arrivals.scaler.learnt
+    held = {p for p in held_by([optimizer]) if p.grad is not None}
+    for mp in [each for each in PREPARED if each.scaler and each.scaler.scaled]:
+        undivided = held - mp.scaler.learnt
         refuse(
             (
-                any(arrivals.writes(parameter) is not None for parameter in unknown),
+                undivided and not undivided.isdisjoint(mp.parameters()),
                 (
                     "optimizer.step() was called while its gradients are still"
-                    f" {arrivals.scaler.get_scale():,g} times too large: call mp.step(optimizer)"
+                    f" {mp.scaler.get_scale():,g} times too large: call mp.step(optimizer)"
                     " instead, which divides them first. No weight has moved."
                 ),
             )

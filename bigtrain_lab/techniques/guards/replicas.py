@@ -2,44 +2,23 @@
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
 from ...runtime.talk.message import Shape
-from . import by_ranks, who
+from . import Gone, by_ranks, gone, is_gone, real, who
 
 
-class Gone(Tensor):
-    """The stand-in in a `.grad` until the mean is there: any torch function on it raises."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        told = next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
-        raise Impossible(told)
-
-    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
-
-
-def gone(parameter: Tensor, name: str, replicas) -> Gone:
-    found = parameter.detach().as_subclass(Gone)
+def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
+    """The stand-in in a `.grad` until the mean is there."""
     what = f"The gradient of parameter {name} on {who(replicas)} was used"
-    found.told = (
+    told = (
         f"{what} after it had left for the ranks' pieces: call finish_gradient_synchronization(),"
         " read it in the optimizer's param_groups, clip by its clip_grad_norm_(), scale by a "
         "DynamicLossScaler and not by torch's GradScaler, and drop it by its zero_grad()."
         if replicas.stage
         else f"{what} on its way to the ranks' mean: call finish_gradient_synchronization() before."
     )
-    return found
-
-
-def is_gone(gradient: Tensor | None) -> bool:
-    return isinstance(gradient, Gone)
-
-
-def real(gradient: Tensor | None) -> Tensor | None:
-    """The gradient; None of a stand-in."""
-    return None if is_gone(gradient) else gradient
+    return gone(parameter, told)
 
 
 def refuse_dropped(replicas, k: int, n: int) -> None:
@@ -82,7 +61,7 @@ def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
     home, view = held.homes[n], held.views[n]
     before = home.stepped.grad if replicas.stage in (1, 2) else None
     this = f"Parameter {home.name} on {who(replicas)}"
-    if found is None:
+    if found is None or is_gone(found):
         raise Impossible(
             f"{this} has lost its gradient to a hook, as that of MixedPrecision's "
             "masters is: prepare the model before it is wrapped, and under ZeRO "
