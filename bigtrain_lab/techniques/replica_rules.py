@@ -98,7 +98,7 @@ class Uses:
     def __init__(self, expected: Sequence[Action] = ()):
         self.expected, self.at, self.fetched = [*expected], 0, 0
 
-    def meets(self, action: Action) -> bool:
+    def advance(self, action: Action) -> bool:
         """Advance by one use. Return whether it was expected; if not, forget the later ones."""
         if self.at and self.at == len(self.expected) and like(self.expected[0], action):
             self.expected += self.expected  # another micro-batch begins: expect it to be alike
@@ -146,16 +146,16 @@ class Rules:
         self.cycles = cycles
         self.most = inf if stage < 2 else 1  # gradient messages in flight
         self.learning = [k for k, part in enumerate(parts) if part.learns]
-        self.of = defaultdict(list)  # unit -> its parts
+        self.parts_of = defaultdict(list)  # unit -> its parts
         for k, part in enumerate(parts):
             for unit in part.units:
-                self.of[unit].append(k)
+                self.parts_of[unit].append(k)
         self.calls: dict[str, Call] = {}
         self.numbers: Counter = Counter()  # part, (kind, unit) or "U" -> how often, for labels
         self.under_way: list[str] = []  # labels of the gradient messages in flight
         self.open: Counter = Counter()  # part -> forwards and backwards that compute with it now
-        self.there: set[int] = set()  # parts whose all-gather was launched, and not dropped since
-        self.coming: dict[int, str] = {}  # part -> label of its all-gather, until a wait for it
+        self.gathered: set[int] = set()  # parts whose all-gather was launched, and no drop since
+        self.gathering: dict[int, str] = {}  # part -> label of its all-gather, until a wait for it
         self.uses, self.reading = Uses(), Uses()  # in training; in forwards without a backward
         self.now = self.uses
         self.begin()
@@ -163,19 +163,19 @@ class Rules:
     def begin(self, actions: Sequence[Action] | None = None) -> None:
         """Begin an update. `actions`: this rank's actions of it, if a schedule is known. Else parts
         are sent in order of their numbers, and stage 3 learns the order of the uses."""
-        self.told = actions is not None
+        self.known = actions is not None
         late = self.stage < 3 or not self.overlap
         self.queue = [*self.learning] if late else []  # parts to send, in order
-        self.here: Counter = Counter()  # part -> times it was full since it was sent
+        self.times_full: Counter = Counter()  # part -> times it was full since it was sent
         self.leaving = dict.fromkeys(actions or (), ())  # action -> the parts it completes
         self.due = 0  # the first `due` parts of the queue are sent by the end of this action
-        if not self.told:
+        if not self.known:
             return
         self.now = self.uses = Uses([action for action in actions if action.kind in "FBI"])
         seen: Counter = Counter()
         ends: dict[int, list[Action]] = defaultdict(list)  # part -> last backwards of micro-batches
         for action in (each for each in actions if each.kind in "BW"):
-            for k in self.of[action.stage]:
+            for k in self.parts_of[action.stage]:
                 seen[k, action.micro_batch] += 1
                 if self.parts[k].learns and seen[k, action.micro_batch] == len(self.parts[k].units):
                     ends[k].append(action)
@@ -197,23 +197,25 @@ class Rules:
         if self.stage < 3 or action.kind == "W":
             return []
         uses, ops = self.reading if action.kind == "E" else self.uses, []
-        met, at = uses.meets(action), uses.at - 1
+        met, at = uses.advance(action), uses.at - 1
         if not met or uses is not self.now:
             ops, uses.fetched = self._discard(), at
         self.now = uses
         if uses.fetched == at:
             ops += self._gather(uses)
-        ops += [Wait(self.coming.pop(k)) for k in self.of[action.stage] if k in self.coming]
-        self.open.update(self.of[action.stage])
+        ops += [
+            Wait(self.gathering.pop(k)) for k in self.parts_of[action.stage] if k in self.gathering
+        ]
+        self.open.update(self.parts_of[action.stage])
         return ops + self._gather_ahead(uses)
 
     def done(self, action: Action) -> list:
         """End an action: drop the unit's weights (stage 3), and send what it completed."""
         ops: list = []
         if self.stage == 3 and action.kind != "W":
-            self.open.subtract(own := self.of[action.stage])
+            self.open.subtract(own := self.parts_of[action.stage])
             last = [k for k in own if not self.open[k]]
-            self.there.difference_update(last)
+            self.gathered.difference_update(last)
             ops = [*map(Drop, last), *self._gather_ahead(self.now)]
         while self.due:
             ops += self._leave()
@@ -224,21 +226,22 @@ class Rules:
 
         Without known actions: stage 3 sends the part at once; stage 2 once a backward; stages 0 and
         1 when it was full `backwards` times. Parts before it in the queue are sent first. With
-        known
-        actions: send the parts that this action completes, as far as they are full."""
+        known actions: send the parts that this action completes, as far as they are full."""
         ops: list = []
         if not self.overlap:
             return ops
-        if self.told:
-            self.here[k] = bool(self.due) and not self.parts[k].shared
-            while self.due and self.here[self.queue[0]]:
+        if self.known:
+            self.times_full[k] = bool(self.due) and not self.parts[k].shared
+            while self.due and self.times_full[self.queue[0]]:
                 ops += self._leave()
             return ops
         if self.stage == 3:
             self.queue.append(k)
             return self._leave()
-        self.here[k] += 1
-        while self.queue and self.here[self.queue[0]] >= (self.backwards if self.stage < 2 else 1):
+        self.times_full[k] += 1
+        while self.queue and self.times_full[self.queue[0]] >= (
+            self.backwards if self.stage < 2 else 1
+        ):
             ops += self._leave()
         return ops
 
@@ -247,7 +250,7 @@ class Rules:
         ops: list = []
         while self.queue:
             ops += self._leave()
-        self.queue, self.here = [*self.learning], Counter()
+        self.queue, self.times_full = [*self.learning], Counter()
         return ops
 
     def finished(self) -> list:
@@ -280,7 +283,7 @@ class Rules:
     def _leave(self) -> list:
         """Send the first part of the queue; at stages 2 and 3 wait for the one before."""
         k, ops = self.queue.pop(0), []
-        self.due, self.here[k] = max(0, self.due - 1), 0
+        self.due, self.times_full[k] = max(0, self.due - 1), 0
         if len(self.under_way) >= self.most:
             ops.append(Wait(self.under_way.pop(0)))
         number = self.numbers[k]
@@ -297,7 +300,7 @@ class Rules:
         here: they are dropped after this use, and gathered again then."""
         ops: list = []
         while uses.fetched < min(uses.at + self.ahead, len(uses.expected)):
-            if self.there & {*self.of[uses.expected[uses.fetched].stage]}:
+            if self.gathered & {*self.parts_of[uses.expected[uses.fetched].stage]}:
                 break
             ops += self._gather(uses)
         return ops
@@ -307,23 +310,25 @@ class Rules:
         uses.fetched += 1
         number, ops = self.numbers[kind, unit], []
         self.numbers[kind, unit] += 1
-        for k in self.of[unit]:
-            if k not in self.there:
-                self.there.add(k)
-                self.coming[k] = f"parameters of {self._named(k, unit, kind, number)}"
-                ops.append(self._launch(self.coming[k], "all_gather", k))
+        for k in self.parts_of[unit]:
+            if k not in self.gathered:
+                self.gathered.add(k)
+                self.gathering[k] = f"parameters of {self._named(k, unit, kind, number)}"
+                ops.append(self._launch(self.gathering[k], "all_gather", k))
         return ops
 
     def _discard(self) -> list:
         """Drop parts that were gathered ahead, and are not used next."""
-        ops = [op for k, label in self.coming.items() for op in (Wait(label), Drop(k))]
-        self.there.difference_update(self.coming)
-        self.coming = {}
+        ops = [op for k, label in self.gathering.items() for op in (Wait(label), Drop(k))]
+        self.gathered.difference_update(self.gathering)
+        self.gathering = {}
         return ops
 
     def _named(self, k: int, unit: int, kind: str, number: int) -> str:
-        one = len(self.of[unit]) == 1
-        return f"{Action(kind, unit, number)}" + ("" if one else f", part {self.of[unit].index(k)}")
+        one = len(self.parts_of[unit]) == 1
+        return f"{Action(kind, unit, number)}" + (
+            "" if one else f", part {self.parts_of[unit].index(k)}"
+        )
 
     def _launch(self, label: str, kind: str, k: int) -> Launch:
         part = self.parts[k]

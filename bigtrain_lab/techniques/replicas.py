@@ -24,7 +24,7 @@ Where the gradient is      before it is sent      mean, after finish_gradient_sy
     stage 0                bucket `flat`          the same place; weight.grad is a view of it
     stage 1                bucket `flat`          this rank's piece of it -> stepped.grad
     stage 2                bucket `flat`          `mean`, the sum over backwards -> stepped.grad
-    stage 3                `loose`, by weight     `mean`, the sum over backwards -> stepped.grad
+    stage 3                `unsent`, by weight    `mean`, the sum over backwards -> stepped.grad
 
 Bytes of psi parameters a rank, in mixed precision with Adam, of data parallel 16 psi:
     stage 1   4 psi + 16 psi / N     stage 2   2 psi + 16 psi / N     stage 3   16 psi / N
@@ -64,26 +64,26 @@ class Arrivals:
     came    members with a gradient in `flat` that was not sent yet: the next one is added to it
     fresh   members with a gradient since the part was full last; all of them make it full again
     used    members with a gradient since the last update
-    kept    stage 3: `.grad` of a piece from before this update, which the mean is added to
-    loose   stage 3: member -> its whole gradient, until the unit's backward is over
+    earlier stage 3: `.grad` of a piece from before this update, which the mean is added to
+    unsent  stage 3: member -> its whole gradient, until the unit's backward is over
     """
 
-    sets = False  # whether the mean includes a `.grad` that the last update left (stage 0)
+    includes_earlier = False  # whether the mean has in it what the last update left in `.grad`
 
     def __init__(self, homes: Sequence[Home], size: int, learns: bool):
         self.homes, self.size, self.learns = homes, size, learns
         self.came: set[int] = set()
         self.fresh: set[int] = set()
         self.used: set[int] = set()
-        self.kept: dict[int, Tensor] = {}
-        self.loose: dict[int, Tensor] = {}
+        self.earlier: dict[int, Tensor] = {}
+        self.unsent: dict[int, Tensor] = {}
 
     def forget(self, n: int) -> None:
         """Forget a member's unsent gradient, since somebody set its `.grad` to None."""
         for members in (self.came, self.fresh, self.used):
             members.discard(n)
-        self.kept.pop(n, None)
-        self.loose.pop(n, None)
+        self.earlier.pop(n, None)
+        self.unsent.pop(n, None)
 
     def own(self, n: int, tensor: Tensor) -> Tensor:
         """Return the elements of a member's tensor that lie in this part."""
@@ -119,9 +119,9 @@ class Arrivals:
     def hand_over(self, unused: Collection[str]) -> None:
         """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays."""
         for n, (home, own) in enumerate(zip(self.homes, self.means())):
-            before = self.kept.pop(n, guard.real(home.stepped.grad))
+            before = self.earlier.pop(n, guard.real(home.stepped.grad))
             if home.name not in unused:
-                before = own if before is None or self.sets else before.add_(own)
+                before = own if before is None or self.includes_earlier else before.add_(own)
             home.stepped.grad = before
         self.used.clear()
 
@@ -130,7 +130,7 @@ class Averaged(Arrivals):
     """A part at stage 0: a range of the flat tensor of its dtype and device. `views`: each member's
     whole gradient, also where the bucket has a part of it; `starts`: where each begins."""
 
-    sets = True
+    includes_earlier = True
 
     def __init__(self, bucket: Bucket, homes: Sequence[Home], flat: Tensor, views, starts, size):
         super().__init__(homes, size, True)
@@ -228,13 +228,13 @@ class Held(Arrivals):
         return self.flat[self.layout.starts[n] :][: self.layout.sizes[n]]
 
     def add(self, n: int, gradient: Tensor) -> None:
-        """Add a gradient: to `flat`, or at stage 3 to `loose` until the unit's backward is over."""
+        """Add a gradient: to `flat`, at stage 3 to `unsent` until the unit's backward is over."""
         if self.stage < 3:
             self.make_room()
             super().add(n, gradient)
         else:
             self.used.add(n)
-            self.loose[n] = self.loose[n] + gradient if n in self.loose else gradient
+            self.unsent[n] = self.unsent[n] + gradient if n in self.unsent else gradient
 
     def leave(self) -> None:
         if self.stage < 3:
@@ -244,7 +244,7 @@ class Held(Arrivals):
             return
         zeros, sizes = self.nothing.new_zeros, [*self.layout.sizes]
         sizes += [over] if (over := self.layout.length - sum(sizes)) else []
-        found = [self.loose.pop(n, None) for n in range(len(sizes))]
+        found = [self.unsent.pop(n, None) for n in range(len(sizes))]
         found = [zeros(k) if g is None else g.reshape(-1) for g, k in zip(found, sizes)]
         self.away = torch.cat(found) if len(found) > 1 else found[0]
         if self.away.dtype == torch.float16:  # whose sum might overflow
@@ -455,7 +455,7 @@ class Replicas:
     @torch.no_grad()
     def sends(self, unit: int) -> None:
         """Send the gradients of a unit, whose backward is over (stage 3)."""
-        for k in self.rules.of[unit]:
+        for k in self.rules.parts_of[unit]:
             if self.held[k].learns:
                 self._carry_out(self.rules.full(k))
 
@@ -530,11 +530,11 @@ class Replicas:
             guard.refuse_gradient(self, k, n, source.grad)
             self.held[k].add(n, source.grad)
             if self.stage == 3 and stepped.grad is not None:
-                self.held[k].kept[n] = stepped.grad
+                self.held[k].earlier[n] = stepped.grad
         source.grad = None
         for slot, gone in site.slots.items():
             slot.grad = gone
-        if self.stage == 2 and not self.rules.told:
+        if self.stage == 2 and not self.rules.known:
             self.round.add(number)
         for k, n in site.places if self.syncing else ():
             if self.held[k].complete(n) and self.stage < 3:
@@ -688,7 +688,7 @@ class Replicas:
                 held[kind][f"piece of part {k}"] = each.piece
             if self.stage == 3:
                 held["weights"][f"part {k}"] = each.whole
-            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.loose
+            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.unsent
             held["gradients"] |= {
                 f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None
             }
