@@ -267,10 +267,7 @@ class Checkpoint(OfGPT, OneDevice):
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
-    def resident(self):
-        return [("weights", sum(self.weight_bytes))]
-
-    def changes(self) -> dict:
+    def held(self) -> dict[str, dict]:
         """What the plan holds, by kind; weights' gradients come with each backward and go with the
         update, which first makes its state. In the backward the gradient of the loss, one number,
         is there, and no output of the chain, which is the loss itself.
@@ -299,7 +296,7 @@ class Checkpoint(OfGPT, OneDevice):
                 ("temporaries", -before["temporaries"]),
                 *[("optimizer", state)] * (state > 0 == step),
             )
-        return found
+        return {"changes": found, "resident": {0: (("weights", sum(weights)),)}}
 
     def looked_into(self, trace: Trace) -> Trace:
         """Of a long plan the ends of actions are predicted, and not what happens inside them."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..core import Cost, Family, Impossible, Knob, Mesh, Trace, knob
+from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
 from ..core.words import counted
 from ..order.explain import does_not_fit, not_finite
@@ -286,6 +286,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
                     f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to"
                     f" {count - 1}: choose one of them."
                 )
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Kinds of memory that its runs count: without a ledger no temporaries."""
+        return MEMORY_KINDS if self.ledger else MEMORY_KINDS[:-1]
 
     @abstractmethod
     def cost(self) -> Cost:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..core import Cost, Impossible, Mesh, Scalar, Trace, knob
+from ..core import Impossible, Mesh, Scalar, Trace, knob
 from ..data import ByteText, chosen_text, digits
 from ..data.digits import CLASSES, PASS, POINTS
 from ..models import GPT, Classifier, GPTConfig, built
@@ -317,15 +317,6 @@ class LargeBatch(OnHardware, Pipelined):
     def lowered(self) -> Plan:
         stages = {0: built(self.model, torch.device("meta"))}
         return with_replicas(self.order, self.steps, self.replicas, stages, Recipe.bucket_bytes)
-
-    def cost(self, memory: bool = True) -> Cost:
-        """A run without a ledger knows what it was told to watch, and no temporaries."""
-        priced = super().cost(memory)
-        changes = {
-            action: tuple(row for row in rows if row[0] != "temporaries")
-            for action, rows in priced.changes.items()
-        }
-        return replace(priced, changes=changes)
 
     def predict(self) -> Trace:
         """What is held is told at the ends of actions alone."""

@@ -9,15 +9,15 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, ClassVar
 
 from ..core import Cost, Trace
-from ..core.trace import ACTION
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
 from ..order.simulate import simulate
-from ..train.dry_run import Acted, DryRun, dry_run, with_levels_inside
+from ..train.dry_run import Acted, DryRun, Likened, dry_run
 from .experiment import Quantity
 from .on_hardware import OnOneRank
 
@@ -79,8 +79,7 @@ class OneDevice(OnOneRank):
         return self.misfortune.priced(
             Cost(
                 self.durations(),
-                changes=self.changes(),
-                resident={0: tuple(self.resident())},
+                **self.held(),
                 capacity_bytes=self.capacity_bytes,
                 **self.profile.clock(self.ticks_per_slot),
             )
@@ -96,14 +95,13 @@ class OneDevice(OnOneRank):
             kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()
         }
 
-    def resident(self) -> Iterable[tuple[str, int]]:
-        """(memory kind, bytes) of what is there before the first action."""
-        return self.dry.start.items()
+    @property
+    def likened(self) -> Likened:
+        return Likened(lambda rank: self.dry, self.like)
 
-    def changes(self) -> dict:
-        """Action -> ((memory kind, change in bytes), ...) at its end."""
-        actions = (action for step in self.order() for action in step)
-        return dict(self.dry.changes((action, str(self.like(action))) for action in actions))
+    def held(self) -> dict[str, dict]:
+        """What a Cost says of memory."""
+        return self.likened.held([chain.from_iterable(self.order())])
 
     def predict(self) -> Trace:
         return self.looked_into(replace(simulate(self.lowered, self.cost()), settings=self.told))
@@ -118,26 +116,7 @@ class OneDevice(OnOneRank):
         return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
 
     def looked_into(self, trace: Trace) -> Trace:
-        """The trace with levels inside each action, the highest among them, and all that is alive
-        at the peak."""
-        dry, first = self.dry, {}
-
-        def inside(span):
-            name = str(
-                self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3))))
-            )
-            first.setdefault(name, span)
-            return dry.actions[name].levels()
-
-        trace = with_levels_inside(trace, inside)
-        if (span := first.get(dry.peak_action)) is None:
-            return trace
-        at, made = dry.peak_in(span), {name: each.name for name, each in first.items()}
-        alive = (
-            row._replace(start=at, lane=span.lane, made=made.get(row.made, row.made))
-            for row in dry.alive
-        )
-        return Trace.of([*trace.events, *alive], **trace.header())
+        return self.likened.looked_into(trace)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

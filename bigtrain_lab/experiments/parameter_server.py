@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..core import MEMORY_KINDS, Cost, Impossible, Scalar, Trace, knob
+from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.words import counted, size
 from ..data import digits
 from ..data.digits import CLASSES, POINTS
@@ -33,7 +33,7 @@ from ..order.schedule import Action
 from ..order.simulate import simulate
 from ..techniques.delayed_descent import largest_stable_rate
 from ..techniques.parameter_server import ParameterServer, Server, Worker, flat, order, shares
-from ..train.dry_run import META, Acted, dry_run
+from ..train.dry_run import META, DryRun, Likened, dry_run
 from .all_reduce import ports
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
@@ -130,7 +130,7 @@ class ParameterServing(OnHardware):
 
     @property
     def server_bytes(self) -> list[int]:
-        return [dried(self.shapes, number)[0]["weights"] for number in range(self.servers)]
+        return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
 
     def order(self, requests) -> Plan:
         return order(requests, self.server_bytes, **self.how)
@@ -166,7 +166,7 @@ class ParameterServing(OnHardware):
         if self.profile.textbook:
             return {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": Fraction(0)}
         largest = max(range(self.servers), key=lambda number: self.server_bytes[number])
-        actions = dried(self.shapes, None)[1] | dried(self.shapes, largest)[1]
+        actions = dried(self.shapes, None).actions | dried(self.shapes, largest).actions
         return {
             name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
             for name, acted in actions.items()
@@ -183,12 +183,10 @@ class ParameterServing(OnHardware):
             for worker, draw in enumerate(draws)
             if draw.random() < self.hiccups
         }
-        resident = {rank: self.resident(rank) for rank in range(self.ranks)}
         return self.misfortune.priced(
             Cost(
                 usual,
-                changes=self.changes(batches),
-                resident=resident,
+                **self.held(batches),
                 of_batch=late,
                 slowdown={self.workers - 1: self.slow},
                 capacity_bytes=self.capacity_bytes,
@@ -200,28 +198,23 @@ class ParameterServing(OnHardware):
     def cost(self) -> Cost:
         return self.priced(max(self.requests))
 
-    def resident(self, rank: int) -> tuple[tuple[str, int], ...]:
-        server = rank - self.workers if rank >= self.workers else None
-        start = dict(dried(self.shapes, server)[0])
-        if server is not None and self.mode == "synchronous" and self.workers > 1:
-            start["gradients"] = start["weights"]  # the sum of a round
-        return tuple(start.items())
-
-    def changes(self, batches: int) -> dict[Action, tuple]:
-        """What a worker's batch changes; the first finds no gradients to free."""
-        start, actions = dried(self.shapes, None)
-        levels = [start, *(acted.after for acted in actions.values())]
-        kinds = [kind for kind in MEMORY_KINDS if kind != "temporaries"]  # no ledger follows them
-        moves = [
-            tuple((kind, more) for kind in kinds if (more := now.get(kind, 0) - was.get(kind, 0)))
-            for was, now in zip(levels, levels[1:])
-        ]
-        return {
-            Action(kind, worker, number): moves[2 * (number > 0) + (kind == "B")]
+    def held(self, batches: int) -> dict[str, dict]:
+        """What a Cost says of memory, in runs of so many batches a worker."""
+        likened = Likened(
+            lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
+            lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
+            self.counted,
+        )
+        own = [
+            [Action(kind, worker, number) for number in range(batches) for kind in "FB"]
             for worker in range(self.workers)
-            for number in range(batches)
-            for kind in "FB"
-        }
+        ]
+        held = likened.held(own + [[]] * self.servers)
+        if self.mode == "synchronous" and self.workers > 1:  # a server adds a round up
+            for server in range(self.workers, self.ranks):
+                ((_, size),) = held["resident"][server]
+                held["resident"][server] += (("gradients", size),)
+        return held
 
     def predict(self) -> Trace:
         return replace(simulate(self.order(self.requests), self.cost()), settings=self.told)
@@ -405,9 +398,8 @@ def held(parameters, server: Server | None) -> dict[str, dict]:
 
 
 @lru_cache(maxsize=64)
-def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, Acted]]:
-    """Bytes by kind at the start, and what each action does: of two batches of a worker, or of one
-    request at a server."""
+def dried(shapes: tuple, server: int | None) -> DryRun:
+    """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)
 
@@ -438,7 +430,8 @@ def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, 
             model.zero_grad(set_to_none=True)  # as they are sent
 
     run = dry_run(program)
-    return {"weights": run.start["weights"]}, run.actions  # a server's other parameters are idle
+    weights = {"weights": run.start["weights"]}  # a server's other parameters are idle
+    return replace(run, start=weights)
 
 
 # -- one process -----------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Pipelined(Experiment):
 
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""
-        changes = self.rehearsed.changes() if memory else {}
+        changes = self.rehearsed.changes(self.counted) if memory else {}
         resident = {
             rank: tuple(self.rehearsed.resident(self.place(rank)).items())
             for rank in range(self.ranks if memory else 0)

@@ -4,22 +4,21 @@ of a layer a rank keeps depends on its other layers, so each rank's whole traini
 Cost: a dry run of two steps for each rank of a slice; without ZeRO one of each kind of layer does.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 
-from ..core import Alive, Cost, Span, Trace
-from ..core.trace import ACTION
+from ..core import Cost, Trace
 from ..order.plan import Plan
 from ..order.schedule import Action
 from ..techniques.precision_levels import LEVELS
 from ..techniques.replica_plan import parts_of, weights_of, with_replicas
 from ..techniques.shards import Flat
 from ..techniques.sliced_model import cut_of
-from ..train.dry_run import META, Acted, DryRun, dry_run, with_levels_inside
+from ..train.dry_run import META, Acted, DryRun, Likened, dry_run
 from ..train.recipe import Recipe
 from .layered import Layered
 
@@ -116,10 +115,10 @@ class Sharded(Layered):
         place = self.order.rank_of(layer, action.micro_batch)
         return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[str(action)]
 
-    def like(self, action: Action) -> str:
+    def like(self, action: Action) -> Action:
         """The action of the dry run that an action of the run is like."""
         batch, number = divmod(action.micro_batch, self.own_micro_batches)
-        return str(action._replace(micro_batch=min(batch, 1) * self.own_micro_batches + number))
+        return action._replace(micro_batch=min(batch, 1) * self.own_micro_batches + number)
 
     def cost(self, memory: bool = True) -> Cost:
         priced = super().cost(memory and not self.sharded)
@@ -127,42 +126,18 @@ class Sharded(Layered):
             priced = replace(priced, inside=self.inside)
         if not memory or not self.sharded:
             return priced
-        ranks = range(self.ranks)
-        changes = {
-            (rank, action): change for rank in ranks for action, change in self.changes(rank)
-        }
-        resident = {rank: tuple(self.dry(rank).start.items()) for rank in ranks}
-        return replace(priced, changes=changes, resident=resident)
+        work = self.order.over(self.steps)
+        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
+        return replace(priced, **self.likened.held([*own]))
 
-    def changes(self, rank: int) -> Iterator[tuple[Action, tuple]]:
-        """(action, ((memory kind, change in bytes), ...) at its end)."""
-        steps = self.order.over(self.steps)[self.place(rank)]
-        return self.dry(rank).changes((action, self.like(action)) for (action,) in steps)
+    @property
+    def likened(self) -> Likened:
+        return Likened(self.dry, self.like)
 
     def predict(self) -> Trace:
-        """With levels inside each action, and all that is alive at each rank's peak."""
         if not self.sharded:
             return super().predict()
-        trace, first = replace(self.simulated(), settings=self.told), {}
-
-        def inside(span):
-            place = map(int, ACTION.fullmatch(span.name).group(1, 3))
-            first.setdefault((span.rank, name := self.like(Action(span.kind, *place))), span)
-            return self.dry(span.rank).actions[name].levels()
-
-        trace = with_levels_inside(trace, inside)
-        alive = [row for rank in range(self.ranks) for row in self.alive(rank, first)]
-        return Trace.of([*trace.events, *alive], **trace.header())
-
-    def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
-        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
-        it."""
-        dry = self.dry(rank)
-        span = spans.get((rank, dry.peak_action))
-        at = dry.peak_in(span) if span else 0  # it was when the model was made
-        for row in dry.alive:
-            made = spans.get((rank, row.made))
-            yield row._replace(rank=rank, start=at, made=made.name if made else row.made)
+        return self.likened.looked_into(replace(self.simulated(), settings=self.told))
 
 
 @lru_cache(maxsize=128)

@@ -339,11 +339,9 @@ class Translate(Layered):
     def cost(self, memory: bool = True) -> Cost:
         held = self.rehearsed if memory else []
         changes = {
-            (rank, action): tuple(
-                each for each in change if each[0] != "temporaries"
-            )  # a meter sees none
+            (rank, action): change
             for rank, own in enumerate(held)
-            for action, change in own.changes().items()
+            for action, change in own.changes(self.counted).items()
         }
         resident = {rank: tuple(own.resident(0).items()) for rank, own in enumerate(held)}
         return self.misfortune.priced(

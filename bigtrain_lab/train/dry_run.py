@@ -24,7 +24,7 @@ formulas of the FLOPs.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -41,6 +41,7 @@ from torch.utils.flop_counter import flop_registry
 from ..core import MEMORY_KINDS, Alive, Memory, Span, Trace
 from ..core.cost import COLLECTIVES, Inside
 from ..core.peak import placed
+from ..core.trace import ACTION
 from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, Heights, read, together, with_units
@@ -141,24 +142,6 @@ class DryRun:
         """Of an action on this hardware."""
         tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
         return self.actions[name].work.seconds(hardware, dtype, tensors)
-
-    def changes(
-        self, acted: Iterable[tuple[Action, str]]
-    ) -> Iterator[tuple[Action, tuple[tuple[str, int], ...]]]:
-        """(action, ((memory kind, change in bytes), ...) at its end) of a run, of whose actions
-        each is told with the one here that it is like."""
-        held = self.start
-        for action, name in acted:
-            now = self.actions[name].after
-            yield (
-                action,
-                tuple(
-                    (kind, more)
-                    for kind in MEMORY_KINDS
-                    if (more := now.get(kind, 0) - held.get(kind, 0))
-                ),
-            )
-            held = now
 
     def peak_in(self, span: Span) -> int:
         """The tick of the peak in an action of a run that is like `peak_action`."""
@@ -372,6 +355,57 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
                 ]
         events.append(event)
     return Trace.of(events, **trace.header())
+
+
+class Likened(NamedTuple):
+    """A run, each of whose actions is like one of a dry run. `dry`: rank -> its dry run; `like`: an
+    action of the run -> the one there; `kinds`: of the memory that runs count."""
+
+    dry: Callable[[int], DryRun]
+    like: Callable[[Action], Action]
+    kinds: tuple[str, ...] = MEMORY_KINDS
+
+    def held(self, work: Sequence[Iterable[Action]]) -> dict[str, dict]:
+        """What a Cost says of memory: `resident` before the first action, and the `changes` at the
+        end of each. `work`: the actions of each rank, in order."""
+        changes, resident = {}, {}
+        for rank, actions in enumerate(work):
+            dry = self.dry(rank)
+            levels, resident[rank] = dry.start, tuple(dry.start.items())
+            for action in actions:
+                now = dry.actions[str(self.like(action))].after
+                changes[rank, action] = tuple(
+                    (kind, more)
+                    for kind in self.kinds
+                    if (more := now.get(kind, 0) - levels.get(kind, 0))
+                )
+                levels = now
+        return {"changes": changes, "resident": resident}
+
+    def looked_into(self, trace: Trace) -> Trace:
+        """The trace with levels inside each action, the highest among them, and all that is alive
+        at the peak of each rank."""
+        first: dict[tuple[int, str], Span] = {}
+
+        def inside(span):
+            place = map(int, ACTION.fullmatch(span.name).group(1, 3))
+            name = str(self.like(Action(span.kind, *place)))
+            first.setdefault((span.rank, name), span)
+            return self.dry(span.rank).actions[name].levels()
+
+        trace = with_levels_inside(trace, inside)
+        alive = [row for rank in range(trace.ranks) for row in self.alive(rank, first)]
+        return Trace.of([*trace.events, *alive], **trace.header())
+
+    def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
+        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
+        it."""
+        dry = self.dry(rank)
+        span = spans.get((rank, dry.peak_action))
+        at = dry.peak_in(span) if span else 0  # it was when the model was made
+        for row in dry.alive:
+            made = spans.get((rank, row.made))
+            yield row._replace(rank=rank, start=at, made=made.name if made else row.made)
 
 
 class OnMeta(Alone):

@@ -324,7 +324,7 @@ class Rehearsed:
             )
         )
 
-    def changes(self) -> dict[Action, tuple]:
+    def changes(self, kinds: Sequence[str] = MEMORY_KINDS) -> dict[Action, tuple]:
         """Action -> ((memory kind, change in bytes), ...) at its end, as a Cost has them."""
         found, known = {}, {}
         for rank in range(len(self._work)):
@@ -334,7 +334,7 @@ class Rehearsed:
                     key = id(before), id(end)
                     if key not in known:
                         change = total(before, end)
-                        known[key] = tuple((k, change[k]) for k in MEMORY_KINDS if k in change)
+                        known[key] = tuple((k, change[k]) for k in kinds if k in change)
                     found[action], before = known[key], NOTHING
                 before = moves.later
         return found
