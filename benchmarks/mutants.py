@@ -102,6 +102,8 @@ def ways(node) -> Iterator[tuple]:
             yield "context dropped", node.body
         case ast.FunctionDef(decorator_list=[_, *_]):
             yield "decorator dropped", but(decorator_list=[])
+        case ast.Expr(value=ast.Constant()):
+            return  # a docstring
         case ast.Expr() | ast.Assign() | ast.AugAssign() | ast.Return():
             yield "statement dropped", [ast.Pass()]
 

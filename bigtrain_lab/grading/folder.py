@@ -26,7 +26,7 @@ from .likeness import NEAR, Step, Topic, Wrong
 
 PARTS = ("probe.py", "bench.py", "right", "wrong.md", "exercise.md")
 MOST_WRONG = 14
-KEPT = "which of these calls, one after the other, give another result than alone"
+KEPT = "which calls in a row give another result than alone, since your answer keeps something"
 EQUIVALENT = "# Equivalent mutants"
 
 

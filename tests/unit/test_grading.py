@@ -503,7 +503,7 @@ def test_numbers_are_those_of_this_process_or_of_a_seed_and_told(capsys):
 def test_an_answer_that_keeps_something_between_calls_is_wrong():
     text = "kept = {}\ndef answer(x):\n    return kept.setdefault(x > 99, 2 * x)"
     (told,) = Double.judged([Piece(1, text)], seed=3).findings
-    assert "give another result than alone: yours [" in told
+    assert "give another result than alone, since your answer keeps something: yours [" in told
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def scenes(draw):
     yield scene("two windows", [equal] * 2 * k)
     yield scene("one window of unequal lengths", unequal(k))
     yield scene("two windows of unequal lengths", unequal(2 * k))
-    yield scene("windows with single tokens, and none", [1] * (k - 2) + [0, equal] + [1] * k)
+    single = [1] * (k - 2) + [0, equal] + [1] * k
+    yield scene("windows with single tokens, and none", single)
+    yield scene("windows with single tokens, and one of none", single + [0] * k)
     yield scene("a short last window", [equal] * short)
     yield scene("a short last window of unequal lengths", unequal(short))
     yield scene("a small limit", unequal(short), slope=slope, clip=small)

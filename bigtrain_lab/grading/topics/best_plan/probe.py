@@ -48,7 +48,7 @@ def scenes(draw):
         )
     for seed in draw.sample(CHAINS, 8):
         sizes, costs, budget = chain(seed)
-        unit, work = draw.randint(1, 3), draw.randint(1, 3)
+        unit, work = draw.randint(1, 3), draw.choice((0.1, 1, 2))
         inputs = {
             "sizes": [unit * size for size in sizes],
             "costs": [work * cost for cost in costs],

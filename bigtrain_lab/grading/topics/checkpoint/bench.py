@@ -102,6 +102,7 @@ def play(
     for at in backwards if came["it has a graph"] else ():
         with autocast(under):
             (sum(losses) if at is None else losses[at]).backward()
+    came["tensors inside fn alive after the backward"] = fn.alive() if len(calls) == 1 else 0
     fn.kept += [weakref.ref(each.untyped_storage()) for each in ours]
     losses = ours = y = None  # the caller lets go of all
     return (
@@ -114,7 +115,7 @@ def play(
                 f"gradient of {name}": None if each.grad is None else each.grad.tolist()
                 for name, each in tensors.items()
             },
-            "tensors alive after the backward": fn.alive() if len(calls) == 1 else 0,
+            "tensors alive when the result is gone": fn.alive() if len(calls) == 1 else 0,
             "numbers drawn after the backward": torch.rand(3).tolist(),
         }
     )

@@ -28,7 +28,7 @@ def scenes(draw):
         ("2 ranks, 4 samples each", [[4]] * 2, both, 160),  # fewer than its numbers
         ("3 ranks, unequal samples, none on one", [[few], [], [few + 3]], both, most),
         (f"{many} ranks, {k} micro-batches", [[2] * k] * many, both, 600),
-        ("3 ranks, more samples than 32 bits count", [[few]] * 3, both, most),
+        ("3 ranks, more samples than 32 bits count", [[few]] * 3, both, 10**6),  # one bucket
         ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ab"), 300),
         ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
         ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 300),

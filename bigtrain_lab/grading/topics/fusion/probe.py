@@ -19,6 +19,7 @@ CIRCLES = 126, 189, 228, 250, 273, 321, 382, 407, 478, 496
 def scenes(draw):
     for what, text, outputs in (
         ("a chain of two", "a: x, b: a", "b"),
+        ("a chain of nine", ", ".join(map(": ".join, zip("abcdefghi", "xabcdefgh"))), "i"),
         ("a value that is a result too", "a: x, b: a", "a b"),
         ("one value read twice inside", "a: x, b: a x, c: a b x", "c"),
         ("two readers of one input", "a: x, b: x", "a b"),

@@ -18,7 +18,7 @@ def scenes(draw):
         ("a short batch", draw.randint(5, 8), draw.randint(3, 4)),
         ("two ranks", 2, draw.randint(4, 6)),
         ("one micro-batch", draw.randint(2, 5), 1),
-        ("one rank", 1, draw.randint(3, 5)),
+        ("one rank", 1, 2 * draw.randint(5, 8)),
     ):
         yield f"{name} (p = {p}, m = {m})", {"ranks": p, "micro_batches": m}
 

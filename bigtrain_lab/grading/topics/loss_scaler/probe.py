@@ -30,6 +30,8 @@ def scenes(draw):
     slope = draw.randrange(2**20 + 1, 2**22, 2) / 2**25  # more digits than 16 bits hold
     good, both, bad = step([slope]), step([slope, slope]), step([INF], rest=slope)
     left = step([slope, INF], True)[:1] + [[0, "end", 1]]
+    still = step([slope, slope], True)[:1] + [[0, "end", 0]]
+    used = [*bad, [0, "save"], *of_another(good), [1, "load"], *of_another(good) * (n + 1)]
     begins, ends = zip(step([slope], True), of_another(step([slope], True)))
     saved = [*bad, *good, [0, "save"], *good * 5, [0, "save"]]
     loaded = [
@@ -77,11 +79,13 @@ def scenes(draw):
             for one, other in ((INF, slope), (slope, INF), (INF, NAN))
         ),
         ("two optimizers, unscaled, one with an inf and without a step", [*left, *both], {}),
+        ("two optimizers, unscaled, and no step", [*still * (n + 1), *both], {}),
         ("many skipped steps", [*bad * 9, *good], {}),
         ("many good steps", good * 6 * n, {}),
         ("two scalers in turns", [*good, *of_another(bad)] * 2 * n, {"trainings": 2}),
         ("two scalers at once", [*begins, *ends], {"trainings": 2}),
         ("a scaler saved after 1 skipped and 1 good step", saved + loaded, {"trainings": 3}),
+        ("a scaler saved after a skipped step, loaded by one in use", used, {"trainings": 2}),
     ):
         yield scene(name, usual, events, **more)
     one = usual | {"init_scale": 1.0}  # which leaves gradients as large as they were

@@ -58,6 +58,11 @@ def scenes(draw):
             {"wide": 0},
         ),
         (
+            "one good step, a scale of 2^25, whose inverse fp16 does not hold",
+            good(first=2.0**25, unit=2.0**-20),
+            {"wide": 0},
+        ),
+        (
             f"two good steps, scales {scale:,g} and {2 * scale:,g}",
             good() + good(first=2 * scale),
             {},

@@ -16,7 +16,7 @@ NAME, ALLOWS = "1f1b", ("bigtrain_lab.order.schedule", "bigtrain_lab.core")
 def scenes(draw):
     for p, m in (
         (4, 8),
-        (draw.randint(5, 7), draw.randint(9, 13)),
+        (draw.randint(9, 11), draw.randint(13, 17)),
         (3, draw.choice((4, 5, 7))),
         (draw.randint(5, 8), draw.randint(3, 4)),
         (2, draw.randint(4, 6)),

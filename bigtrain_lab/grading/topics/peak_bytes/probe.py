@@ -16,7 +16,7 @@ ALLOWS = tuple(f"bigtrain_lab.{name}" for name in ("models", "train", "technique
 FORBIDS = tuple(
     f"bigtrain_lab.models.steps.{name}"
     for name in ("gpt_steps", "mlp_steps", "translator_steps", "peak_bytes", "training")
-)
+) + tuple(f"bigtrain_lab.train.dry_run.{name}" for name in ("dry_run", "account", "followed"))
 BY_KIND = (
     "MLPs of many samples and SGD",
     "MLPs of many samples and Adam",
@@ -102,6 +102,7 @@ def mlps_to_the_byte(draw) -> list[dict]:
     loss = mlp(draw, LOSS, (45, 70), "adam")
     return [
         mlp(draw, LOSS, (45, 70), "sgd"),
+        mlp(draw, [(8, 14), (90, 120)], (30, 40), "sgd"),
         mlp(draw, LINEAR, (18, 22), "sgd"),
         mlp(draw, UPDATE, FEW, "sgd"),
         mlp(draw, LAYER, (20, 60), "sgd"),
@@ -183,6 +184,8 @@ def gpts(draw) -> dict[str, list]:
             ),
         )
     }
+    one, two = made["tied transformers and Adam"]
+    two["model"] = one["model"]  # another batch of the same
     made["MLPs of bfloat16"] = [
         mlp(draw, LOSS, MANY, "sgd", "bfloat16"),
         mlp(draw, UPDATE, FEW, "adam", "bfloat16"),

@@ -59,6 +59,7 @@ OTHERS = {
     "torch.add with alpha=": lambda x, y: torch.add(x, y, alpha=2),
     "x / y": lambda x, y: x / y,
     "torch.log1p": lambda x, y: torch.log1p(x),
+    "x.exp_()": lambda x, y: (less := x * 0.01, less.exp_())[0],
     "F.relu": lambda x, y: F.relu(x),
     "F.gelu": lambda x, y: F.gelu(x),
     "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),
@@ -66,7 +67,7 @@ OTHERS = {
 OPERATORS = PRODUCTS | DELICATE | OTHERS
 INSIDE, BETWEEN, AFTER = (
     "inside the block",
-    "in the outer block after the inner one",
+    "in the outer block after the inner ones",
     "after the block",
 )
 
@@ -77,7 +78,7 @@ class OfTheBlock(Exception):
 
 def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dict:
     """Calls are [operator, tensors], and of a tensor [numbers, type]. `outer`: the type of a block
-    around this one. `fails`: the block raises."""
+    around two of this one. `fails`: the block raises."""
     came, went_on = {}, False
 
     def call(place: str) -> None:
@@ -86,7 +87,7 @@ def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dic
             came[place] = [(operator(*tensors), tensors) for operator, *tensors in given]
 
     with answer(getattr(torch, outer)) if outer else nullcontext():
-        with suppress(OfTheBlock):
+        with answer(getattr(torch, dtype)) if outer else nullcontext(), suppress(OfTheBlock):
             with answer(getattr(torch, dtype)):
                 call(INSIDE)
                 if fails:

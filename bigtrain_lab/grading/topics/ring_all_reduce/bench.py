@@ -19,5 +19,6 @@ def play(answer, group, seed, bits, lengths, dtype) -> dict:
         kept &= torch.is_tensor(back) and (
             (back.data_ptr(), back.shape) == (given.data_ptr(), given.shape)
         )
-        sums.append(given if dtype == "int64" else given.double())
+        sums.append((given if dtype == "int64" else given.double()).clone())
+        given.zero_()  # the caller goes on
     return {"sums": packed(torch.cat(sums)) if sum(lengths) else "", "kept": kept}

@@ -56,7 +56,8 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     found = [each.long() >> places & 2**bits - 1 for each in sums]
     unlike = [each != each.long() for each in sums]
     size = torch.empty(0, dtype=getattr(torch, common["dtype"])).itemsize
-    most = 2 * (len(own) - 1) * size * sum(-(-n // len(own)) for n in lengths)
+    parts = [-(-n // len(own)) for n in lengths]
+    longest, most = max(parts), 2 * (len(own) - 1) * size * sum(parts)
     row = {
         "returns the tensor that was given": [each["kept"] for each in came],
         "numbers that are no sum": [
@@ -71,6 +72,10 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         ],
         "messages to ranks that are no neighbours": ranks.far,
         "bytes beyond those of 2 (N - 1) chunks": [max(0, sent - most) for sent in ranks.sent],
+        "numbers of a message beyond S / N": [
+            max(0, max((sent for _, _, sent in each), default=0) // size - longest)
+            for each in ranks.seen
+        ],
         "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1) * len(lengths)),
     }
     if sum(lengths) > MANY:

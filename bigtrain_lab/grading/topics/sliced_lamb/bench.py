@@ -5,7 +5,7 @@ from ...trainings import Refused, drawn
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 13.0, "large": 400.0, "small": 3e-7}  # around 10
 DUPLICATES = "norm", "unreached", "norm at times"
 # Of three steps, those in which it has a gradient.
-REACHED = {"unreached": (), "at times": (1,), "norm at times": (1, 2)}
+REACHED = {"unreached": (), "at times": (1, 2), "norm at times": (0, 2)}
 
 
 def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
@@ -30,7 +30,12 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
     for step in range(steps):
         for part, p in mine.items():
             gradient = next(draws[part]) * 0.1 * (part != "still")
-            p.grad = gradient if step % 3 in REACHED.get(part, (0, 1, 2)) else None
+            if step % 3 not in REACHED.get(part, (0, 1, 2)):
+                p.grad = None
+            elif p.grad is None:
+                p.grad = gradient
+            else:  # as where gradients are zeroed in place
+                p.grad.copy_(gradient)
         optimizer.step()
     if shapes != {part: p.shape for part, p in mine.items()}:
         raise Refused(

@@ -26,9 +26,11 @@ def scenes(draw):
         (draw.randint(3, 5), 2),
         (1, 3),
     ):
-        yield f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m, "kept": False}
+        sizes = {"ranks": p, "micro_batches": m}
+        yield f"p = {p}, m = {m}", sizes | {"kept": False}
+        yield f"p = {p}, m = {m}, versions held", sizes | {"kept": True}
         m += p + 14
-        yield f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m, "kept": True}
+        yield f"p = {p}, m = {m}", sizes | {"micro_batches": m, "kept": True}
 
 
 def shown(inputs: dict, came: dict) -> dict:

@@ -35,36 +35,46 @@ def play(answer, group, whole, share, targets, forward, logits) -> dict:
     shape = () if targets else first.shape
     handed = [first.clone(), torch.tensor(targets)] if targets else [*given.values()]
     before = [each.detach().clone() for each in handed]
+    mine, other = answer(group), [2 * each if each.is_floating_point() else each for each in handed]
+    call(mine, targets, other, lambda x, seed: x)  # as of the layer before
+    group.mark("begin")
     with Rows(first[..., 0].numel()) as made:
-        mine = answer(group)
-        back = mine.loss(*handed) if targets else mine.mlp(*handed, drop)
+        back = call(mine, targets, handed, drop)
     if not isinstance(back, torch.Tensor) or back.shape != shape:
         what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
         raise Refused(f"Rank {group.rank} returned a {what}: return a tensor of shape {[*shape]}.")
     group.mark("another call")
-    other = [2 * handed[0], *handed[1:]]
-    mine.loss(*other) if targets else mine.mlp(*other, lambda x, seed: x)
+    call(mine, targets, other, lambda x, seed: x)
     group.mark("backward")
-    if not forward:
-        backward(back, given)
+    above = None if forward else backward(back, given)
     return {
         "returned": back.tolist(),
         "gradients": {
             name: (0 * each if each.grad is None else each.grad).tolist()
             for name, each in given.items()
         },
-        "changed": sum(not torch.equal(*both) for both in zip(handed, before)),
+        "changed": sum(not torch.equal(*both) for both in zip(handed, before))
+        + (above is not None and not torch.equal(above, gradient_of(back))),
         "widest": made.widest,
         "drops": drops,
     }
+
+
+def call(mine, targets, given, drop):
+    return mine.loss(*given) if targets else mine.mlp(*given, drop)
 
 
 def leaves(whole: dict) -> dict[str, torch.Tensor]:
     return {name: tensor(numbers).requires_grad_() for name, numbers in whole.items()}
 
 
-def backward(back: torch.Tensor, given: dict) -> None:
-    """As of a loss that has another gradient in each number, and 1 in none. An MLP's x goes on
-    beside it."""
-    back = back + given["x"] if "x" in given else back
-    back.backward(torch.linspace(1.5, 3, back.numel()).double().view(back.shape))
+def backward(back: torch.Tensor, given: dict) -> torch.Tensor:
+    """Go back, where an MLP's x goes on beside it. Returns the gradient from above."""
+    above = gradient_of(back)
+    (back + given["x"] if "x" in given else back).backward(above)
+    return above
+
+
+def gradient_of(back: torch.Tensor) -> torch.Tensor:
+    """As a loss gives: another gradient in each number, and 1 in none."""
+    return torch.linspace(1.5, 3, back.numel()).double().view(back.shape)

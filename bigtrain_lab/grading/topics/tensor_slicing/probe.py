@@ -117,12 +117,16 @@ def traffic(first: torch.Tensor, came: list[dict], seen, is_mlp: bool) -> dict:
     tokens, wide = first[..., 0].numel(), first.shape[-1] * (4 if is_mlp else 1)
     wider = sum(each["widest"] >= wide for each in came)
     row = {"ranks with rows of the whole width": wider * (len(came) > 2)}
-    calls, backwards = (
+    begins, calls, backwards = (
         [[what for what, *_ in each].index(mark) for each in seen]
-        for mark in ("another call", "backward")
+        for mark in ("begin", "another call", "backward")
     )
     for way, parts, most in (
-        ("forward", [each[:cut] for each, cut in zip(seen, calls)], 1 if is_mlp else 3),
+        (
+            "forward",
+            [each[a + 1 : b] for each, a, b in zip(seen, begins, calls)],
+            1 if is_mlp else 3,
+        ),
         ("backward", [each[cut + 1 :] for each, cut in zip(seen, backwards)], int(is_mlp)),
     ):
         sizes = [[size / 8 / tokens for *_, size in part] for part in parts]

@@ -1,5 +1,7 @@
 """ZeRO-1: what is drawn, and what a scene shows beside torch's own optimizer in one process."""
 
+import math
+
 import torch
 
 from ...trainings import flat, held, mean, off, parameters, push, tensor, travelled
@@ -106,7 +108,7 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     room = held([inner]) / psi * (psi / ranks + len(params))
     for name, key in (("after a step", "kept"), ("at the highest moment", "most")):
         row[f"numbers of state beyond 1/{ranks}, {name}"] = [
-            max(0, round(each[key] - room)) for each in came
+            max(0, math.ceil(each[key] - room - 1e-9)) for each in came
         ]
     share = (ranks - 1) / ranks
     room = share * (psi + ranks * len(params)) + 2 * len(params)

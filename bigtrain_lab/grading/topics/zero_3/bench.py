@@ -59,8 +59,9 @@ class Memory(TorchDispatchMode):
 class Layer:
     """tanh(x W + b) of flat parameters, or tanh(x W), or x times one number."""
 
-    def __init__(self, at: int, numel: int, length: int, group, memory: Memory):
+    def __init__(self, at: int, numel: int, length: int, group, memory: Memory, slow: bool):
         self.at, self.numel, self.length, self.group, self.memory = at, numel, length, group, memory
+        self.slow = slow  # whether its backward is over before a lane gets to anything
 
     def refuse(self, flat, way: str) -> None:
         tensor = isinstance(flat, torch.Tensor)
@@ -88,7 +89,8 @@ class Layer:
             own = others(gradient / many, self.group.rank, self.length)
             self.memory.note("whole gradients", self.at, own)
         gradient = gradient.clone()  # is seen, now that its numbers are known
-        self.group.pause()  # while it computes
+        if not self.slow:
+            self.group.pause()  # while it computes
         self.memory.look()
         return dx, gradient
 
@@ -131,14 +133,14 @@ def refuse_unlike(what: str, found: list, right: list) -> None:
         raise Refused(f"{what} of shapes {found}: right are {right}.")
 
 
-def play(answer, group, first, data) -> dict:
+def play(answer, group, first, slow, data) -> dict:
     """Of each step the output and the parts of the gradients; and, of others' numbers, how many
     were alive at once during the first step."""
     memory, parts, layers, steps = Memory(), [], [], []
     for at, p in enumerate(weights(first)):
         parts.append(own := part(p, group.rank, group.size))
         memory.note("parameters", at, others(p, group.rank, len(own)))
-        layers.append(Layer(at, len(p), len(own), group, memory))
+        layers.append(Layer(at, len(p), len(own), group, memory, slow))
     del p
     with memory if memory.others else nullcontext():
         mine, numbers = answer(layers, parts, group), drawn(data)

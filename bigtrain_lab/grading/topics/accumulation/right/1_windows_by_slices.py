@@ -5,7 +5,7 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
     weights = [p for group in optimizer.param_groups for p in group["params"]]
     for start in range(0, len(micro_batches), k):
         window = micro_batches[start : start + k]
-        total = sum(tokens(each) for each in window)
+        total = sum(tokens(each) for each in window) or 1
         optimizer.zero_grad()
         for each in window:
             loss = loss_sum(each) / total

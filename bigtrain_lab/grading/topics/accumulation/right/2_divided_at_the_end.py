@@ -17,7 +17,7 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
             scaler.unscale_(optimizer)
         gradients = [p.grad for p in weights]
         for gradient in gradients:
-            gradient /= count
+            gradient /= max(count, 1)
         if clip is not None:
             norm = torch.sqrt(sum(gradient.square().sum() for gradient in gradients))
             for gradient in gradients:

@@ -7,7 +7,7 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
         window = micro_batches[start : start + k]
         sums = [torch.zeros_like(p) for p in weights]
         for micro_batch in window:
-            loss = loss_sum(micro_batch) / sum(map(tokens, window))
+            loss = loss_sum(micro_batch) / (sum(map(tokens, window)) or 1)
             loss = loss if scaler is None else scaler.scale(loss)
             sums = [a + b for a, b in zip(sums, torch.autograd.grad(loss, weights))]
         for p, total in zip(weights, sums):
