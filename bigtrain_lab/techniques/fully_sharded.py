@@ -2,8 +2,8 @@
 
     forward    [unit 0][unit 1][unit 2]         backward   [unit 2][unit 1][unit 0]
     lane     g0 g1      g2        g2 (again)                g1     r2 g0   r1      r0
-    g: all-gather the unit's weights, while the unit before is at work; they are freed after it
-    r: reduce-scatter its gradient, while the next unit is at work; each rank keeps its part
+    g: all-gather a unit's weights, while the unit before computes; the use over, they are freed
+    r: reduce-scatter its gradient, while the next unit computes; each rank keeps its part
 
 A unit is one or more modules that are gathered together. Its parameters lie in one flat tensor, of
 which each rank keeps an equal piece. Autograd saves views of that tensor for the backward. After
@@ -103,11 +103,10 @@ class FullyShardedDataParallel(nn.Module):
 
     All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
     works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
-    ranks than elements some pieces are empty. Frozen parameters are gathered too; they cost no
-    gradient where all of a unit is frozen. Buffers are each rank's own. Clip by `clip_grad_norm_`,
-    not by torch's function, and scale by a DynamicLossScaler with the group, not by torch's
-    GradScaler: both would see this rank's pieces alone. The module's own parameters read as nan
-    between uses, and must not be written to.
+    ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
+    gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, not by torch's function. Scale
+    by a DynamicLossScaler with the group, not by torch's GradScaler. Torch's see this rank's pieces
+    alone. The module's own parameters read as nan between uses, and must not be written to.
     """
 
     def __init__(
@@ -142,15 +141,17 @@ class FullyShardedDataParallel(nn.Module):
             + [Action("B", unit.number, 0) for unit in reversed(self.units)]
         )
         self.recorded = None  # whether the forward under way is for a backward
-        self.left: dict[Unit, None] = {}  # units whose backward began, and was not seen to end
-        self.due: dict[Unit, None] = {}  # units that wait for the backward of another call
+        # units whose backward began, and was not seen to end
+        self.open_backwards: dict[Unit, None] = {}
+        # units that wait for the backward of another call
+        self.awaiting_backward: dict[Unit, None] = {}
         for unit in self.units:
             for part in unit.modules:
                 part.register_forward_pre_hook(
-                    partial(self._enters, unit), prepend=True, with_kwargs=True
+                    partial(self._forward_begins, unit), prepend=True, with_kwargs=True
                 )
                 part.register_forward_hook(
-                    partial(self._leaves, unit), with_kwargs=True, always_call=True
+                    partial(self._forward_ends, unit), with_kwargs=True, always_call=True
                 )
         guard.watch(self)
 
@@ -180,7 +181,7 @@ class FullyShardedDataParallel(nn.Module):
 
     # -- hooks -------------------------------------------------------------------------------------
 
-    def _enters(self, unit: "Unit", module, args, kwargs):
+    def _forward_begins(self, unit: "Unit", module, args, kwargs):
         """Open the unit before a forward of one of its modules, and watch the inputs' gradients."""
         if self.compute_dtype:
             args, kwargs = cast_inputs(self.compute_dtype, module, args, kwargs)
@@ -195,10 +196,10 @@ class FullyShardedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             args, kwargs = tree_map(call.input, (args, kwargs))
             if call.inputs:
-                register_multi_grad_hook(call.inputs, partial(self._backward_leaves, call))
+                register_multi_grad_hook(call.inputs, partial(self._backward_ends, call))
         return args, kwargs
 
-    def _leaves(self, unit: "Unit", module, args, kwargs, output):
+    def _forward_ends(self, unit: "Unit", module, args, kwargs, output):
         """Close the unit after the forward, also after an error; watch the outputs' gradients."""
         output = self.replicas.copied(output)
         if not unit.calls:
@@ -207,33 +208,37 @@ class FullyShardedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             made = guard.tensors_in(output, module)
             given = {id(value._base) for value in call.inputs}
-            # a change in place of a view goes past the view's own node
+            # If a view output is later changed in place, its gradient arrives at the base. So hook
+            # the base too.
             bases = {
                 id(base): base
                 for base in (tensor._base for tensor in made)
                 if base is not None and base.grad_fn and id(base) not in given
             }
             for tensor in (*made, *bases.values()):
-                tensor.register_hook(partial(self._backward_enters, call))
+                tensor.register_hook(partial(self._backward_begins, call))
             unit.pending += bool(made) and not in_backward()
         call.inputs.clear()
         if call.opened and not unit.backwards:
             self._close(unit)
         return output
 
-    def _backward_enters(self, call: "Call", gradient) -> None:
+    def _backward_begins(self, call: "Call", gradient) -> None:
         """Open the unit when the backward reaches an output of the call."""
         guard.refuse_graph(self)
         unit = call.unit
         if not call.backward:
             call.backward = True
             unit.backwards += 1
-            self.left[unit] = None
+            self.open_backwards[unit] = None
             if not unit.there:
                 self._open(unit, "B")
 
-    def _backward_leaves(self, call: "Call", gradients) -> None:
-        """Count a backward as over when all inputs of the call have their gradients."""
+    def _backward_ends(self, call: "Call", gradients) -> None:
+        """Count a backward as over when all inputs of the call have their gradients.
+
+        Those of the weights are complete then. The views of the inputs are made first in the unit's
+        forward. Autograd runs later nodes first, so all weight gradients precede theirs."""
         unit = call.unit
         if call.backward:
             call.backward = False
@@ -243,19 +248,22 @@ class FullyShardedDataParallel(nn.Module):
                 self._end_backward(unit)
 
     def _end_backward(self, unit: "Unit") -> None:
-        self.left.pop(unit, None)
+        self.open_backwards.pop(unit, None)
         if unit.there:
             self._close(unit)
         if unit.pending:
-            self.due[unit] = None
+            self.awaiting_backward[unit] = None
         else:
-            self.due.pop(unit, None)
+            self.awaiting_backward.pop(unit, None)
             self.replicas.sends(unit.number)
 
     def _flush(self) -> None:
-        """Close the units whose backward ended without its hook: no input needed a gradient.
-        Called when no backward runs."""
-        for unit in [*self.left, *(unit for unit in self.due if unit not in self.left)]:
+        """Close the units whose backward ended without its hook: no input needed a gradient. Called
+        when no backward runs.
+
+        For example the first unit, whose inputs are token ids. Its gradients leave at the next
+        forward or at finish_gradient_synchronization()."""
+        for unit in [*dict.fromkeys((*self.open_backwards, *self.awaiting_backward))]:
             unit.pending = unit.backwards = 0
             self._end_backward(unit)
 

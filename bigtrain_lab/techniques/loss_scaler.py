@@ -89,9 +89,9 @@ class DynamicLossScaler:
         were finite. Call it yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
-        if hasattr(optimizer, "shards"):  # it reduces gradients on request, in parts
+        if hasattr(optimizer, "replicas"):  # it reduces gradients on request, in parts
             optimizer.finish_gradient_synchronization()
-            self.group = self.group or optimizer.shards.group
+            self.group = self.group or optimizer.replicas.group
         guard.refuse_unscale(
             self, optimizer in self._found, held_by(self._found) & held_by([optimizer])
         )

@@ -1,31 +1,38 @@
 """The order of a replica's messages, without tensors: events in, operations out.
 
+    begin(actions)                  an update begins
     needed(action), done(action)    a unit's forward or backward begins, has ended
     full(part)                      a backward has produced every gradient of the part
+    again()                         stage 2: another backward of the same gradient begins
     finished()                      the last backward is over: send the rest, wait for all sums
     stepped()                       the optimizer has run: gather the new weights (stages 1, 2)
+    read()                          forwards without a backward have ended
 
-    stages 1, 2   compute  [2B0] L0 [1B0] L1 [0B0] L2 ....... W0 W1 W2 [0U0] L3 ....... W3
-                  comm:dp        [ scatter 0 ][ scatter 1 ][ scatter 2 ]     [ gather ]
-    stage 3       compute  L0 W0 L1 [0F0] D0 W1 [1F0] D1 ...  W1 [1B0] D1 L2 ... W2 [0U0]
-                  comm:dp  [ 0 ][ 1 ]                              [ scatter 1 ]
+    stage 1   [2B0] S0 [1B0] S1    [0B0] S2    s0 s1 s2 [0U0] G0 G1 G2 g0 g1 g2
+    stage 2   [2B0] S0 [1B0] s0 S1 [0B0] s1 S2 s2       [0U0] G0 G1 G2 g0 g1 g2
+    stage 3   G0 g0 G1 [0F0] D0 g1 [1F0] D1 G1 g1 G0 [1B0] D1 S1 g0 [0B0] D0 s1 S0 s0 [0U0]
 
-[2B0] is the backward of unit 2 for micro-batch 0: F forward, B backward, U update. L and W launch
-a message and wait for it; D frees the weights of a part. At stages 1 and 2 they bear the message's
-number, at stage 3 the part's.
+[2B0] is the backward of unit 2 for micro-batch 0: F forward, B backward, U update. G0 launches the
+all-gather of part 0, S0 its reduce-scatter. g0 and s0 wait for them, and D0 frees its weights. A
+message is under way from its launch to its wait, beside the actions between. At stages 1 and 2 part
+0 has the weights of the last unit, at stage 3 those of unit 0. Here stages 1 and 2 have three
+units, stage 3 two.
 
 Simulator and run share these rules. The simulator feeds them the actions of a plan; a run feeds
 them the events of its hooks. Both get the same list of operations.
 
 All ranks send the parts in one order, since a collective needs every rank. Where the actions are
-known (`begin`), a part is sent in the action that completes its gradient. Else the parts are sent
-in order of their numbers, each once it is full. Stages 2 and 3 keep one reduce-scatter in flight:
-the next one waits for it. So a rank stores the whole gradients of two parts at most.
+known (`begin`), a part is sent in the action that completes its gradient. Else stages 0 to 2 send
+the parts in order of their numbers, each once it is full. Stage 3 sends a full part at once.
+
+Stages 2 and 3 keep one reduce-scatter in flight: the next one waits for it. So a rank stores the
+whole gradients of two parts at most. At stage 2 that is so if gradients come in the order of the
+parts. A late part holds the others back.
 
 Stage 2 sends in every backward, since a rank keeps only its piece of a gradient between backwards.
 A sum of several backwards on the rank would need the whole gradient.
 
-Bytes sent a rank in a step of m micro-batches, for psi bytes of padded parameters:
+Bytes sent a rank in a step of m backwards, for psi bytes of padded parameters:
     stage 1   2 (N-1)/N psi     stage 2   (m+1) (N-1)/N psi     stage 3   3 m (N-1)/N psi
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 """
@@ -83,7 +90,8 @@ def name(numbers: Sequence[int], batch: int) -> str:
     return f"{which} of batch {batch}"
 
 
-def whole(batch: int) -> str:
+def batch_label(batch: int) -> str:
+    """Name the one wait for all messages of a batch."""
     return f"the gradient of batch {batch}"
 
 
@@ -161,8 +169,9 @@ class Rules:
         self.begin()
 
     def begin(self, actions: Sequence[Action] | None = None) -> None:
-        """Begin an update. `actions`: this rank's actions of it, if a schedule is known. Else parts
-        are sent in order of their numbers, and stage 3 learns the order of the uses."""
+        """Begin an update. `actions`: this rank's actions of it, if a schedule is known. Else
+        stages 0 to 2 send the parts in order of their numbers. Stage 3 sends a part at once when it
+        is full, and learns the order of the uses."""
         self.known = actions is not None
         late = self.stage < 3 or not self.overlap
         self.queue = [*self.learning] if late else []  # parts to send, in order
@@ -259,8 +268,8 @@ class Rules:
         while self.queue:
             ops += self._leave()
         if self.cycles and self.under_way:
-            self.under_way = [whole(self.batch)]
-            self.calls[whole(self.batch)] = Call(None, -1, self.batch)
+            self.under_way = [batch_label(self.batch)]
+            self.calls[batch_label(self.batch)] = Call(None, -1, self.batch)
         ops += [*map(Wait, self.under_way), *self._discard()]
         self.under_way, self.batch = [], self.batch + 1
         self.uses.end()

@@ -1,16 +1,19 @@
 """Replicas: N ranks train one model on the mean gradient, and divide its state among them.
 
-    stage                  0            1                2                3
-    ranks share            nothing      moments          and gradients    and weights
-    a part's gradient is   all-reduce   reduce-scatter: each rank keeps its own piece
-    sent in                last backw.  last backward    every backward   every backward
-    after the step         -            all-gather       all-gather       -
-    before, after a use    -            -                -                all-gather, drop
+    stage                  0             1                 2                3
+    ranks divide           nothing       optimizer state   + gradients      + weights
+    a part's gradient is   all-reduce    reduce-scatter: each rank keeps its own piece
+    sent in                last backw.*  last backward*    every backward   every backward
+    after the step         -             all-gather        all-gather       -
+    before, after a use    -             -                 -                all-gather, drop
 
-Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: what
-lies between the two is the step. A part is a bucket of weights, or at stage 3 those of a unit, side
-by side in one flat tensor, of which each rank keeps an equal piece. When something is sent, `Rules`
-say (replica_rules.py); `Replicas` turns hooks into their events, and carries their operations out.
+    * of a known schedule; else the first outside no_sync(), or number `backwards`
+
+Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: the
+step lies between the two. A part is a bucket of weights, or at stage 3 those of a unit. They lie
+side by side in one flat tensor, of which each rank keeps an equal piece. `Rules` say when something
+is sent (replica_rules.py). `Replicas` turns hooks into their events, and carries their operations
+out.
 
     Home      a weight, and what is stepped in its place: a master, this rank's piece   shards.py
     Averaged  a part at stage 0: gradients
@@ -21,15 +24,21 @@ At stage 3 a weight is dropped between uses: its storage has no bytes, and it re
 shape. A gradient that was taken for a message leaves a stand-in in `.grad`, which refuses all use.
 
 Where the gradient is      before it is sent      mean, after finish_gradient_synchronization()
-    stage 0                bucket `flat`          the same place; weight.grad is a view of it
+    stage 0                bucket `flat`          the same place; stepped.grad is a view of it
     stage 1                bucket `flat`          this rank's piece of it -> stepped.grad
     stage 2                bucket `flat`          `mean`, the sum over backwards -> stepped.grad
     stage 3                `unsent`, by weight    `mean`, the sum over backwards -> stepped.grad
 
-Bytes of psi parameters a rank, in mixed precision with Adam, of data parallel 16 psi:
-    stage 1   4 psi + 16 psi / N     stage 2   2 psi + 16 psi / N     stage 3   16 psi / N
-Of these 4 psi / N are the float32 gradient of the pieces. Stages 2 and 3 keep it from the first
-backward on. In a backward stage 2 also stores two buckets of gradients, and stage 3 two units.
+Stages 0 to 2 divide by N before they send. Stage 3 divides the sum, but in fp16 it divides before,
+against overflow.
+
+Bytes of psi parameters a rank, in mixed precision with Adam:
+    stage 0   18 psi                     stage 1   4 psi + 16 psi / N
+    stage 2    2 psi + 16 psi / N        stage 3   16 psi / N
+Stage 0 keeps gradients in float32 where there are masters. The paper's are half: 16 psi. Of 16 psi
+/ N, 4 psi / N are the float32 gradient of the pieces. Stages 2 and 3 keep it from the first
+backward on. In a backward stage 3 also stores the gradients of two units. Stage 2 stores those of
+two buckets, and more if they come in another order than the parts.
 Padding: at most N - 1 elements a part.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7; Zhao et al. 2023,
 PyTorch FSDP (arXiv:2304.11277), section 3.
@@ -54,11 +63,11 @@ from .guards import replicas as guard
 from .guards.optimizers import AVERAGING
 from .reducers import Bucket, Buckets
 from .replica_plan import parts_of
-from .replica_rules import Call, Drop, Part, Rules, name, whole
+from .replica_rules import Call, Drop, Part, Rules, batch_label, name
 from .shards import STEPPED, Flat, Home
 
 
-class Arrivals:
+class PartGradients:
     """The gradients of a part. Its members are the places in `homes`, 0, 1, ...
 
     came    members with a gradient in `flat` that was not sent yet: the next one is added to it
@@ -126,7 +135,7 @@ class Arrivals:
         self.used.clear()
 
 
-class Averaged(Arrivals):
+class Averaged(PartGradients):
     """A part at stage 0: a range of the flat tensor of its dtype and device. `views`: each member's
     whole gradient, also where the bucket has a part of it; `starts`: where each begins."""
 
@@ -156,14 +165,14 @@ class Averaged(Arrivals):
         return self.views
 
 
-class Held(Arrivals):
+class Held(PartGradients):
     """A part at stages 1 to 3.
 
-    whole   its weights, side by side; at stage 3 without bytes between uses
-    piece   this rank's elements of them, which its optimizer steps
-    flat    whole gradients that are being filled, at stages 1 and 2
-    away    whole gradients in flight, which a reduce-scatter reads
-    mean    this rank's piece of the mean gradient
+    weights_flat   its weights, side by side; at stage 3 without bytes between uses
+    piece          this rank's elements of them, which its optimizer steps
+    flat           whole gradients that are being filled, at stages 1 and 2
+    away           whole gradients in flight, which a reduce-scatter reads
+    mean           this rank's piece of the mean gradient
     """
 
     @torch.no_grad()
@@ -176,17 +185,17 @@ class Held(Arrivals):
         values = like.new_zeros(layout.length)
         for home, view in zip(homes, layout.views(values)):
             view.copy_(home.stepped)
-        self.whole = values.to(dtype or weights[0].dtype)
-        apart = stage == 3 or self.whole is not values
-        self.piece = layout.mine(values).clone() if apart else layout.mine(self.whole)
-        self.views = layout.tensors = layout.views(self.whole)
+        self.weights_flat = values.to(dtype or weights[0].dtype)
+        apart = stage == 3 or self.weights_flat is not values
+        self.piece = layout.mine(values).clone() if apart else layout.mine(self.weights_flat)
+        self.views = layout.tensors = layout.views(self.weights_flat)
         pieces = [nn.Parameter(each, like.requires_grad) for each in layout.pieces(self.piece)]
         kept = zip(homes, pieces, layout.own)
         homes = [replace(home, stepped=p, start=own[0], stop=own[1]) for home, p, own in kept]
         super().__init__(homes, group.size, part.learns)
-        kind = self.whole.dtype, self.whole.device
+        kind = self.weights_flat.dtype, self.weights_flat.device
         if stage == 3 and kind not in nothing:
-            nothing[kind] = self.whole.new_full((), torch.nan)
+            nothing[kind] = self.weights_flat.new_full((), torch.nan)
         self.nothing = nothing.get(kind)
         self.flat = self.away = self.mean = None
         self.writes = [home.weight._version for home in homes]
@@ -200,7 +209,7 @@ class Held(Arrivals):
     # -- weights -----------------------------------------------------------------------------------
 
     def show(self, tensors: Iterable[Tensor]) -> None:
-        """Let the weights read these tensors: views of `whole`, or nan."""
+        """Let the weights read these tensors: views of `weights_flat`, or nan."""
         for home, tensor in zip(self.homes, tensors):
             home.weight.data = tensor
 
@@ -208,20 +217,20 @@ class Held(Arrivals):
         guard.refuse_written(self)
         self.nothing.fill_(torch.nan)
         self.show(self.nothing.expand(view.shape) for view in self.views)
-        self.whole.untyped_storage().resize_(0)
+        self.weights_flat.untyped_storage().resize_(0)
 
     def fill(self, group: Group, name: str) -> None:
         """Gather the pieces of all ranks, on the lane."""
-        mine = self.layout.mine(self.whole)
+        mine = self.layout.mine(self.weights_flat)
         if mine.data_ptr() != self.piece.data_ptr():
             mine.copy_(self.piece)
-        group.all_gather(mine, self.whole, name)
+        group.all_gather(mine, self.weights_flat, name)
 
     # -- gradients ---------------------------------------------------------------------------------
 
     def make_room(self) -> None:
         if self.flat is None:
-            self.flat = torch.empty_like(self.whole)
+            self.flat = torch.empty_like(self.weights_flat)
             self.flat[sum(self.layout.sizes) :] = 0
 
     def place(self, n: int) -> Tensor:
@@ -240,7 +249,8 @@ class Held(Arrivals):
         if self.stage < 3:
             self.make_room()
             super().leave()
-            self.away, self.flat = self.flat, self.flat if self.stage == 1 else None
+            self.away = self.flat
+            self.flat = self.away if self.stage == 1 else None
             return
         zeros, sizes = self.nothing.new_zeros, [*self.layout.sizes]
         sizes += [over] if (over := self.layout.length - sum(sizes)) else []
@@ -343,7 +353,7 @@ class Replicas:
         apart: Collection[Tensor] = (),
     ):
         self.module, self.group, self.stage = module, group, stage
-        self.allow_unused, self.syncing, self.whole = allow_unused, True, False
+        self.allow_unused, self.syncing, self.gathered_by_hand = allow_unused, True, False
         weights = [home.stepped if stage == 0 else home.weight for home in homes]
         timed = group.post("replicas") is not None
         parts, buckets = parts_of(
@@ -389,7 +399,7 @@ class Replicas:
         self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.lane, self.handles, self.waits = group.lane(), {}, []
         self.signals: dict[str, Signal] = {}
-        self.round: set[int] = set()  # sites that this backward has brought a gradient, at stage 2
+        self.seen_this_backward: set[int] = set()  # sites with a gradient from it, at stage 2
         self.sites = []
         comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
         for number, (weight, found) in enumerate(places.items()):
@@ -444,7 +454,7 @@ class Replicas:
     @torch.no_grad()
     def needed(self, action: Action) -> None:
         """Begin an action; return when the weights of its unit are gathered."""
-        self._begin_round()
+        self._begin_backward()
         self._carry_out(self.rules.needed(action))
 
     @torch.no_grad()
@@ -481,7 +491,7 @@ class Replicas:
         by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
         for held in self.held:
             held.hand_over(by_none)
-        self._begin_round()
+        self._begin_backward()
         self.rules.begin()
         guard.refuse_unused(self, unused, by_rank)
         return by_none
@@ -513,9 +523,11 @@ class Replicas:
             for k, n in site.places:
                 guard.refuse_dropped(self, k, n)
                 self.held[k].forget(n)
-        if number in self.round:
+        # A second gradient of one weight means that a new backward began. Send what is left of the
+        # last one.
+        if number in self.seen_this_backward:
             self._carry_out(self.rules.again(), inside=True)
-            self._begin_round()
+            self._begin_backward()
         for each in (site.home.weight, site.home.stepped):
             each.grad = guard.real(each.grad)
 
@@ -535,19 +547,19 @@ class Replicas:
         for slot, gone in site.slots.items():
             slot.grad = gone
         if self.stage == 2 and not self.rules.known:
-            self.round.add(number)
+            self.seen_this_backward.add(number)
         for k, n in site.places if self.syncing else ():
             if self.held[k].complete(n) and self.stage < 3:
                 self._carry_out(self.rules.full(k), inside=True)
 
-    def _begin_round(self) -> None:
-        self.round.clear()
+    def _begin_backward(self) -> None:
+        self.seen_this_backward.clear()
         for held in self.held:
             held.fresh.clear()
 
     def _carry_out(self, ops: Sequence, inside: bool = False) -> None:
-        """Carry out operations. `inside` a backward the data is waited for at once, the modelled
-        clock only after the action (`_settle`)."""
+        """Carry out operations. A run may charge a simulated clock. `inside` a backward, wait for
+        the data now and charge the clock at `_settle`."""
         for op in ops:
             match op:
                 case Drop(k):
@@ -558,7 +570,7 @@ class Replicas:
                     if call.op.kind != "all_gather":
                         held.leave()
                     elif self.stage == 3:
-                        held.whole.untyped_storage().resize_(held.whole.nbytes)
+                        held.weights_flat.untyped_storage().resize_(held.weights_flat.nbytes)
                     if self.rules.cycles:
                         self._signal(label, call.batch)
                     else:
@@ -593,7 +605,7 @@ class Replicas:
         if not self.handles:
             self.signals = {name([k], batch): Signal("compute") for k in self.rules.learning}
             program = partial(self._cycle, batch)
-            self.handles[whole(batch)] = self.lane.launch(program, f"batch {batch}")
+            self.handles[batch_label(batch)] = self.lane.launch(program, f"batch {batch}")
         self.group.issue(label, self.signals[label].post)
 
     def _cycle(self, batch: int, group: Group) -> None:
@@ -621,7 +633,7 @@ class Replicas:
     def follow_weights(self) -> None:
         """Update the master pieces from half weights that were written after the last step."""
         for held in self.held:
-            mine = held.layout.mine(held.whole)
+            mine = held.layout.mine(held.weights_flat)
             if mine.dtype != held.piece.dtype:
                 moved = held.piece.to(mine.dtype) != mine
                 held.piece.copy_(torch.where(moved, mine.to(held.piece.dtype), held.piece))
@@ -652,7 +664,7 @@ class Replicas:
 
     def copied(self, output):
         """Clone outputs of a unit that are views of its weights, whose storage is freed next."""
-        own = {held.whole.untyped_storage()._cdata for held in self.held}
+        own = {held.weights_flat.untyped_storage()._cdata for held in self.held}
 
         def apart(value):
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -665,13 +677,13 @@ class Replicas:
     def all_whole(self):
         """Stage 3: each weight is whole inside; gives a flat tensor for each part. All ranks call
         it together."""
-        flats, self.whole = self.gathered(), True
+        flats, self.gathered_by_hand = self.gathered(), True
         for held, flat in zip(self.held, flats):
             held.show(held.layout.views(flat))
         try:
             yield flats
         finally:
-            self.whole = False
+            self.gathered_by_hand = False
             for held in self.held:
                 held.writes = [home.weight._version for home in held.homes]
                 held.drop()
@@ -683,11 +695,11 @@ class Replicas:
             held["gradients"] = {f"bucket {k}": each.flat for k, each in enumerate(self.held)}
             return held
         for k, each in enumerate(self.held):
-            if each.piece.dtype != each.whole.dtype or self.stage == 3:
-                kind = "master" if each.piece.dtype != each.whole.dtype else "weights"
+            if each.piece.dtype != each.weights_flat.dtype or self.stage == 3:
+                kind = "master" if each.piece.dtype != each.weights_flat.dtype else "weights"
                 held[kind][f"piece of part {k}"] = each.piece
             if self.stage == 3:
-                held["weights"][f"part {k}"] = each.whole
+                held["weights"][f"part {k}"] = each.weights_flat
             parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.unsent
             held["gradients"] |= {
                 f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None

@@ -45,7 +45,7 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     """Put the state of a sharded module, and of the optimizer of its pieces, under this name,
     whole; or leave what was there. All ranks call it, between two steps.
 
-    sharded    a FullyShardedDataParallel, Replicas, or the `.shards` of a ZeroOptimizer;
+    sharded    a FullyShardedDataParallel, Replicas, or the `.replicas` of a ZeroOptimizer;
                of a recipe the training's `.parts`, each stage of a pipeline under its own name
     optimizer  one, or several
     further    what else is to be kept; rank 0's counts

@@ -10,8 +10,9 @@ each bucket once it is summed. So every backward sends, also when several make o
 `NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while the backward runs
 (replicas.py, which states the bytes of memory).
 
-Sent a step: 2 (N-1)/N psi elements of psi parameters, in stage 2 (1 + k) (N-1)/N psi of k
-backwards. Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
+Bytes sent a rank in a step of m backwards, for psi bytes of parameters:
+    stage 1   2 (N-1)/N psi     stage 2   (m+1) (N-1)/N psi
+Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 """
 
 from collections.abc import Iterable
@@ -72,14 +73,15 @@ class ZeroOptimizer(Optimizer):
     allow_unused     as in DistributedDataParallel
 
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
-    broadcast. `param_groups` and `state` are of this rank's pieces: each parameter's elements
-    here, with as many dimensions as it has. Clip by `clip_grad_norm_`, not by torch's function: a
-    rank sees its own part alone. So does torch's GradScaler: take a DynamicLossScaler. Half weights
-    get their masters here, in parts: a MixedPrecision prepares the model before, by
-    `prepare(model, masters=False)`.
+    broadcast. Stage 1: run all backwards but the last inside no_sync(). Stage 2 needs nothing.
+    `param_groups` and `state` hold this rank's pieces. A piece keeps its parameter's number of
+    dimensions. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own part alone.
+    So does torch's GradScaler: take a DynamicLossScaler. Half weights get their masters here, in
+    parts: a MixedPrecision prepares the model before, by `prepare(model, masters=False)`.
     """
 
-    element_wise = True  # `shared` has tried the optimizer inside
+    # The guard need not test this wrapper: `shared` has already tested the inner optimizer.
+    element_wise = True
     _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
     def __init__(
@@ -100,12 +102,12 @@ class ZeroOptimizer(Optimizer):
         guard_replicas.refuse(module, group, bucket_bytes, 1, f"stage {stage}")
         broadcast([*module.parameters()], group)
         homes = [home_of(name, weight) for name, weight in module.named_parameters()]
-        self.shards = Replicas(
+        self.replicas = Replicas(
             module, group, stage, homes, bucket_bytes=bucket_bytes, allow_unused=allow_unused
         )
-        pieces = self.shards.pieces
+        pieces = self.replicas.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]
-        self.inner = shared(optimizer_class(groups, **kwargs), self.shards.group)
+        self.inner = shared(optimizer_class(groups, **kwargs), self.replicas.group)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.finished = False
@@ -116,15 +118,15 @@ class ZeroOptimizer(Optimizer):
 
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece has its gradient, the mean over the ranks. `step` calls it."""
-        if any(self.shards.unfinished()) or not self.finished:
-            self.shards.finish_gradient_synchronization()
+        if any(self.replicas.unfinished()) or not self.finished:
+            self.replicas.finish_gradient_synchronization()
             self.finished = True
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients so that the norm of all is at most `max_norm`; returns the norm
         before."""
         self.finish_gradient_synchronization()
-        return clip_grad_norm(self.shards.homes, max_norm, self.shards.group)
+        return clip_grad_norm(self.replicas.homes, max_norm, self.replicas.group)
 
     def step(self, closure=None):
         guard.refuse_scaler(self)
@@ -133,37 +135,38 @@ class ZeroOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.finish_gradient_synchronization()
-        self.shards.follow_weights()
+        self.replicas.follow_weights()
         self.inner.step()
-        self.shards.stepped()
+        self.replicas.stepped()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if any(self.shards.unfinished()):
+        """Set all gradients to None, whatever `set_to_none`: a backward refuses old ones."""
+        if any(self.replicas.unfinished()):
             self.finish_gradient_synchronization()
         self.inner.zero_grad()
-        for home in self.shards.homes:
+        for home in self.replicas.homes:
             home.weight.grad = None
         self.finished = False
 
     def no_sync(self):
         """Backwards in this context add up on this rank, in stage 1."""
-        guard.refuse_no_sync(self.shards.stage)
-        return self.shards.no_sync()
+        guard.refuse_no_sync(self.replicas.stage)
+        return self.replicas.no_sync()
 
     def full_state_dict(self) -> dict:
         """The state_dict that `optimizer_class` would have of the whole parameters, on every rank.
         All ranks call it together; `state_dict` is of this rank's pieces."""
-        return full_optimizer_state(self.shards, self)
+        return full_optimizer_state(self.replicas, self)
 
     def load_full_state_dict(self, state_dict: dict) -> None:
         """Load what full_state_dict() returns, or the unsharded optimizer's; on any number of
         ranks."""
-        load_full_optimizer_state(self.shards, self, state_dict)
+        load_full_optimizer_state(self.replicas, self, state_dict)
 
     def state_dict(self) -> dict:
         """Of this rank's pieces, for this rank of as many."""
-        return super().state_dict() | {"rank": (self.shards.group.rank, self.shards.group.size)}
+        return super().state_dict() | {"rank": (self.replicas.group.rank, self.replicas.group.size)}
 
     def load_state_dict(self, state_dict: dict) -> None:
         guard.refuse_other_rank(self, state_dict)
@@ -175,7 +178,7 @@ class ZeroOptimizer(Optimizer):
 
 
 def shared(optimizer: Optimizer, group: Group, pieces=lambda parameter: True) -> Optimizer:
-    """Return the optimizer with norms over all ranks' pieces, if it takes norms, as LAMB does.
-    Raises Impossible for one that mixes elements in another way."""
+    """Return the optimizer. If it takes norms (LAMB, LARS), sum them over the group. Refuse others
+    that mix elements."""
     guard.refuse_optimizer(optimizer)
     return optimizer.among(group, pieces) if hasattr(optimizer, "among") else optimizer

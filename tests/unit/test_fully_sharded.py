@@ -147,7 +147,7 @@ def learnt(group, ways):
     found = {}
     for way in ways:
         model, norms = train(way, group)
-        freed = [held.whole.untyped_storage().nbytes() for held in model.replicas.held]
+        freed = [held.weights_flat.untyped_storage().nbytes() for held in model.replicas.held]
         assert not model.replicas.under_way and not any(freed)
         found |= {f"{way} {name}": value for name, value in model.full_state_dict().items()}
         found[f"{way} norms"] = torch.tensor(norms, dtype=torch.float64)

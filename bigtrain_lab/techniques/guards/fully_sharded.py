@@ -71,7 +71,7 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
 
 def refuse_changed(model) -> None:
     """A parameter that is not as it was wrapped."""
-    if model.replicas.under_way or model.left or any(u.there for u in model.units):
+    if model.replicas.under_way or model.open_backwards or any(u.there for u in model.units):
         return
     own = dict.fromkeys(model.module.parameters())
     for held in model.replicas.held:
@@ -138,7 +138,7 @@ def watch(model) -> None:
     def saved(_, __, ___) -> None:
         refuse_any(
             (
-                not model.replicas.whole,
+                not model.replicas.gathered_by_hand,
                 (
                     "Parameters are sharded, and empty between uses: call "
                     "full_state_dict() of the FullyShardedDataParallel."
@@ -149,7 +149,7 @@ def watch(model) -> None:
     def loaded(*_) -> None:
         refuse_any(
             (
-                not model.replicas.whole,
+                not model.replicas.gathered_by_hand,
                 (
                     "Parameters are sharded, and empty between uses: call "
                     "load_full_state_dict() of the FullyShardedDataParallel."
@@ -196,7 +196,7 @@ class Watch(TorchFunctionMode):
 def refuse_inside(model) -> None:
     refuse_any(
         (
-            any(unit.there for unit in model.units) or model.left,
+            any(unit.there for unit in model.units) or model.open_backwards,
             (
                 f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
                 "call finish_gradient_synchronization() before."

@@ -31,7 +31,7 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     if TRIED.get(optimizer) != len(held):
         refuse_across(optimizer, SHARDED.get)
     for model in AVERAGING:
-        own = model is getattr(optimizer, "shards", None)  # whose step finishes them
+        own = model is getattr(optimizer, "replicas", None)  # whose step finishes them
         for name, parameter in () if own else model.unfinished():
             if id(parameter) in held:
                 raise Impossible(

@@ -68,14 +68,14 @@ def refuse_optimizer(optimizer) -> None:
 def refuse_scaler(optimizer) -> None:
     if hasattr(optimizer, "found_inf"):  # which torch's GradScaler sets while it steps
         raise Impossible(
-            f"torch's GradScaler on {who(optimizer.shards)} sees the part of this rank "
+            f"torch's GradScaler on {who(optimizer.replicas)} sees the part of this rank "
             "alone, so ranks would skip different steps: take a "
             "DynamicLossScaler(group=...)."
         )
 
 
 def refuse_other_rank(optimizer, state_dict: dict) -> None:
-    own = optimizer.shards.group.rank, optimizer.shards.group.size
+    own = optimizer.replicas.group.rank, optimizer.replicas.group.size
     if tuple(state_dict.get("rank", own)) != own:
         of, size = state_dict["rank"]
         raise Impossible(
