@@ -1,5 +1,7 @@
-"""LAMB: Adam's step, as long as a share of the layer's own weights. One learning rate then fits all
-layers, and a large batch may take long steps.
+"""LAMB: Adam's direction. The step's length is lr times the norm of the layer's weights.
+
+A layer here is one parameter tensor. One learning rate fits all layers, and a large batch may take
+long steps.
 
     m <- b1 m + (1 - b1) g        mh = m / (1 - b1^t)
     v <- b2 v + (1 - b2) g^2      vh = v / (1 - b2^t)
@@ -7,8 +9,7 @@ layers, and a large batch may take long steps.
     x <- x - lr r u,   r = phi(|x|) / |u|              the trust ratio; 1 where |x| or |u| is 0
 
 The norms are those of a whole layer, also where ranks have pieces of it. `NaiveLAMB` is a plain
-loop. `LAMB` makes u by torch's fused Adam, and takes layers in blocks that the cache has twice:
-layerwise.py.
+loop. `LAMB` makes u by torch's fused Adam, and takes layers in blocks (layerwise.py).
 
 Time: Adam's, two norms and a second pass over x and u. Memory: Adam's m and v.
 Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use: no bias correction
@@ -32,7 +33,7 @@ class NaiveLAMB:
     a piece of parameter n, no duplicate. The ranks have gradients of the same parameters."""
 
     def __init__(self, parameters, pieces, group, lr, betas, eps, weight_decay, clip_norm=10.0):
-        self.parameters, self.pieces, self.group, self.most = parameters, pieces, group, clip_norm
+        self.parameters, self.pieces, self.group, self.clip = parameters, pieces, group, clip_norm
         self.lr, (self.b1, self.b2), self.eps, self.decay = lr, betas, eps, weight_decay
         self.m = [torch.zeros_like(p) for p in parameters]
         self.v = [torch.zeros_like(p) for p in parameters]
@@ -49,14 +50,14 @@ class NaiveLAMB:
             m.copy_(self.b1 * m + (1 - self.b1) * g)
             v.copy_(self.b2 * v + (1 - self.b2) * g**2)
             c1, c2 = 1 - self.b1 ** self.t[n], 1 - self.b2 ** self.t[n]
-            r = m / c1 / ((v / c2).sqrt() + self.eps)
-            u = r + self.decay * p
+            adam_step = m / c1 / ((v / c2).sqrt() + self.eps)
+            u = adam_step + self.decay * p
             counts = piece or self.group.rank == 0
             squares += [p.square().sum() * counts, u.square().sum() * counts]
             learnt.append((p, u))
         norms = self.group.all_reduce(torch.tensor(squares, dtype=torch.float64)).sqrt()
         for (p, u), x_norm, u_norm in zip(learnt, norms[::2], norms[1::2]):
-            ratio = min(x_norm, self.most) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
+            ratio = min(x_norm, self.clip) / u_norm if x_norm > 0 and u_norm > 0 else 1.0
             p -= self.lr * ratio * u
 
 
@@ -68,7 +69,7 @@ class LAMB(LayerWise):
     weight_decay     lambda
     group            ranks that have pieces of the same parameters; None: these are whole
     bias_correction  False: mh = m and vh = v
-    clip_norm        phi(z) = min(z, clip_norm); None: phi(z) = z
+    clip_norm        phi(z) = min(z, clip_norm); None: phi(z) = z. NaiveLAMB's default is 10
     max_grad_norm    gradients are divided by max(1, |g| / max_grad_norm), |g| over all parameters
     pieces           parameter -> whether this rank has a piece of it, and no duplicate; None: a
                      piece is what tensor slicing cut
@@ -106,11 +107,15 @@ class LAMB(LayerWise):
         )
 
     def direction(self, batch: Batch) -> list[Tensor]:
-        """Adam's step, by torch's kernel, which adds lr / c1 m / (sqrt(v / c2) + eps): to lambda x,
-        with lr = -1. After infinitely many steps c1 = c2 = 1."""
+        """Return u. torch's kernel subtracts lr m/c1 / (sqrt(v/c2) + eps). With lr = -1 it adds
+        Adam's step to lambda x."""
         (m, v), (b1, b2), options = batch.state, batch.options["betas"], batch.options
-        g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
-        if not options["bias_correction"]:
+        g = (
+            batch.g
+            if self.gradient_divisor is None
+            else torch._foreach_div(batch.g, self.gradient_divisor)
+        )
+        if not options["bias_correction"]:  # after infinitely many steps c1 = c2 = 1
             torch._foreach_add_(batch.steps, inf)
         u = torch._foreach_mul(batch.x, options["weight_decay"])
         adam(

@@ -1,13 +1,16 @@
 """The frame of LAMB and LARS: a step on a layer needs norms of the whole layer first.
 
-So each tensor is met twice. On a CPU the tensors come one after the other, in blocks, so that both
-times the cache has them. On a GPU all go through each operator together.
+So each tensor is read twice. On a CPU without a group the work goes in blocks. A tensor of at most
+BLOCK elements is in the cache both times. A larger one is read from memory twice. On a GPU all go
+through each operator together.
 
 Where ranks have pieces of a tensor, the squares of all norms are summed in one message, and all
-tensors wait for it. What is no piece is a duplicate, the same on all ranks: rank 0's counts.
+tensors wait for it. A parameter without pieces is the same on all ranks. Only rank 0 adds its
+square.
 
-Bytes sent: an all-reduce of 16 a parameter (a tensor, not a number). Memory: what `direction` gives
-for BLOCK elements, or the largest tensor; on a GPU, or with a group, for all.
+Bytes sent: an all-reduce of 16 a parameter (a tensor, not a number). With max_grad_norm another
+one, of 8 a parameter, goes first. Memory: what `direction` gives for BLOCK elements, or the largest
+tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +27,8 @@ from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
 # torch documents its _foreach operators, underscore and all.
-BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
+# Elements that are worked on at a time, of all tensors together: the cache has them twice.
+BLOCK = 2**19
 
 
 class Batch(NamedTuple):
@@ -33,13 +37,15 @@ class Batch(NamedTuple):
 
     x: list[Tensor]
     g: list[Tensor]
-    steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
+    # Step counts before this update. Copies, since torch's fused Adam adds 1 in place, and does so
+    # once a block.
+    steps: list[Tensor]
     state: list[list[Tensor]]
     options: dict
 
 
-class Bucket(NamedTuple):
-    """Parameters, with the same options, whose norms are known at one time."""
+class NormGroup(NamedTuple):
+    """Parameters, with the same options, whose norms are known together: all are stepped then."""
 
     numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
@@ -58,7 +64,7 @@ class LayerWise(Optimizer):
     """
 
     state_names: tuple[str, ...]
-    shrink: Tensor | None = None  # what gradients are divided by
+    gradient_divisor: Tensor | None = None  # max(1, |g| / max_grad_norm)
     _ratios: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(
@@ -105,33 +111,33 @@ class LayerWise(Optimizer):
                 loss = closure()
         guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
-            self.shrink = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
-        buckets, self._ratios = self._buckets(), []
-        for together in [list(buckets)] if self._shared else ([bucket] for bucket in buckets):
-            us = [[self.direction(batch) for batch in bucket.batches] for bucket in together]
-            for bucket, u, norms in zip(together, us, self._norms(together, us)):
-                self._finish(bucket, u, norms)
+            self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
+        groups, self._ratios = self._norm_groups(), []
+        for together in [list(groups)] if self._shared else ([group] for group in groups):
+            us = [[self.direction(batch) for batch in group.batches] for group in together]
+            for group, u, norms in zip(together, us, self._norms(together, us)):
+                self._finish(group, u, norms)
         return loss
 
     def __getstate__(self) -> dict:
         """Return the state for copies and pickles; torch keeps only what a step changes."""
-        own = "ranks", "pieces", "max_grad_norm", "shrink"
+        own = "ranks", "pieces", "max_grad_norm", "gradient_divisor"
         return (
             super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
         )
 
-    def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
-        options = bucket.batches[0].options
+    def _finish(self, group: NormGroup, us: list[list[Tensor]], norms: Tensor) -> None:
+        options = group.batches[0].options
         x_norm, u_norm = norms.unbind()
         ratio = torch.ones_like(x_norm)
         if options["trust_ratio"]:
             ratio = self.ratio(x_norm, u_norm, options)
-        self._ratios.append((bucket.parameters, ratio))
-        rates = (ratio * options["lr"]).to(bucket.x[0].dtype).unbind()
-        rates = iter([rate for rate, k in zip(rates, bucket.blocks) for _ in range(k)])
-        for batch, u in zip(bucket.batches, us):
+        self._ratios.append((group.parameters, ratio))
+        rates = (ratio * options["lr"]).to(group.x[0].dtype).unbind()
+        rates = iter([rate for rate, k in zip(rates, group.blocks) for _ in range(k)])
+        for batch, u in zip(group.batches, us):
             self.apply(batch, u, list(islice(rates, len(u))))
-        for p, x in zip(bucket.parameters, bucket.x):
+        for p, x in zip(group.parameters, group.x):
             if p is not x:
                 p.copy_(x)
 
@@ -149,7 +155,7 @@ class LayerWise(Optimizer):
     def _shared(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1
 
-    def _buckets(self) -> Iterator[Bucket]:
+    def _norm_groups(self) -> Iterator[NormGroup]:
         """Yield the parameters that have gradients; count their steps."""
         numbers = count()
         for options in self.param_groups:
@@ -168,9 +174,9 @@ class LayerWise(Optimizer):
                     for (n, p), step, state in zip(alike, before.unbind(), states)
                 ]
                 for run in runs(rows, [p.numel() for _, p in alike], block):
-                    yield self._bucket(run, options, block)
+                    yield self._norm_group(run, options, block)
 
-    def _bucket(self, rows: list[tuple], options: dict, limit: float) -> Bucket:
+    def _norm_group(self, rows: list[tuple], options: dict, limit: float) -> NormGroup:
         numbers, parameters, steps, *states = map(list, zip(*rows))
         x, g = map(plain, parameters), [plain(p.grad) for p in parameters]
         blocks, counts = [], []
@@ -182,7 +188,7 @@ class LayerWise(Optimizer):
         for batch in runs(blocks, [block[0].numel() for block in blocks], limit):
             x_blocks, g_blocks, *state, steps = map(list, zip(*batch))
             batches.append(Batch(x_blocks, g_blocks, steps, state, options))
-        return Bucket(numbers, parameters, x, counts, batches)
+        return NormGroup(numbers, parameters, x, counts, batches)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
@@ -193,16 +199,14 @@ class LayerWise(Optimizer):
                 )
         return state
 
-    def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
-        """Return the norms of each bucket's parameters, and of their u."""
+    def _norms(self, together: Sequence[NormGroup], us: Sequence) -> list[Tensor]:
+        """Return the norms of each group's parameters, and of their u."""
         norms = [
-            norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
-            for bucket, u in zip(together, us)
+            norms_of([batch.x for batch in group.batches] + u, group.blocks * 2).view(2, -1)
+            for group, u in zip(together, us)
         ]
         return (
-            self._of_whole(norms, [bucket.numbers for bucket in together])
-            if self._shared
-            else norms
+            self._of_whole(norms, [group.numbers for group in together]) if self._shared else norms
         )
 
     def _gradient_norm(self) -> Tensor:
