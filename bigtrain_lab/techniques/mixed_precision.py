@@ -14,10 +14,12 @@ for:
               moves nothing (a unit is 2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
 
 Bytes a weight with Adam: float32 4 + 4 (gradient) + 8; mixed 2 + 4 (master) + 4 + 8, and 2 while a
-gradient is half. What shrinks is what the forward saves. So a checkpoint that can go on training
-grows: masters, Adam's moments, S. Without masters the optimizer's state is half too, as torch makes
-it: Adam's eps below 2^-25 (3e-8) is 0 in fp16, a squared gradient below that is 0, and 0 / 0 is
-nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
+gradient is half. Weights and optimizer need slightly more memory. Activations need half. A saved
+training state grows by masters and S.
+
+Without masters the optimizer's state is half too, as torch makes it. In fp16 Adam's eps below 2^-25
+(3e-8) is 0. A squared gradient below that is 0 too, and 0 / 0 is nan. In bf16 0.999 v rounds back
+to v, so the second moment never forgets.
 
     mp = MixedPrecision("fp16")
     model = mp.prepare(model)               # on its device, in float32, before the optimizer
@@ -60,7 +62,8 @@ def naive_mixed_training(
     model, loss_of, batches, optimizer_class, half=torch.float16, scale=2.0**16, **kwargs
 ):
     """Train a float32 model with half weights, float32 masters and a scaled loss; returns the loss
-    of each batch."""
+    of each batch. loss_of(model, batch) returns a float32 loss, of float32 outputs. `scale` is
+    halved after an overflow, and never grown here."""
     masters = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
     optimizer, losses = optimizer_class(masters, **kwargs), []
     model.to(half)
@@ -198,7 +201,7 @@ class MixedPrecision:
         return [parameter for _, parameter in self.named_parameters()]
 
     def scale(self, loss: Tensor) -> Tensor:
-        self._close()
+        self._update_scale_if_stepped()
         return self.scaler.scale(loss) if self.scaler else loss
 
     def backward(self, loss: Tensor, **kwargs) -> None:
@@ -216,8 +219,8 @@ class MixedPrecision:
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> bool:
         """Update the masters, then round them to the weights; False where an inf or nan made any
-        optimizer skip. With a group every rank calls it once with all its optimizers, also one that
-        has none."""
+        optimizer skip. With a group every rank calls it once with all its optimizers. A rank
+        without optimizers calls it too."""
         guard.refuse_half_weights(
             any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers))
         )
@@ -238,7 +241,9 @@ class MixedPrecision:
         if self.scaler and (self.scaler.learnt or self.scaler.agreed is not None):
             self.scaler.update()
 
-    def _close(self) -> None:
+    def _update_scale_if_stepped(self) -> None:
+        """Update the scale where the step is over and nobody called update(): every gradient of
+        the model had its step."""
         if (
             self.scaler
             and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None)
@@ -258,7 +263,7 @@ class MixedPrecision:
     def state_dict(self) -> dict:
         """Return what model.state_dict() and optimizer.state_dict() lack to go on exactly: the
         masters and the scaler."""
-        self._close()
+        self._update_scale_if_stepped()
         names = {p: name for name, p in self.model.named_parameters()}
         return {
             "masters": {names[weight]: master.detach() for weight, master in self.masters.items()},

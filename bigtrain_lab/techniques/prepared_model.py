@@ -1,8 +1,8 @@
 """Hooks of a model with half weights, so that a script around it need not know of masters.
 
     load_state_dict   float32 values go to the masters before they are rounded to weights, so that
-                      no digit is lost; weights that were saved half begin masters anew, unless a
-                      master rounds to them and so knows more digits
+                      no digit is lost. If the file holds half weights, a master takes the loaded
+                      value; a master that rounds to exactly that value is kept
     state_dict        weights first follow their masters, whoever stepped them
     zero_grad         the gradients are the masters': they are cleared too
     LSTM, GRU, RNN    compare their input's type with their weights' before any operator runs: the
@@ -143,6 +143,7 @@ def make_room(weight: weakref.ref, _) -> None:
 def load(mp, state: dict) -> None:
     own, scales = mp.state_dict()["masters"], mp.scaler is not None
     guard.refuse_state(mp.level, own, scales, state)
+    # `own` shares the masters' storage, so copy_ writes them.
     for name, master in own.items():
         master.copy_(state["masters"][name])
     mp._round()

@@ -1,10 +1,14 @@
 """Recompute: throw activations away in the forward; run the forward again when its backward comes.
 
-    plain        x *---*---*---*---* loss      each layer's record is kept (*) until its backward
+    plain        x o###o###o###o###o loss      each layer's record is kept until its backward
     checkpoint   x *---o---o---o---o loss      of all layers only the input is kept
-                   *---*---*---*---* <--       they run again, recorded, and then backwards
-    every-2      x *---o---*---o---* loss      states between are kept too: one segment at a time
-                                               is recorded again, so its record alone is alive
+                   *###o###o###o###o <--       they run again, recorded, and then backwards
+    every-2      x *---o---o###o###o loss      of each segment the input is kept. The last segment
+                   *###o###o <--               is recorded at once, each other in its backward
+
+    ---  a layer that runs     ###  and is recorded     *  a state that is kept     o  that is not
+
+With every-2 only one segment's record is alive at a time.
 
 A layer that runs twice costs a second forward: with F:B = 1:2 a third more work. What to keep, and
 when to run what again, is a plan (order/recompute/plan.py). Sources: Griewank and Walther 2000,
@@ -104,25 +108,26 @@ def keep(tensor: Tensor) -> SavedTensor:
 
 
 class Record:
-    """What autograd saves in one call of a function: a slot each. It holds its slots weakly, for
-    they hold whoever fills them, and go with the graph. `lock`: in a backward each device has a
-    thread."""
+    """What autograd saves in one call of a function: a slot each. The record keeps weak references
+    to its slots. Each slot holds `fill`, which holds the record. The slots die with the graph.
+    `lock`: in a backward each device has a thread."""
 
     def __init__(self, name: str, lock):
         self.name, self.lock, self.begun = name, lock, False  # begun: the first call is under way
         self.given: list[ref[Slot]] = []
-        self.beside: list[tuple[ref[Tensor], int]] = []  # was there before; its changes in place
+        # saved tensors that neither the function made nor were its inputs; their changes in place
+        self.outside: list[tuple[ref[Tensor], int]] = []
 
     @contextmanager
     def slots(self, fill: Callable[[], None], inputs: Iterable[Tensor]) -> Iterator[None]:
         """The context of the first call, on these inputs; `fill()` will call `self.fill`."""
-        known, begin, beside = {id(root(x)) for x in inputs}, _get_sequence_nr(), {}
+        known, begin, outside = {id(root(x)) for x in inputs}, _get_sequence_nr(), {}
 
         def slot(tensor: Tensor) -> Slot:
             of, weight = root(tensor), None
-            made = of.grad_fn is not None and of.grad_fn._sequence_nr() >= begin
-            if not made and id(of) not in known:
-                beside[id(of)] = ref(of)
+            made_by_fn = of.grad_fn is not None and of.grad_fn._sequence_nr() >= begin
+            if not made_by_fn and id(of) not in known:
+                outside[id(of)] = ref(of)
                 weight = of if isinstance(of, nn.Parameter) else None
             made = Slot(fill, self.lock, looks(tensor), weight)
             self.given.append(ref(made))
@@ -132,23 +137,24 @@ class Record:
         with saved_tensors_hooks(slot, Slot.tensor):
             yield
         self.begun = False
-        self._note(beside.values())
+        self._note(outside.values())
 
     def _note(self, tensors: Iterable["ref[Tensor]"]) -> None:
-        self.beside = [(each, there._version) for each in tensors if (there := each()) is not None]
+        self.outside = [(each, there._version) for each in tensors if (there := each()) is not None]
 
     def fill(self, call: Callable, whole: bool = False):
-        """Fill every slot that is alive by call(), which ends with the last of them; its result
-        where it is to run `whole`."""
+        """Rerun call() and fill the slots still alive. Stop at the last one. If `whole`, run to the
+        end and return the result."""
         guard.refuse_moved(
-            [(there, n) for each, n in self.beside if (there := each()) is not None], self.name
+            [(there, n) for each, n in self.outside if (there := each()) is not None], self.name
         )
         slots = [slot() for slot in self.given]
         last = max((at for at, slot in enumerate(slots) if slot), default=-1)
         saved: list[tuple[Tensor, int]] = []  # in order, each with its version then
 
         def collect(tensor: Tensor) -> Tensor:
-            tensor = tensor.detach()  # an output that its own graph saves would hold it for ever
+            # An output that its own graph saves would hold the graph, and the graph the output.
+            tensor = tensor.detach()
             if len(saved) <= last:
                 if slot := slots[len(saved)]:
                     guard.refuse_other(self.name, len(saved), slot, looks(tensor), root(tensor))
@@ -165,15 +171,17 @@ class Record:
             except _Enough:
                 pass
         guard.refuse_fewer(self.name, len(saved), last + 1, len(slots))
-        # a first call that asks for gradients has its own hooks on, which are not to see this
+        # A first call that asks for gradients still has its own hooks on. They must not see these
+        # tensors, which would become slots.
         with saved_tensors_hooks(same, same) if self.begun else nullcontext():
             for slot, (tensor, version) in zip(slots, saved):
                 if slot:
                     guard.refuse_written(self.name, tensor, version)
                     slot.kept = keep(tensor)
-        saved.clear()  # a collective's thread holds these hooks a moment longer
+        # A collective's thread holds these hooks a moment longer. Free what they hold now.
+        saved.clear()
         slots.clear()
-        self._note([each for each, _ in self.beside])
+        self._note([each for each, _ in self.outside])
         return result
 
 

@@ -5,14 +5,16 @@
     keep-none    0A 1A 2F    2B 0A 1F 1B 0F 0B                 x_0 alone is kept: 0A makes x_1 anew
     every-2      0A 1A 2F    2B 0F 1F 1B 0B                    layers 0 and 1 are recorded together
 
-    A advances and records nothing; F records; B is the backward of what F recorded
+    A   in the forward, a graph with empty slots; in the backward, no graph
+    F   saved tensors are kept
+    B   the backward
 
-The graph stays the plain one: a record's slots (again.py) stand for what each layer saves. A node
-that brings dL/dx_{i+1} first has the walk carry out all operations up to B(i). The plan
-(order/recompute/plan.py) says after each operation which states stay kept. Those, and filled
-slots, are held as autograd holds what it saves: whoever counts saved tensors counts exactly them,
-and the peak is the plan's own. Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)),
-section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
+The graph stays the plain one: a record's slots (again.py) stand for what each layer saves. When
+autograd reaches the node that made x_{i+1}, a prehook runs all operations up to B(i). Then layer
+i's backward runs. The plan (order/recompute/plan.py) says after each operation which states stay
+kept. Those, and filled slots, are held as autograd holds what it saves. Whoever counts saved
+tensors counts exactly them, and the peak is the plan's own. Source: Griewank and Walther 2000,
+Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,9 +50,8 @@ def checkpoint_sequential(
     budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed
                    (`weigh`) in each call: in a training loop make the operations once, by plan_of,
                    and pass them
-    span(action)   a context manager around each operation, such as Rank.span. A backward's is
-                   entered and left between autograd's nodes, which set grad mode anew: it must
-                   leave that alone
+    span(action)   a context manager around each operation, such as Rank.span. The span of a B is
+                   entered in one autograd hook and left in another. It must not change grad mode
     Impossible for a plan that cannot be carried out, and a layer that changes its input in place or
     returns no tensor.
     """
@@ -90,23 +91,26 @@ class _Walk:
     ):
         self.layers, self.ops, self.span = layers, ops, span or nullcontext
         self.bare = {0: bare}  # whether x_i is a tensor, and no tuple
-        self.sweep, self.at = turn(ops, len(layers)), 0  # operations of the forward; the next one
-        guard.refuse_order([op.action.stage for op in ops[: self.sweep]], len(layers))
+        # operations of the forward; the number of the next operation
+        self.forward_ops, self.at = turn(ops, len(layers)), 0
+        guard.refuse_order([op.action.stage for op in ops[: self.forward_ops]], len(layers))
         self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
         self.lock = RLock()
         self.records = [Record(f"Layer {i}", self.lock) for i in range(len(layers))]
-        self.kept, self.hand = {}, {}  # states; the one just made
-        self.conditions, self.learns = [], []  # of each layer's first pass; inputs with a gradient
+        # number -> state: those that the plan keeps; the one that this operation or the next reads
+        self.kept, self.hand = {}, {}
+        # of each layer's first pass; whether each of its inputs has a gradient
+        self.conditions, self.needs_grad = [], []
         self.backward = None  # the B that is under way: how to leave its span, and what stays after
 
     def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # a node of its own, where the backward of layer 0 ends
         x = tuple([t.view_as(t) if t.requires_grad else t for t in x])
         self._announce(0, x)
-        for op in self.ops[: self.sweep]:
+        for op in self.ops[: self.forward_ops]:
             with self.span(op.action):
                 x = self._first(op, x)
-        self.at = self.sweep
+        self.at = self.forward_ops
         return x
 
     def _first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -114,7 +118,7 @@ class _Walk:
         self._settle(layer, x, stays)
         self.hand = {layer: x}
         self.conditions.append(Conditions(x, self.layers[layer], f"layer {layer}"))
-        self.learns.append([t.requires_grad for t in x])
+        self.needs_grad.append([t.requires_grad for t in x])
         record = self.records[layer].slots(partial(self._fill, layer), x)
         with record if kind == "A" else nullcontext():
             y = self._run(layer, x)
@@ -127,6 +131,7 @@ class _Walk:
 
     def _again(self, op: Op) -> None:
         (kind, layer, _), stays = op
+        # An output that nobody reads is not made: the rerun stops at the last slot.
         x, read = self.hand.pop(layer, None), is_read(self.ops, self.at - 1)
         x = x or tuple([each.unpack() for each in self.kept[layer]])
         self._settle(layer, x, stays)
@@ -140,7 +145,7 @@ class _Walk:
             self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
 
     def _record(self, layer: int, x: tuple[Tensor, ...], whole: bool):
-        x = tuple([t.detach().requires_grad_(g) for t, g in zip(x, self.learns[layer])])
+        x = tuple([t.detach().requires_grad_(g) for t, g in zip(x, self.needs_grad[layer])])
         return self.records[layer].fill(partial(self._run, layer, x), whole)
 
     def _run(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -166,7 +171,7 @@ class _Walk:
 
     def _fill(self, layer: int) -> None:
         """Fill the slots of a layer, of which an empty one was asked for."""
-        if self.at < self.sweep:  # its own forward asks for gradients
+        if self.at < self.forward_ops:  # its own forward asks for gradients
             with self.conditions[layer].restored():
                 self._record(layer, self.hand[layer], False)
         else:
