@@ -3,15 +3,15 @@
     F    y = stage(x)                       x comes from the stage before, y goes to the next
     B    dL/dx, and w.grad += dL/dw         dL/dy comes from the next stage, dL/dx goes back
     I W  B in two halves: dL/dx at once, dL/dw later (split_backward.py)
-    U    w' = optimizer(w, w.grad)          the sum over the micro-batches of L / their number
+    U    w' = optimizer(w, w.grad)          w.grad is the sum of dL/dw / update_size
 
 Stages are called, and gradients come, as in plain torch: hooks of parameters, masters of mixed
 precision, recompute and optimizers around it need not know. Only a schedule that never drains
 needs several versions of the weights at once (weight_versions.py). The order itself is not here:
-it is data (schedules/), lowered to operations (plan.py).
+it is data (order/schedules/), lowered to operations (order/plan.py).
 
-Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch
-and boundary; room for AHEAD of them, received early, beside what the schedule holds.
+Time of a step: the schedule's makespan. Memory: what the schedule holds, plus AHEAD received
+messages. Each micro-batch sends one activation and one gradient per boundary.
 Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019),
 section 3.
 """
@@ -58,7 +58,8 @@ class Pipeline:
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span
-    after         the pipeline whose run this one goes on with: a last batch may be smaller
+    after         an earlier Pipeline. Micro-batch and update numbers continue from it, for example
+                  for a smaller last batch
     tied          name -> {stage: the weight's name there}, the same on every rank: a weight of
                   which several stages hold copies
     """
@@ -113,8 +114,9 @@ class Pipeline:
             for action in step
             if action.kind == "W"
         }
-        self.fresh: dict[tuple, Tensor] = {}  # `made`: the results of the step that runs
-        self.values: dict[tuple, Tensor] = {}  # received or our own, until used or sent
+        # result_key -> tensor: for the actions of this operation, and for later ones when it ends
+        self.results_of_this_op: dict[tuple, Tensor] = {}
+        self.results: dict[tuple, Tensor] = {}  # received or our own, until used or sent
         self.graphs: dict[tuple, tuple] = {}  # (stage, micro-batch) -> (input, where B begins)
         self.inputs: list[Tensor] = []
         self.targets: list[Tensor] = []
@@ -124,13 +126,15 @@ class Pipeline:
         self.updates_done = after.updates_done if after else 0
 
     def step(self, inputs=None, targets=None, weights=None) -> Tensor | None:
-        """Run one batch; returns its loss where the last stage is, None elsewhere.
+        """Run one batch; returns its loss where the last stage is, None elsewhere. A batch here is
+        one call. `op.step` is a tuple of actions run together.
 
         inputs   on the first stage: a tensor that divides into the micro-batches along dim 0, or a
                  list of them
         targets  on the last stage: likewise
         weights  on the last stage: what each micro-batch's loss is multiplied by, such as
-                 `token_weighted(tokens)` for losses that are sums. Without them: 1/micro-batches
+                 `token_weighted(tokens)` for losses that are sums. Without them: 1/update_size,
+                 which is 1/micro-batches in a synchronous schedule
         """
         self._begin(inputs, targets, weights)
         run = {
@@ -143,17 +147,19 @@ class Pipeline:
         for op in self.operations:
             match op:
                 case Recv():
-                    self.values[made(op.message)] = self._receive()
+                    self.results[result_key(op.message)] = self._receive()
                 case Compute():
                     self._make_whole(op.step)
                     with self._span(op):
                         for action in op.step:
                             run[action.kind](action)
-                    self.values |= self.fresh
-                    self.fresh = {}
+                    self.results |= self.results_of_this_op
+                    self.results_of_this_op = {}
                 case Send():
                     self.group.isend(
-                        self.values.pop(made(op.message)), op.dst, **self._message(op.message)
+                        self.results.pop(result_key(op.message)),
+                        op.dst,
+                        **self._message(op.message),
                     )
         self.group.finish()
         self.done += self.schedule.micro_batches
@@ -173,8 +179,9 @@ class Pipeline:
             y = self._loss(y, micro_batch)
         guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
         if not is_last:
-            self.fresh[made(action)] = y.detach()
-        # The edge, not y: the output may be freed. A first stage that is frozen has no backward.
+            self.results_of_this_op[result_key(action)] = y.detach()
+        # Keep the gradient edge instead of y, so that y's memory can be freed. A first stage that
+        # is frozen has no backward.
         edge = get_gradient_edge(y) if y.requires_grad else None
         self.graphs[stage, micro_batch] = x, edge
 
@@ -182,14 +189,15 @@ class Pipeline:
         _, stage, micro_batch = action
         x, edge = self.graphs.pop((stage, micro_batch))
         dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss
-        with self._weights(action):
+        with self._weights(action):  # only the release matters here
             if edge is not None:
                 torch.autograd.backward(edge, dy)
         if stage > 0:
-            self.fresh[made(action)] = guard.gradient(action, x)
+            self.results_of_this_op[result_key(action)] = guard.gradient(action, x)
 
     def _take(self, *key) -> Tensor | None:
-        return (self.fresh if key in self.fresh else self.values).pop(key, None)
+        own = self.results_of_this_op
+        return (own if key in own else self.results).pop(key, None)
 
     def _weight_gradients(self, action: Action) -> None:
         self.later[action[1:]].run()
@@ -223,7 +231,8 @@ class Pipeline:
         self.targets = cut("targets", targets) if last else []
         self.weights = cut("weights", weights) if last and weights is not None else []
         self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
-        self.scale(torch.zeros(()))  # so that every rank's scaler knows that gradients come scaled
+        # Only the last stage scales a loss. Call it here so that every rank's scaler sets `scaled`.
+        self.scale(torch.zeros(()))
         for versions in self.versions.values():
             versions.refresh()
         if self.versions:
@@ -257,7 +266,8 @@ class Pipeline:
 
     @contextmanager
     def _weights(self, action: Action):
-        """Return the stage of an action on the weights that it uses; it needs them no longer."""
+        """Yield the stage with the weight version that the action uses. On exit, release one use of
+        that version."""
         versions = self.versions.get(action.stage)
         if versions is None:
             yield self.calls[action.stage]
@@ -315,7 +325,7 @@ class Pipeline:
                 **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
                 **{f"targets {i}": y for i, y in enumerate(self.targets)},
                 **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
-                **{f"result of {Action(*key)}": value for key, value in self.values.items()},
+                **{f"result of {Action(*key)}": value for key, value in self.results.items()},
             }
         }
 
@@ -349,6 +359,6 @@ class Entrance(torch.autograd.Function):
         return dx
 
 
-def made(action: Action) -> tuple[str, int, int]:
+def result_key(action: Action) -> tuple[str, int, int]:
     """Name an action's result: a stage's output, or its input's gradient, by B or by I alike."""
     return ("F" if action.kind == "F" else "B", action.stage, action.micro_batch)
