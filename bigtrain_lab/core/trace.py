@@ -22,9 +22,9 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -74,6 +74,19 @@ class Shares(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {share:.1%}" for name, share in self._asdict().items())
+
+
+def once(function: Callable) -> Callable:
+    """Let a function of a trace, which never changes, look at each trace once."""
+
+    @wraps(function)
+    def found(trace):
+        known = vars(trace).setdefault("known", {})
+        if function not in known:
+            known[function] = function(trace)
+        return known[function]
+
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..core import Impossible, Memory, Scalar, Trace, Transfer
 from ..core.cost import COLLECTIVES
-from ..core.trace import ACTION
+from ..core.trace import ACTION, once
 from .plan import Serve, Turns
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
@@ -55,6 +55,7 @@ def training_rate(trace: Trace) -> float | None:
     return 1 / trace.step_time if trace.step_time else None
 
 
+@once
 def exposures(trace: Trace) -> list[tuple[int, int, int]]:
     """(rank, from, to) of each wait, in ticks, for what is on its way between replicas: gradients,
     between a rank's last backward and its first update, and parameters that are gathered."""
@@ -107,6 +108,7 @@ class Axis(NamedTuple):
     bytes: float
 
 
+@once
 def axes(trace: Trace) -> list[Axis]:
     """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp:
     the collectives inside actions, and those on the compute lane, of what slices have parts of."""
