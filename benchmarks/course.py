@@ -1,5 +1,6 @@
 """A class of 60, submissions of all kinds, graded on two cores; killed in the middle and started
-again: nothing is played twice, nothing is lost, no process is left."""
+again: nothing is played twice, nothing is lost, no process is left. And what the first check of a
+kernel takes, right after its import."""
 
 import json
 import os
@@ -20,7 +21,15 @@ from .measure import row, seconds
 
 STUDENTS, ASSIGNMENT, CORES = 60, "01", 2
 ENDLESS = "def {name}(*given, **more):\n    while True:\n        pass\n"
-SMALLEST = {"STUDENTS": 6}
+FIRST = "timing", "ring-all-reduce", "tensor-slicing", "zero-1"
+FIRST_CHECK = """import sys, time
+from bigtrain_lab.grading import Topic, warm
+from bigtrain_lab.grading.text import Piece
+warm()
+begin, topic = time.perf_counter(), Topic.named(sys.argv[1])
+assert not topic.judged([Piece(1, next(iter(topic.right.values())))], 1).findings
+print(time.perf_counter() - begin)"""
+SMALLEST = {"STUDENTS": 6, "FIRST": ("timing",)}
 
 
 def hand_in(folder: Path) -> None:
@@ -87,6 +96,10 @@ def rows():
         again = seconds(lambda: done.append(grade(folder, cores=CORES)))
         table.append(row("seconds to grade again what has not changed", again, "s"))
         table.append(row("answers played then", done[1].played, "answers", at_most=0))
+    for topic in FIRST:
+        words = [sys.executable, "-c", FIRST_CHECK, topic]
+        took = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+        table.append(row(f"first check of a kernel, {topic}", took, "s", at_most=5))
     return table
 
 
