@@ -27,14 +27,8 @@ class Rank:
         seed: int = 0,
         recorder: Recorder | None = None,
     ):
-        self.index, self.size, self.mesh, self.device, self.seed = (
-            index,
-            mesh.size,
-            mesh,
-            device,
-            seed,
-        )
-        self._recorder = recorder
+        self.index, self.size, self.mesh = index, mesh.size, mesh
+        self.device, self.seed, self._recorder = device, seed, recorder
         self._groups: dict[str | tuple | None, Group] = {}  # by axis
         self._some: dict[tuple, Group] = {}  # by ranks and lane
 
@@ -65,16 +59,10 @@ class Rank:
         if self.size == 1 and not dist.is_initialized():
             return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
-        members = (
-            None
-            if whole
-            else dist.new_group(
-                list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}"
-            )
-        )
-        group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
-        group.device, group.axis, group.name = self.device, axis, lane
-        return group
+        told = {"use_local_synchronization": True, "group_desc": f"{axis}/{lane}"}
+        members = None if whole else dist.new_group(list(peers), **told)
+        where = members, self.device, axis, lane
+        return RecordingGroup(self._recorder, *where) if self._recorder else Group(*where)
 
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around work that occupies this rank: a step (tuple of actions), an Action, or a name.

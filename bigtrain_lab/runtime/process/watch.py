@@ -128,7 +128,7 @@ class Watch:
                 deadline = deadline or time.monotonic() + VICTIMS_S
                 if (
                     everybody
-                    or diagnose.has_culprit(self.directory, self._exits)
+                    or diagnose.culprit_of(self.directory, self._exits)[1]
                     or time.monotonic() > deadline
                 ):
                     self._look(0)

@@ -132,7 +132,7 @@ class Lookout:
                 trouble = trouble or time.monotonic()
                 exits = diagnose.failed(self._directory, self.size) | self._exits
                 waited_s = time.monotonic() - trouble
-                if diagnose.has_culprit(self._directory, exits) or waited_s > VICTIMS_S:
+                if diagnose.culprit_of(self._directory, exits)[1] or waited_s > VICTIMS_S:
                     return self._publish(self._progress.failure(exits, self._stacks_of_all))
                 if not exits and waited_s > 1:
                     why = f"Rank {self.index} was ended from outside (SIGTERM)."
