@@ -29,8 +29,7 @@ class Rank:
     ):
         self.index, self.size, self.mesh = index, mesh.size, mesh
         self.device, self.seed, self._recorder = device, seed, recorder
-        self._groups: dict[str | tuple | None, Group] = {}  # by axis
-        self._some: dict[tuple, Group] = {}  # by ranks and lane
+        self._groups: dict[str | tuple | None, Group] = {}  # by axis, or by ranks and lane
 
     def group(self, axis: str | tuple[str, ...] | None = None, lane: str = "compute") -> Group:
         """The ranks that differ from this one along the axis, or these axes, only (None: all
@@ -51,9 +50,9 @@ class Rank:
     def among(self, ranks: tuple[int, ...], lane: str = "compute") -> Group:
         """A group of these ranks, of which this is one, for what runs on `lane`. All of them ask
         for it, in one order."""
-        if (key := (tuple(sorted(ranks)), lane)) not in self._some:
-            self._some[key] = self._of(*key)
-        return self._some[key]
+        if (key := (tuple(sorted(ranks)), lane)) not in self._groups:
+            self._groups[key] = self._of(*key)
+        return self._groups[key]
 
     def _of(self, peers: tuple[int, ...], lane: str, axis: str = "") -> Group:
         if self.size == 1 and not dist.is_initialized():
@@ -107,8 +106,7 @@ class Rank:
     def finish(self) -> None:
         """Return when all lanes have done what was launched, and every message that this rank
         posted has been taken."""
-        some = [group for (_, lane), group in self._some.items() if lane == "compute"]
-        groups = [*self._groups.values(), *some]
+        groups = [group for group in self._groups.values() if group.name == "compute"]
         for group in groups:
             for lane in group.lanes.values():
                 lane.finish()

@@ -59,8 +59,8 @@ class At:
         self.rank, self.lane = rank, lane
         self.last = self.span = self.thread = None
         self.wants: Wanted | None = None  # of a "wait"
-        self.signal, self.by = "", ""  # of an "await": what, and the lane that will post it
-        self.failure = ""
+        # of an "await": what, and the lane that will post it; of a "failed"
+        self.signal = self.by = self.failure = ""
 
     @property
     def who(self) -> str:

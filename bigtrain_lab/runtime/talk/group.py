@@ -10,7 +10,6 @@ and two ranks that wait in send deadlock.
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -89,15 +88,6 @@ class _Receive:
         self.shape = None  # of the message, once it is posted
 
 
-class _Announcement(NamedTuple):
-    """The shape of a site's messages, on its way, and the receives that it will let be posted, in
-    their order."""
-
-    work: dist.Work
-    code: torch.Tensor
-    receives: list[_Receive]
-
-
 class Group:
     """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place
     in the program it comes from; both sides say the same. Messages of one (site, name, tag) are
@@ -122,11 +112,13 @@ class Group:
             )
         self.device, self.axis, self.name = device, axis, name
         self._pg = process_group if process_group is not None else dist.group.WORLD
-        self.rank, self.size = dist.get_rank(self._pg), dist.get_world_size(self._pg)
+        self.members = tuple(dist.get_process_group_ranks(self._pg))  # the job's, by rank of this
+        self.rank, self.size = dist.get_rank(self._pg), len(self.members)
         self._outbox = Outbox()
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
-        self._coming: dict[tuple, _Announcement] = {}  # what it will announce
+        # what it will announce: the work, the code of a shape, and the receives to post then
+        self._coming: dict[tuple, tuple[dist.Work, torch.Tensor, list[_Receive]]] = {}
         self._wanted: set[_Receive] = (
             set()
         )  # agreed receives: one that never comes keeps its buffer
@@ -427,7 +419,7 @@ class Group:
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this group: the number to name in a sentence."""
-        return dist.get_global_rank(self._pg, rank)
+        return self.members[rank]
 
     def _wire(self, tensor, dst, name, way) -> torch.Tensor:
         return tensor.detach().contiguous().to(HOST)
@@ -516,8 +508,8 @@ class Group:
         if place not in self._coming:  # it is sent once, whoever waits for it
             code = Shape((torch.int64, (16,))).empty()
             work = dist.irecv(code, group=self._pg, group_src=src, tag=channel(site, "shape", -1))
-            self._coming[place] = _Announcement(work, code, [])
-        self._coming[place].receives.append(receive)
+            self._coming[place] = work, code, []
+        self._coming[place][2].append(receive)
 
     def _post(self, receive: _Receive, shape: Shape) -> None:
         if receive.like in (None, shape):
@@ -531,10 +523,12 @@ class Group:
         without a modelled clock. Impossible where it is unlike what was expected."""
         place, what = (receive.src, receive.site), str(receive.name) or receive.site
         with self._transport(), self._waiting(what, receive.src, receive.way):
-            if coming := self._coming.pop(place, None):
-                coming.work.wait()
-                self._heard[place] = Shape.decode(coming.code)
-                for each in coming.receives:
+            if place in self._coming:
+                work, code, receives = self._coming[place]
+                work.wait()
+                self._heard[place] = Shape.decode(code)
+                del self._coming[place]
+                for each in receives:
                     self._post(each, self._heard[place])
             if receive.shape is None:
                 raise Impossible(

@@ -22,7 +22,6 @@ from functools import partial
 from math import isfinite
 
 import torch
-import torch.distributed as dist
 
 from ...core import Impossible
 from ...order.plan import INSIDE, Message, Together
@@ -40,14 +39,10 @@ class RecordingGroup(Group):
     def __init__(self, recorder: Recorder, *where, **named):
         super().__init__(*where, **named)
         self.recorder = recorder
-        self.members = tuple(dist.get_process_group_ranks(self._pg))
         self._began = 0
 
     def span(self, step, version: int | None = None, beside: bool = False):
         return self.recorder.span(step, version, self.name, beside)
-
-    def world_rank(self, rank: int) -> int:
-        return self.members[rank]
 
     def unrecorded(self):
         return Group(self._pg, self.device)
