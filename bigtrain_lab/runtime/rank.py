@@ -27,16 +27,9 @@ class Rank:
         seed: int = 0,
         recorder: Recorder | None = None,
     ):
-        self.index, self.size, self.mesh, self.device, self.seed = (
-            index,
-            mesh.size,
-            mesh,
-            device,
-            seed,
-        )
-        self._recorder = recorder
-        self._groups: dict[str | tuple | None, Group] = {}  # by axis
-        self._some: dict[tuple, Group] = {}  # by ranks and lane
+        self.index, self.size, self.mesh = index, mesh.size, mesh
+        self.device, self.seed, self._recorder = device, seed, recorder
+        self._groups: dict[str | tuple | None, Group] = {}  # by axis, or by ranks and lane
 
     def group(self, axis: str | tuple[str, ...] | None = None, lane: str = "compute") -> Group:
         """The ranks that differ from this one along the axis, or these axes, only (None: all
@@ -57,24 +50,18 @@ class Rank:
     def among(self, ranks: tuple[int, ...], lane: str = "compute") -> Group:
         """A group of these ranks, of which this is one, for what runs on `lane`. All of them ask
         for it, in one order."""
-        if (key := (tuple(sorted(ranks)), lane)) not in self._some:
-            self._some[key] = self._of(*key)
-        return self._some[key]
+        if (key := (tuple(sorted(ranks)), lane)) not in self._groups:
+            self._groups[key] = self._of(*key)
+        return self._groups[key]
 
     def _of(self, peers: tuple[int, ...], lane: str, axis: str = "") -> Group:
         if self.size == 1 and not dist.is_initialized():
             return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
-        members = (
-            None
-            if whole
-            else dist.new_group(
-                list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}"
-            )
-        )
-        group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
-        group.device, group.axis, group.name = self.device, axis, lane
-        return group
+        told = {"use_local_synchronization": True, "group_desc": f"{axis}/{lane}"}
+        members = None if whole else dist.new_group(list(peers), **told)
+        where = members, self.device, axis, lane
+        return RecordingGroup(self._recorder, *where) if self._recorder else Group(*where)
 
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around work that occupies this rank: a step (tuple of actions), an Action, or a name.
@@ -119,8 +106,7 @@ class Rank:
     def finish(self) -> None:
         """Return when all lanes have done what was launched, and every message that this rank
         posted has been taken."""
-        some = [group for (_, lane), group in self._some.items() if lane == "compute"]
-        groups = [*self._groups.values(), *some]
+        groups = [group for group in self._groups.values() if group.name == "compute"]
         for group in groups:
             for lane in group.lanes.values():
                 lane.finish()

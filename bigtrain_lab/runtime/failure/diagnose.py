@@ -17,7 +17,18 @@ from ..process.pulse import REMEDIES
 from ..record.kept import status_of
 from ..talk.lanes import LaneFailed
 from . import frames
-from .wait_graph import BLOCKED, Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
+from .wait_graph import (
+    BLOCKED,
+    At,
+    Doing,
+    RankState,
+    knot,
+    ranks,
+    said,
+    state_of,
+    untaken,
+    waited_for,
+)
 
 
 class Exit(NamedTuple):
@@ -57,7 +68,7 @@ def lane_failure(doings: list[Doing]) -> str | None:
 def lines(directory: Path, doings: list[Doing]) -> str:
     """Where in its program each lane is, one line a place; stacks were asked for before."""
     places: dict[tuple[str, str], list[int]] = {}
-    for at in (at for doing in doings if doing.last != "done" for at in doing.awake):
+    for at in _live(doings):
         if at.last != "failed" and (line := line_of(directory, at.rank, at.thread)):
             where = "" if at.lane == "compute" else f", lane {at.lane},"
             places.setdefault((where, line), []).append(at.rank)
@@ -69,9 +80,13 @@ def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
     "" where neither is known."""
     if place := status_of(directory, rank).get("place"):
         return str(frames.Place(*place))
+    return str(frames.of_dump(_dump(directory, rank), thread) or "")
+
+
+def _dump(directory: Path, rank: int) -> str:
+    """What faulthandler has written of a rank."""
     dump = Path(directory) / f"stacks-{rank}.txt"
-    text = dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
-    return str(frames.of_dump(text, thread) or "")
+    return dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
 
 
 def states(
@@ -79,13 +94,13 @@ def states(
 ) -> list[RankState]:
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
-    stuck, culprit = knot(doings), culprit_of(directory, exits)
+    stuck, (culprit, _) = knot(doings), culprit_of(directory, exits)
     found = []
     for doing in doings:
         state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
         if doing.rank == culprit:
             state = state._replace(
-                state="failed", what=_cause(directory, culprit, exits.get(culprit)), on=()
+                state="failed", what=_cause(directory, culprit, exits[culprit].code), on=()
             )
         elif culprit is None and doing.rank in kept:
             state = state._replace(state="failed", what=kept[doing.rank], on=())
@@ -93,11 +108,10 @@ def states(
     return found
 
 
-def _cause(directory: Path, rank: int, exit: Exit | None) -> str:
+def _cause(directory: Path, rank: int, code: int | None) -> str:
     """How a rank ended, in a word or two."""
     if (status := status_of(directory, rank)).get("state") == "failed":
         return "no memory" if status["type"] == OutOfMemory.__name__ else status["type"]
-    code = exit.code if exit else FAILED
     return (
         "ended without a word"
         if code is None
@@ -120,7 +134,7 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
     """
     if failed := lane_failure(doings):
         return failed
-    live = [at for doing in doings if doing.last != "done" for at in doing.awake]
+    live = _live(doings)
     held = [at for at in live if at.rank in kept and at.lane == "compute"]
     works = [
         at
@@ -149,10 +163,10 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
 
 def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str:
     """The sentences of a run in which a process ended without finishing."""
-    culprit = culprit_of(directory, exits)
+    culprit, _ = culprit_of(directory, exits)
     if culprit is None:
         return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
-    reason = _reason(directory, doings, culprit, exits.get(culprit))
+    reason = _reason(directory, doings, culprit, exits[culprit].code)
     return "\n".join(filter(None, [reason, _rest(doings, doings[culprit].lanes.values())]))
 
 
@@ -165,9 +179,9 @@ def failed(directory: Path, ranks: int) -> dict[int, Exit]:
     }
 
 
-def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
-    """The rank whose failure came first and is not another's consequence; a victim only where there
-    is nobody else."""
+def culprit_of(directory: Path, exits: dict[int, Exit]) -> tuple[int | None, bool]:
+    """The rank whose failure came first and is not another's consequence, and True; a victim and
+    False where there is nobody else yet."""
     found = []
     for rank, exit in exits.items():
         status = status_of(directory, rank)
@@ -175,19 +189,11 @@ def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
             found.append((status["victim"], status["wall"], rank))
         elif exit.code or not status:
             found.append((False, exit.wall, rank))
-    return min(found)[2] if found else None
+    victim, _, rank = min(found, default=(True, 0, None))
+    return rank, not victim
 
 
-def has_culprit(directory: Path, exits: dict[int, Exit]) -> bool:
-    """Whether somebody other than a victim has failed yet."""
-    statuses = {rank: status_of(directory, rank) for rank in exits}
-    return any(
-        (exit.code or not statuses[rank]) and not statuses[rank].get("victim")
-        for rank, exit in exits.items()
-    )
-
-
-def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) -> str:
+def _reason(directory: Path, doings: list[Doing], rank: int, code: int | None) -> str:
     doing, status = doings[rank], status_of(directory, rank)
     if status.get("state") == "failed":
         place = f"\n  at {frames.Place(*status['place'])}" if status.get("place") else ""
@@ -198,7 +204,7 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
         if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # they name the rank
             return f"{status['message']}{place}"
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
-    code, last = exit.code if exit else FAILED, f"; {doing}"
+    last = f"; {doing.main}"
     if code is None:
         return f"Rank {rank} ended before its program returned (killed, or os._exit?){last}."
     if code == UNWRITABLE:
@@ -224,9 +230,9 @@ def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
             and any(other.last == "done" for other in waited_for(doings, at))
         ):
             return f"{_capital(said(doings, at))}, which has finished without calling it."
-        if at.wants and at.wants.src is not None and doings[at.wants.src].last == "done":
+        if at.wants and at.wants.src is not None and doings[at.wants.src].main.last == "done":
             return f"{_capital(at)}, which has finished without sending it."
-        for (_, dst, channel), _ in untaken(doings, at):
+        for dst, channel in untaken(doings, at):
             return (
                 f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, "
                 "which has finished without taking it."
@@ -235,10 +241,14 @@ def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
 
 
 def _crash(directory: Path, rank: int) -> str:
-    dump = Path(directory) / f"stacks-{rank}.txt"
-    text = dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
+    text = _dump(directory, rank)
     place = frames.of_dump(text) if "Fatal Python error" in text else None
     return f"\n  at {place}" if place else ""
+
+
+def _live(doings: list[Doing]) -> list[At]:
+    """The lanes that are not idle, of ranks that have not finished."""
+    return [at for doing in doings if doing.main.last != "done" for at in doing.awake]
 
 
 def _rest(doings: list[Doing], told) -> str:

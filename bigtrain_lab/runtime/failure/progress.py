@@ -149,7 +149,7 @@ class Progress:
             )
             for rank, since in busy.items()
         }
-        if not any(doing.span for doing in self._doings):
+        if not any(doing.main.span for doing in self._doings):
             verb = "have" if len(busy) > 1 else "has"
             return (
                 f"the model is being built: {ranks(busy)} {verb} computed for"
@@ -157,7 +157,7 @@ class Progress:
             )
         return "; ".join(
             f"rank {rank} has computed for {at - since:.0f}"
-            f" s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
+            f" s{self._doings[rank].main.place or ' before its first action'}{lines[rank]}"
             for rank, since in busy.items()
         )
 

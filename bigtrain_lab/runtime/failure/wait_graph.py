@@ -22,6 +22,23 @@ from ..talk.lanes import begin_of
 
 BLOCKED = ("wait", "finish", "await")
 ENDED = ("done", "failed")
+TELLS = {  # a mark -> what of its lane it tells
+    "enter": ("span",),
+    "begin": ("thread",),
+    "idle": ("signal",),
+    "await": ("signal", "by"),
+    "failed": ("failure",),
+}
+# the last mark -> what its lane is at, as a sentence goes on; state and what of a RankState
+SAID = {
+    None: ("had logged nothing yet", "not begun", ""),
+    "enter": ("was in {0.span}", "works", "in {0.span}"),
+    "await": ("waits for {0.signal} on lane {0.by}", "waits", "{0.signal} on lane {0.by}"),
+    "finish": ("waits until what it sent is taken", "waits", "what it sent to be taken"),
+    "meet": ("waits for the other ranks to begin", "waits", "the other ranks to begin"),
+    "done": ("had finished", "finished", ""),
+    "failed": ("had failed", "failed", "on lane {0.lane}"),
+}
 
 
 class Wanted(NamedTuple):
@@ -42,8 +59,8 @@ class At:
         self.rank, self.lane = rank, lane
         self.last = self.span = self.thread = None
         self.wants: Wanted | None = None  # of a "wait"
-        self.signal, self.by = "", ""  # of an "await": what, and the lane that will post it
-        self.failure = ""
+        # of an "await": what, and the lane that will post it; of a "failed"
+        self.signal = self.by = self.failure = ""
 
     @property
     def who(self) -> str:
@@ -52,44 +69,21 @@ class At:
     def mark(self, mark: Mark) -> None:
         self.last = mark.what
         self.wants = Wanted(*mark.about) if mark.what == "wait" else None
-        match mark.what:
-            case "enter":
-                self.span = mark.about[0]
-            case "await":
-                self.signal, self.by = mark.about
-            case "idle":
-                self.signal, self.by = mark.about[0], "compute"
-            case "begin":
-                self.thread = mark.about[0]
-            case "failed":
-                self.failure = mark.about[0]
+        vars(self).update(zip(TELLS.get(mark.what, ()), mark.about))
+
+    @property
+    def said(self) -> tuple[str, str, str]:
+        """What it is at, as SAID has it."""
+        if self.last == "wait":
+            src, label = self.wants.src, self.wants.label or "a message"
+            whom = f"all ranks in {label}" if src is None else f"{label} from rank {src}"
+            return f"waits for {whom}", "waits", label
+        if self.last in SAID:
+            return tuple(words.format(self) for words in SAID[self.last])
+        return f"had done {self.span or 'no step yet'}", "works", self.place.strip()
 
     def __str__(self) -> str:
-        match self.last:
-            case None:
-                return f"{self.who} had logged nothing yet"
-            case "wait" if self.wants.src is None:
-                return f"{self.who} waits for all ranks in {self.wants.label}"
-            case "wait":
-                return (
-                    f"{self.who} waits for {self.wants.label or 'a message'} from rank"
-                    f" {self.wants.src}"
-                )
-            case "await":
-                return f"{self.who} waits for {self.signal} on lane {self.by}"
-            case "finish":
-                return f"{self.who} waits until what it sent is taken"
-            case "done":
-                return f"{self.who} had finished"
-            case "failed":
-                return f"{self.who} had failed"
-            case "meet":
-                return f"{self.who} waits for the other ranks to begin"
-            case "enter":
-                return f"{self.who} was in {self.span}"
-        return (
-            f"{self.who} had done {self.span}" if self.span else f"{self.who} had done no step yet"
-        )
+        return f"{self.who} {self.said[0]}"
 
     @property
     def place(self) -> str:
@@ -145,20 +139,9 @@ class Doing:
         launched = (at.signal or begin_of(at.lane, 0)) in self.signals
         return at is not self.main and at.last in (None, "begin", "idle") and not launched
 
-    @property
-    def last(self) -> str | None:
-        return self.main.last
-
-    @property
-    def span(self) -> str | None:
-        return self.main.span
-
-    @property
-    def place(self) -> str:
-        return self.main.place
-
-    def __str__(self) -> str:
-        return str(self.main)
+    def busy(self, name: str) -> At:
+        """The lane of this name; where that is idle the rank's own."""
+        return self.main if self.idle(at := self.lane(name)) else at
 
     @property
     def awake(self) -> list[At]:
@@ -169,37 +152,30 @@ class Doing:
 def waited_for(doings: list[Doing], at: At) -> list[At]:
     """The lanes without which this one cannot go on; none where it works, or where what it waits
     for is on its way."""
-
-    def of(rank: int) -> At:
-        """The lane of its name on another rank; of one that is idle there the rank's own."""
-        other = doings[rank]
-        return other.main if other.idle(found := other.lane(at.lane)) else found
-
+    own = doings[at.rank]
     if at.last == "meet":
-        return [other.main for other in doings if other.last is None]
-    if at.last == "finish":
-        return [of(rank) for rank in sorted({dst for (_, dst, _), _ in untaken(doings, at)})]
+        return [other.main for other in doings if other.main.last is None]
     if at.last == "await":
-        own = doings[at.rank]
-        by = own.lane(at.by)
-        return [] if at.signal in own.signals else [own.main if own.idle(by) else by]
-    if at.last != "wait":
-        return []
-    (src, channel, _, group, members), own = at.wants, doings[at.rank]
-    if src is None:
-        return [of(rank) for rank in members if doings[rank].joined[group] < own.joined[group]]
-    came = doings[src].sent[at.lane, at.rank, channel] > own.got[at.lane, src, channel]
-    return [] if came else [of(src)]
+        return [] if at.signal in own.signals else [own.busy(at.by)]
+    others = []
+    if at.last == "finish":
+        others = sorted({dst for dst, _ in untaken(doings, at)})
+    elif at.last == "wait":
+        src, channel, _, group, members = at.wants
+        if src is None:
+            others = [rank for rank in members if doings[rank].joined[group] < own.joined[group]]
+        elif doings[src].sent[at.lane, at.rank, channel] <= own.got[at.lane, src, channel]:
+            others = [src]
+    return [doings[rank].busy(at.lane) for rank in others]
 
 
-def untaken(doings: list[Doing], at: At) -> list[tuple]:
-    """((lane, rank, channel), messages) of what a lane has sent and another rank has not taken."""
-    left = (
-        (way, count - doings[way[1]].got[at.lane, at.rank, way[2]])
-        for way, count in doings[at.rank].sent.items()
-        if way[0] == at.lane
-    )
-    return [(way, count) for way, count in left if count > 0]
+def untaken(doings: list[Doing], at: At) -> list[tuple[int, int]]:
+    """(rank, channel) of what a lane has sent and that rank has not taken."""
+    return [
+        (dst, channel)
+        for (lane, dst, channel), count in doings[at.rank].sent.items()
+        if lane == at.lane and count > doings[dst].got[lane, at.rank, channel]
+    ]
 
 
 def knot(doings: list[Doing]) -> list[At]:
@@ -228,7 +204,7 @@ def said(doings: list[Doing], at: At) -> str:
     """What a lane is at, and whom it waits for, where the logs of the others tell."""
     on = list(dict.fromkeys(other.rank for other in waited_for(doings, at)))
     if at.last == "finish" and on:
-        (_, _, channel), _ = untaken(doings, at)[0]
+        _, channel = untaken(doings, at)[0]
         label = doings[at.rank].labels[channel] or "a message"
         return f"{at.who} waits until rank {on[0]} takes {label}"
     if at.last == "wait" and at.wants.src is None and on:
@@ -268,25 +244,9 @@ def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[At]) ->
     at = next((at for at in in_knot if at.rank == doing.rank), doing.main)
     if at.last == "await" and not doing.idle(by := doing.lane(at.by)) and by.last != "await":
         at = by
-    on = tuple(dict.fromkeys(other.rank for other in waited_for(doings, at)))
-    match at.last:
-        case "wait":
-            src, _, label, _, members = at.wants
-            rest = tuple(rank for rank in members if rank != doing.rank)
-            others = on or (rest if src is None else (src,))
-            state = "waits", label or "a message", others
-        case "await":
-            state = "waits", f"{at.signal} on lane {at.by}", on
-        case "finish":
-            state = "waits", "what it sent to be taken", on
-        case "done":
-            state = "finished", "", ()
-        case "failed":
-            state = "failed", f"on lane {at.lane}", ()
-        case "meet":
-            state = "waits", "the other ranks to begin", on
-        case None:
-            state = "not begun", "", ()
-        case _:
-            state = "works", at.place.strip(), ()
-    return RankState(doing.rank, *state, line, any(each.rank == doing.rank for each in in_knot))
+    on, (_, state, what) = [other.rank for other in waited_for(doings, at)], at.said
+    if at.last == "wait" and not on:  # it is on its way
+        members = at.wants.members if at.wants.src is None else (at.wants.src,)
+        on = [rank for rank in members if rank != doing.rank]
+    cycle = any(each.rank == doing.rank for each in in_knot)
+    return RankState(doing.rank, state, what, tuple(dict.fromkeys(on)), line, cycle)

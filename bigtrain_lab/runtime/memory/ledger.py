@@ -51,7 +51,7 @@ from ...core.words import size
 from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory
-from .meter import held
+from .meter import HELD_KINDS, held
 from .places import Places
 from .storages import Storage, Storages, storage_of
 
@@ -115,8 +115,7 @@ class Ledger:
     @property
     def peak_bytes(self) -> int:
         """The most that was held at once."""
-        self._settled()
-        return self.highest_bytes
+        return self._settled().peak_bytes
 
     def now(self, kind: str) -> int:
         """Bytes of one kind now."""
@@ -417,9 +416,8 @@ def words(maker) -> str:
 
 
 def known_kind(kind: str) -> str:
-    if kind not in (*MEMORY_KINDS, *APART):
+    if kind not in HELD_KINDS:
         raise Impossible(
-            f"There is no kind of memory {kind!r}: choose from"
-            f" {', '.join((*MEMORY_KINDS, *APART))}."
+            f"There is no kind of memory {kind!r}: choose from {', '.join(HELD_KINDS)}."
         )
     return kind

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from ...core import MEMORY_KINDS, Impossible
-from .balance import few
+from .balance import APART, few
 from .owned import plain
 from .saved import Observer
 
-SILENT_KINDS = ("inputs", "buffers")  # known, hence no activations, but not reported
 READINGS = 32  # inside one span
-HELD_KINDS = (*MEMORY_KINDS, *SILENT_KINDS)
+HELD_KINDS = (*MEMORY_KINDS, *APART)  # APART: known, hence no activations, but not reported
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -86,17 +85,10 @@ class Meter:
                     self._held.add(address)
                     if kind in sizes:
                         sizes[kind] += size
-        sizes["activations"] += self._activations()
-        return sizes
-
-    def _activations(self) -> int:
         self._settle()
-        held = (
-            self._held
-            if len(self._held) < len(self._alive)
-            else [a for a in self._alive if a in self._held]
-        )
-        return self._bytes - sum(self._alive[a][1] for a in held if a in self._alive)
+        declared = sum(self._alive[a][1] for a in self._held if a in self._alive)
+        sizes["activations"] += self._bytes - declared
+        return sizes
 
     # -- inside an action --------------------------------------------------------------------------
 
@@ -106,7 +98,7 @@ class Meter:
             "activations"
         ]  # what arrived since the last boundary is held
         self._readings = []
-        return Observer(self._saved, self._died)
+        return Observer(self._saved, self._died).looking()
 
     def end(self) -> dict[str, list[tuple[int, int]]]:
         """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest
@@ -139,8 +131,7 @@ class Meter:
         """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use
         right now."""
         self._dead.extend(addresses)
-        if not self._settling:
-            self._settle()
+        self._settle()
 
     def _settle(self) -> None:
         if self._settling:

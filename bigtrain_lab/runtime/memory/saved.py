@@ -9,7 +9,7 @@ Source: torch.autograd.graph.saved_tensors_hooks and disable_saved_tensors_hooks
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -57,7 +57,7 @@ class Saved:
 
 
 class Observer:
-    """Active in a `with`.
+    """Active in a `with` of its `looking()`.
 
     saved        called with each tensor that autograd saves; what it returns is given to `released`
                  when the graph lets go of the tensor
@@ -67,21 +67,18 @@ class Observer:
     def __init__(self, saved: Callable, released: Callable):
         self._saved, self._released, self.transforms = saved, released, 0
 
-    def __enter__(self) -> "Observer":
+    @contextmanager
+    def looking(self):
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._beyond = (
             top[0] if top and top[1] is Saved.unpack else lambda tensor: None
         )  # the observer that autograd asked until now
-        with ExitStack() as stack:
-            stack.enter_context(
-                replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside)
-            )
-            stack.enter_context(saved_tensors_hooks(self._pack, Saved.unpack))
-            self._active = stack.pop_all()
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._active.__exit__(*error)
+        graph, name = torch.autograd.graph, "disable_saved_tensors_hooks"
+        with (
+            replaced(graph, name, self._stepping_aside),
+            saved_tensors_hooks(self._pack, Saved.unpack),
+        ):
+            yield
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
         return Saved(tensor, self._released, self._saved(tensor), self._beyond(tensor))

@@ -159,7 +159,7 @@ class Storages:
                 with torch.device("meta"):  # torch notes which functions make tensors at the first
                     torch.empty(0)  # call in such a context: before one of them is replaced
                 stack.enter_context(replaced(torch, "tensor", self._filling))
-            stack.enter_context(self._observer)
+            stack.enter_context(self._observer.looking())
             stack.enter_context(self._mode)
             return stack.pop_all()
 

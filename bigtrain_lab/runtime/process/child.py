@@ -5,11 +5,11 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 
 import cloudpickle
@@ -29,7 +29,7 @@ from ..talk.clock import Clock
 from ..talk.group import is_lost
 from ..talk.lanes import LaneFailed
 from . import border
-from .end import FAILED, UNWRITABLE
+from .end import FAILED, UNWRITABLE, within
 
 MOST_TEXT = 100_000  # letters of a message or a traceback that a status keeps
 
@@ -104,14 +104,14 @@ def meet(index: int, job: Job) -> None:
         job.backend, store=store, rank=index, world_size=size, timeout=timedelta(days=7)
     )
     store.add("connected", 1)
-    while store.add("connected", 0) < size:
-        time.sleep(0.002)
+    within(inf, lambda: store.add("connected", 0) >= size, 0.002)
 
 
 def work(index: int, job: Job, load, meet=None) -> int:
     """Load the program, meet the other ranks (unless they have met), run, keep results and status;
     returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
+    write = log.write if log else lambda *line: None
     device = job.device(index)
     clock = Clock(job.cost, job.zero_ns, device)
     status, recorder = {"rank": index, "state": "done"}, None
@@ -122,11 +122,9 @@ def work(index: int, job: Job, load, meet=None) -> int:
             torch.cuda.set_device(device)
         program = load()
         if meet:
-            if log:
-                log.write("@meet", clock.wall())
+            write("@meet", clock.wall())
             meet(index, job)
-            if log:
-                log.write("@met", clock.wall())
+            write("@met", clock.wall())
         recorder = record_of(index, job, clock, log) if log else None
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault and recorder:
@@ -149,8 +147,7 @@ def work(index: int, job: Job, load, meet=None) -> int:
         status |= failure(error)
         with suppress(Exception):  # what failed is the news
             recorder.finish()
-        if log:
-            log.write()
+        write()
     finally:
         if log:
             log.close()  # a rank of torchrun's lives on, and may run more

@@ -3,6 +3,8 @@ that is kept of it."""
 
 import json
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,6 +28,14 @@ BEGINNING = (
     "environment.json",
     RESERVE,
 )  # what a run's directory holds before any rank has begun
+
+
+def within(limit_s: float, ready: Callable[[], object], look_s: float = 0.01) -> bool:
+    """Look again and again until `ready()` is true, for so long at most; returns whether it was."""
+    until = time.monotonic() + limit_s
+    while not (found := bool(ready())) and time.monotonic() < until:
+        time.sleep(look_s)
+    return found
 
 
 def reserve(directory: Path) -> None:

@@ -107,14 +107,15 @@ def launch(
     them. Impossible where the arguments cannot be, the directory cannot be written, or, without
     torchrun, the program cannot travel.
     """
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
-        raise Impossible(
-            f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}."
-        )
+    for word, number, most, asks in (
+        ("ranks", ranks, MOST_RANKS, f"launch a whole number of ranks from 1 to {MOST_RANKS}"),
+        ("steps", steps, inf, "launch a whole number of steps, at least 1"),
+        ("threads", threads, inf, "give each rank a whole number of threads, at least 1"),
+    ):
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+            raise Impossible(f"{word} is {number!r}: {asks}.")
     if given := border.place_given():
         border.refuse_other_size(given, ranks)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise Impossible(f"steps is {steps!r}: launch a whole number of steps, at least 1.")
     mesh = mesh or Mesh(world=ranks)
     if mesh.size != ranks:
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
@@ -122,10 +123,6 @@ def launch(
         raise Impossible(
             f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a"
             " jitter of 0 or more, in seconds."
-        )
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise Impossible(
-            f"threads is {threads!r}: give each rank a whole number of threads, at least 1."
         )
     fault = fault if fault and fault.kind != "none" else None
     if fault:

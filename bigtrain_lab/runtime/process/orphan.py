@@ -16,16 +16,12 @@ def _look(*_) -> None:
         os._exit(0)
 
 
-def begin() -> None:
-    signal.signal(signal.SIGALRM, _look)
-    signal.siginterrupt(signal.SIGALRM, False)  # what reads a file meanwhile must not hear of it
-    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
-
-
 def end() -> None:
     """From here on the server looks itself."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-begin()
+signal.signal(signal.SIGALRM, _look)
+signal.siginterrupt(signal.SIGALRM, False)  # what reads a file meanwhile must not hear of it
+signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from multiprocessing.connection import wait
 from multiprocessing.context import reduction, set_spawning_popen
@@ -22,6 +22,9 @@ from multiprocessing.context import reduction, set_spawning_popen
 from ...core import Impossible
 from . import fresh, temporary
 from .pulse import STOPPED, Pulse
+
+with suppress(ImportError):  # Windows, where no rank is started
+    from multiprocessing import forkserver, resource_tracker
 
 PRELOADED = [
     "bigtrain_lab.runtime.process.orphan",
@@ -69,8 +72,6 @@ def warm() -> None:
         )
     with _lock:
         _context()
-        from multiprocessing import forkserver, resource_tracker  # not on Windows
-
         vars(sys.modules["__main__"]).setdefault(
             "__spec__", None
         )  # IPython's %reset takes it away, and multiprocessing asks for it
@@ -138,8 +139,6 @@ class Forked:
     process has ended; `pid` is None where it was not wanted any more."""
 
     def __init__(self, process, unwanted: int):
-        from multiprocessing import forkserver  # not on Windows
-
         self.pid = self.exitcode = None
         told = in_bytes(process)
         self.sentinel, self._pipe = forkserver.connect_to_new_process(
@@ -152,17 +151,13 @@ class Forked:
                 told = told[os.write(self._pipe, told) :]
             if self._has_forked(unwanted):
                 self.pid = forkserver.read_signed(self.sentinel)
-        except BaseException:
-            self.close()
-            raise
-        if self.pid is None:
-            self.close()
+        finally:
+            if self.pid is None:
+                self.close()
 
     def _has_forked(self, unwanted: int) -> bool:
         """Wait until the server answers, or has ended; False where the process is not wanted any
         more. CannotStart where it is stopped."""
-        from multiprocessing import forkserver
-
         with selectors.DefaultSelector() as ready:
             ready.register(self.sentinel, selectors.EVENT_READ)
             ready.register(unwanted, selectors.EVENT_READ)
@@ -177,8 +172,6 @@ class Forked:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, and note its exit code."""
-        from multiprocessing import forkserver
-
         if self.exitcode is None and wait([self.sentinel], timeout):
             try:
                 self.exitcode = forkserver.read_signed(self.sentinel)

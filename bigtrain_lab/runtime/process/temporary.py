@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -89,22 +89,17 @@ def _sweep(base: str) -> None:
 
 def remove_abandoned(path) -> None:
     """Remove such a directory where the process that made it lives no more; else leave it."""
-    folder = lock = None
-    with suppress(OSError):
-        try:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            if os.fstat(folder).st_uid != os.geteuid():
-                return
-            lock = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            if stat.S_ISREG(os.fstat(lock).st_mode):
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # BlockingIOError where its owner lives
-                _remove(path)
-        finally:
-            for fd in (folder, lock):
-                if fd is not None:
-                    os.close(fd)
+    with suppress(OSError), ExitStack() as opened:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        opened.callback(os.close, folder)
+        if os.fstat(folder).st_uid != os.geteuid():
+            return
+        lock = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        opened.callback(os.close, lock)
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            # BlockingIOError where its owner lives
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
 
 
 def _remove(path) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..record.kept import MOST_RANKS
 from . import server, temporary
-from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End, within
 from .pulse import Pulse
 
 KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
@@ -128,7 +129,7 @@ class Watch:
                 deadline = deadline or time.monotonic() + VICTIMS_S
                 if (
                     everybody
-                    or diagnose.has_culprit(self.directory, self._exits)
+                    or diagnose.culprit_of(self.directory, self._exits)[1]
                     or time.monotonic() > deadline
                 ):
                     self._look(0)
@@ -170,16 +171,11 @@ class Watch:
                     asked[rank] = self._job.file("stacks", rank, "txt")
                     os.truncate(asked[rank], 0)  # of what it wrote when it was asked before
                     os.kill(process.pid, signal.SIGUSR1)
-        until = time.monotonic() + STACKS_S
-        while time.monotonic() < until and not self._stopped:
-            asked = {
-                rank: path
-                for rank, path in asked.items()
-                if not frames.is_whole(path) and self._pulses[rank].is_alive()
-            }
-            if not asked:
-                break
-            time.sleep(0.01)
+
+        def writes(rank: int, path: Path) -> bool:
+            return not frames.is_whole(path) and self._pulses[rank].is_alive()
+
+        within(STACKS_S, lambda: self._stopped or not any(starmap(writes, asked.items())))
 
     def _finish(self, end: End) -> None:
         try:

@@ -37,6 +37,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Union
@@ -66,16 +67,26 @@ class LogUnwritable(RuntimeError):
     """The run directory takes no more bytes."""
 
 
+@contextmanager
+def writing(path: Path):
+    """Around what writes a file: LogUnwritable where it cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise LogUnwritable(
+            f"Cannot write {path}: {error.strerror or error}; free some space or choose another"
+            " directory."
+        ) from error
+
+
 class EventLog:
     """Appends lines. `note` keeps a line until the next `write`, which writes all of them at
     once."""
 
     def __init__(self, path: Path, rank: int):
         self.path, self._lock, self._lines, self._sum = path, threading.Lock(), [], 0
-        try:
+        with writing(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise LogUnwritable(unwritable(path, error)) from error
         self.write(MAGIC, VERSION, {"rank": rank})
 
     def note(self, *line) -> None:
@@ -86,35 +97,23 @@ class EventLog:
         """Write this line, and those noted before it, now."""
         with self._lock:
             lines, self._lines = [*self._lines, *([line] if line else [])], []
-            self._append(
-                "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-            )
+            told = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            data = told.encode()
+            self._sum = crc32(data, self._sum)
+            with writing(self.path):
+                while data:
+                    data = data[os.write(self._fd, data) :]
 
     def done(self, wall: int) -> None:
         """Write the last line of a rank that is done, with the checksum of what it has written."""
         self.write()
         self.write("@done", wall, self._sum)
 
-    def _append(self, data: bytes) -> None:
-        self._sum = crc32(data, self._sum)
-        try:
-            while data:
-                data = data[os.write(self._fd, data) :]
-        except OSError as error:
-            raise LogUnwritable(unwritable(self.path, error)) from error
-
     def close(self) -> None:
         """Take no more lines. What was noted and not written is lost."""
         with self._lock:
             os.close(self._fd)
             self._fd = -1
-
-
-def unwritable(path, error: OSError) -> str:
-    return (
-        f"Cannot write {path}: {error.strerror or error}; free some space or choose another"
-        " directory."
-    )
 
 
 class Logged(NamedTuple):

@@ -9,7 +9,10 @@ of what the program says it holds.
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite, nan
 
 from ...core import Alive, Impossible
@@ -28,6 +31,21 @@ from .log import EventLog
 EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long
 
 
+@dataclass
+class _Open:
+    """A lane's open span. `planned`: collectives that its plan calls inside (None: none, or no
+    plan); `called`: those that it has called. `end`: when it ends, once something was launched in
+    it; `later`: what is launched then."""
+
+    name: str
+    step: tuple
+    beside: bool
+    planned: int | None
+    called: int = 0
+    end: int | None = None
+    later: list = field(default_factory=list)
+
+
 class Recorder:
     """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times
     must not notice.
@@ -42,7 +60,7 @@ class Recorder:
         rank: int,
         clock: Clock,
         log: EventLog,
-        meter: Meter | Ledger | None = None,
+        meter: Meter | Ledger,
         jitter_s: float = 0.0,
         seed: int = 0,
         capacity_bytes: int | None = None,
@@ -52,15 +70,7 @@ class Recorder:
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
-        self._inside: dict[str, str] = {}  # lane -> its open span
-        self._steps: dict[
-            str, tuple
-        ] = {}  # lane -> its open span's step, and whether another lane may be busy
-        self._ends: dict[
-            str, int
-        ] = {}  # lane -> when its open span ends, once something was launched in it
-        self._called = 0  # collectives that the open action has called
-        self._later: list = []  # what is to be launched when the open action has ended
+        self._open: dict[str, _Open] = {}  # lane -> its open span
         self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
@@ -111,36 +121,30 @@ class Recorder:
         """The time at which this thread's lane launches something now: within a span it leaves at
         the span's end, as its messages do, since a plan knows whole actions."""
         now = self.clock.now(lane := self.lane)
-        if now is not None and lane in self._steps:
-            step, beside = self._steps[lane]
-            now = self._ends[lane] = now + self.clock.cost.duration(step, self.rank, beside)
+        if now is not None and (opened := self._open.get(lane)):
+            opened.end = now = now + self.clock.cost.duration(opened.step, self.rank, opened.beside)
         return now
 
-    @property
-    def cut(self) -> bool:
-        """Whether an action is open that calls collectives: others decide when it ends."""
-        step, beside = self._steps.get("compute", ((), False))
-        return (
-            bool(step)
-            and self.clock.modelled
-            and len(self.clock.cost.parts(step, self.rank, beside)) > 1
-        )
-
-    def issue_later(self, issue) -> None:
-        """Call this when the open action has ended."""
-        self._later.append(issue)
+    def later(self, issue: Callable[[], None]) -> bool:
+        """Where an action is open that calls collectives, others decide when it ends: call this
+        then. False where none is."""
+        opened = self._open.get("compute")
+        if self.lane != "compute" or not opened or opened.planned is None:
+            return False
+        opened.later.append(issue)
+        return True
 
     def call(self, lane: str, kind: str, size_bytes: int, name: str) -> str | None:
         """The open action calls a collective, which is issued on `lane` when the action's work up
         to there is done. Returns its name in the trace; None where no action is open that may call
         one. Impossible where the Cost expects another.
         """
-        step, beside = self._steps.get("compute", ((), False))
-        clock = self.clock
-        if self.lane != "compute" or not step or clock.modelled and not clock.cost.inside:
+        clock, opened = self.clock, self._open.get("compute")
+        if self.lane != "compute" or not opened or clock.modelled and not clock.cost.inside:
             return None
+        step, number = opened.step, opened.called
         expected = called(step, clock.cost.inside) if clock.modelled else ()
-        number, self._called = self._called, self._called + 1
+        opened.called += 1
         if clock.modelled:
             own, planned = (
                 (kind, size_bytes, name),
@@ -152,7 +156,7 @@ class Recorder:
                     f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in"
                     f" {name_of(step)}, where its plan has {instead}: predict the model that runs."
                 )
-            _, now = clock.compute("compute", step, self.rank, beside, number)
+            _, now = clock.compute("compute", step, self.rank, opened.beside, number)
             clock.wait(lane, now)
         return call_name(step, number, name)
 
@@ -171,21 +175,18 @@ class Recorder:
                 f"The weight version of span {name} is {version!r}: give a whole number, or none."
             )
         lane = lane or self.lane
-        if lane in self._inside:
+        if lane in self._open:
             raise RuntimeError(
-                f"Span {name} begins inside span {self._inside[lane]}: end the first before."
+                f"Span {name} begins inside span {self._open[lane].name}: end the first before."
             )
-        main = lane == "compute"
-        meter, strike = (self.meter, self.strike) if main else (None, None)
+        main, clock, log = lane == "compute", self.clock, self.log
+        strike, planned = (self.strike, self._planned(step, beside)) if main else (None, None)
         self.jitter()
-        clock, log = self.clock, self.log
         self.mark("enter", name, lane=lane)
-        self._inside[lane], self._steps[lane] = name, (step, beside)
-        began, last = clock.now(lane), None
-        if main:
-            self._called = 0
+        opened = self._open[lane] = _Open(name, step, beside, planned)
+        began = clock.now(lane)
         try:
-            with meter.begin(name) if meter else nullcontext():
+            with self.meter.begin(name) if main else nullcontext():
                 wall_start = clock.wall()
                 if strike:
                     strike.begin(name)
@@ -193,24 +194,18 @@ class Recorder:
                 if strike:
                     strike.end(clock.wall() - wall_start)
                 wall_end = clock.wall()
-                if main and self.cut:
-                    last = len(clock.cost.parts(step, self.rank, beside)) - 1
         finally:
-            later = self._later if main else []
-            if main:
-                self._later = []
-            del self._inside[lane], self._steps[lane]
-            expected = self._ends.pop(lane, None)
-        if last is not None and last != self._called:
+            del self._open[lane]
+        if planned not in (None, opened.called):
             raise Impossible(
-                f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has"
-                f" {last}: predict the model that runs."
+                f"Rank {self.rank} called {opened.called} collectives in {name}, and its plan has"
+                f" {planned}: predict the model that runs."
             )
-        start, end = clock.compute(lane, step, self.rank, beside, last)
-        start = start if last is None else began
-        for issue in later:
+        start, end = clock.compute(lane, step, self.rank, beside, planned)
+        start = start if planned is None else began
+        for issue in opened.later:
             issue()
-        if expected is not None and end != expected:
+        if opened.end not in (None, end):
             raise Impossible(
                 f"Rank {self.rank} launches something in span {name} and waits there: what is"
                 " launched in a span starts at its end, so wait after the span."
@@ -222,6 +217,13 @@ class Recorder:
         log.write()
         self._refuse_too_much(inside, name)
         self._refuse_too_much(self._held if main else {}, name)
+
+    def _planned(self, step: tuple, beside: bool) -> int | None:
+        """How many collectives a step's plan calls inside it; None where there is none, or no
+        plan."""
+        if not self.clock.modelled:
+            return None
+        return len(self.clock.cost.parts(step, self.rank, beside)) - 1 or None
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
         """Note what was read inside the action that has just ended; return the most of each
@@ -244,7 +246,7 @@ class Recorder:
                 [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)],
             )
             return {}  # it has kept the limit itself, at the very operator
-        inside = self.meter.end() if self.meter else {}
+        inside = self.meter.end()
         for kind, readings in inside.items():
             self.log.note("inside", self.rank, lane, kind, name, readings)
         return self._held | {
@@ -255,19 +257,17 @@ class Recorder:
         """What is there before the first span."""
         if self.strike:
             self.strike.holdings = holdings
-        if self.meter:
-            self.meter.holdings = holdings
-            self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
-            self.log.write()
-            self._refuse_too_much(self._held, "the start")
+        self.meter.holdings = holdings
+        self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
+        self.log.write()
+        self._refuse_too_much(self._held, "the start")
 
     def _memory(self, name: str, wall: int, at: int | None, lane: str) -> None:
-        for kind, size in self.meter.changes() if self.meter else ():
+        for kind, size in self.meter.changes():
             self._held[kind] = size
             self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
-        if (
-            self.meter and name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]
-        ):  # set-up is no step
+        if name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]:
+            # set-up is no step
             self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
             self._alive(wall, self.meter.at_peak())
@@ -290,13 +290,9 @@ class Recorder:
     def finish(self) -> None:
         """When the program has ended or failed: who was alive at its peak, if the meter knows and
         it was not told yet. The peak of one that ran out of memory is what it would have held."""
-        if self.meter:
-            self.meter.changes()  # since the last action
-        if (
-            self.meter
-            and (highest := sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes)
-            > self._told[0]
-        ):
+        self.meter.changes()  # since the last action
+        highest = sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes
+        if highest > self._told[0]:
             if highest > self._peak[0]:
                 self._peak = highest, self.clock.now("compute"), "compute"
             self._alive(self.clock.wall(), self.meter.refused or self.meter.at_peak())
@@ -320,9 +316,9 @@ class Recorder:
             self.clock.now(lane),
             value,
         )
-        if not isfinite(value):
-            self.not_finite("reported", f"{name} in {self._inside.get(lane, 'the program')}", lane)
-        if lane not in self._inside:  # a span writes at its end
+        where = self._open[lane].name if lane in self._open else "the program"
+        self.look_at("reported", f"{name} in {where}", lane, partial(isfinite, value))
+        if lane not in self._open:  # a span writes at its end
             self.log.write()
 
     def aside(self):
@@ -334,17 +330,13 @@ class Recorder:
         lane = self.lane
         event = counted.histogram(self.rank, lane, name, self.clock.now(lane))
         self.log.note("histogram", self.clock.wall(), *event)
-        if lane not in self._inside:
+        if lane not in self._open:
             self.log.write()
 
-    def all_finite(self, how: str) -> bool:
-        """Whether everything was finite so far, of what this rank has "sent" or "reported"."""
-        return how not in self._not_finite
-
-    def not_finite(self, how: str, what: str, lane: str) -> None:
-        """Note the first value that this rank sent or reported which is not finite: a NaN began at
-        the rank that was first."""
-        if self.all_finite(how):
+    def look_at(self, how: str, what: str, lane: str, finite: Callable[[], bool]) -> None:
+        """Note the first value that this rank "sent" or "reported" which is not finite: a NaN began
+        at the rank that was first. No further one is looked at."""
+        if how not in self._not_finite and not finite():
             self._not_finite.add(how)
             self.log.note(
                 "scalar",
@@ -356,16 +348,3 @@ class Recorder:
                 self.clock.now(lane),
                 nan,
             )
-
-    # -- messages ----------------------------------------------------------------------------------
-
-    def sending(self, lane: str, *about) -> None:
-        self.mark("send", *about, lane=lane, now=False)
-
-    @contextmanager
-    def waiting(self, lane: str, *about):
-        """Around a call that may block, for (rank, channel, label) of a message, or (None, 0,
-        label, group, members) of a collective."""
-        self.mark("wait", *about, lane=lane)
-        yield
-        self.mark("got", about[1], lane=lane)

@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from ...core import Impossible
 from ...core.files import open_regular
 from ..failure.wait_graph import ranks
-from .log import LogUnwritable, unwritable
+from .log import writing
 
 KINDS = "biufcSU"  # of numpy's dtypes: booleans, numbers and text
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
@@ -36,13 +36,12 @@ def save(path: Path, results) -> None:
         )
     partial = path.with_name(path.name + ".partial")
     try:
-        with ZipFile(partial, "w") as file:
+        with writing(path), ZipFile(partial, "w") as file:
             for name, value in results.items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                     npy.write_array(member, as_array(name, value), allow_pickle=False)
-        partial.replace(path)
-    except OSError as error:
-        raise LogUnwritable(unwritable(path, error)) from error
+        with writing(path):
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

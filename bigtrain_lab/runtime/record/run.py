@@ -24,7 +24,7 @@ from ...core import Impossible, Span, Trace
 from ...core.files import open_regular
 from ...core.trace import ACTION
 from ..failure.wait_graph import RankState
-from ..process.end import End
+from ..process.end import End, within
 from ..process.pulse import is_alive
 from . import results
 from .kept import read_settings, status_of
@@ -143,12 +143,7 @@ class Run:
         time."""
         if self._watch:
             return self._watch.finished.wait(timeout)
-        until = inf if timeout is None else time.monotonic() + timeout
-        while self.state == "running":
-            if time.monotonic() > until:
-                return False
-            time.sleep(POLL_S)
-        return True
+        return within(inf if timeout is None else timeout, lambda: self.state != "running", POLL_S)
 
     def stop(self) -> None:
         """End the ranks now; what they wrote stays. A run that was opened is left to whatever

@@ -13,7 +13,6 @@ Messages, spans and clocks are those that `simulate` predicts, event for event, 
 hold.
 """
 
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -34,6 +33,7 @@ from ...order.plan import (
     Wait,
 )
 from .group import Group
+from .lanes import Signal
 
 
 class Work:
@@ -69,21 +69,6 @@ class Work:
                 group.barrier(op.name)
             case _:
                 getattr(group, op.kind)(whole, name=op.name)
-
-
-class Signal:
-    """What one lane posts once and others wait for; `by`: the lane that posts it."""
-
-    def __init__(self, by: str):
-        self.by, self.time, self._posted = by, None, threading.Event()
-
-    def post(self, time: int | None) -> None:
-        self.time = time
-        self._posted.set()
-
-    def arrived(self) -> int | None:
-        self._posted.wait()
-        return self.time
 
 
 def execute(plan: Plan, rank, work: Work | None = None) -> None:

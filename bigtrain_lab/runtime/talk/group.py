@@ -8,8 +8,8 @@ and two ranks that wait in send deadlock.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from zlib import crc32
 
 import torch
@@ -80,20 +80,12 @@ class _Receive:
     """One message that is wanted: posted once its site's shape is known, and never where `like` is
     another shape."""
 
-    __slots__ = "way", "like", "buffer", "shape", "wire", "work"
+    __slots__ = "src", "name", "site", "way", "like", "buffer", "shape", "wire", "work"
 
-    def __init__(self, way: int, like, buffer: torch.Tensor | None):
-        self.way, self.like, self.buffer = way, None if like is None else Shape.of(like), buffer
+    def __init__(self, src: int, name, site: str, way: int, like, buffer: torch.Tensor | None):
+        self.src, self.name, self.site, self.way, self.buffer = src, name, site, way, buffer
+        self.like = None if like is None else Shape.of(like)
         self.shape = None  # of the message, once it is posted
-
-
-class _Announcement(NamedTuple):
-    """The shape of a site's messages, on its way, and the receives that it will let be posted, in
-    their order."""
-
-    work: dist.Work
-    code: torch.Tensor
-    receives: list[_Receive]
 
 
 class Group:
@@ -106,18 +98,27 @@ class Group:
     device, axis, name = HOST, "", "compute"  # name: its lane
     agreements, _kept = 0, None
 
-    def __init__(self, process_group=None):
+    def __init__(
+        self,
+        process_group=None,
+        device: torch.device = HOST,
+        axis: str = "",
+        name: str = "compute",
+    ):
         if process_group is None and not dist.is_initialized():
             raise Impossible(
                 "There is no process group yet: call torch.distributed.init_process_group(...)"
                 " first, or use launch()."
             )
+        self.device, self.axis, self.name = device, axis, name
         self._pg = process_group if process_group is not None else dist.group.WORLD
-        self.rank, self.size = dist.get_rank(self._pg), dist.get_world_size(self._pg)
+        self.members = tuple(dist.get_process_group_ranks(self._pg))  # the job's, by rank of this
+        self.rank, self.size = dist.get_rank(self._pg), len(self.members)
         self._outbox = Outbox()
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
-        self._coming: dict[tuple, _Announcement] = {}  # what it will announce
+        # what it will announce: the work, the code of a shape, and the receives to post then
+        self._coming: dict[tuple, tuple[dist.Work, torch.Tensor, list[_Receive]]] = {}
         self._wanted: set[_Receive] = (
             set()
         )  # agreed receives: one that never comes keeps its buffer
@@ -157,7 +158,7 @@ class Group:
         Impossible, naming the ranks, where the site's messages had another shape before.
         """
         site, way = self._way(dst, name, site, tag)
-        with self._watching(dst, name):
+        with self._transport(), self._watching(dst, name):
             if not agreed:
                 self._announce(tensor, dst, site)
             wire = self._wire(tensor, dst, name, way)
@@ -297,7 +298,10 @@ class Group:
         """[] where every rank gives the same text, else each rank's, on every rank: what they must
         agree on before they communicate. It takes no modelled time. `name`: of this call, for a
         rank that waits in it."""
-        return self._compared(text)[1] if self.size > 1 else []
+        if self.size == 1:
+            return []
+        with self._waiting(name), self._transport():
+            return self._compared(text)[1]
 
     def agreement(self, text: str, name: str = "") -> "Agreement":
         """Like `differing`, beside the first messages of what is to be agreed on."""
@@ -307,7 +311,8 @@ class Group:
         """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
         kept = self._kept
         if kept is None or kept.device != device or len(kept) < size_bytes:
-            self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+            with self._transport():
+                self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return kept[:size_bytes]
 
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
@@ -414,7 +419,7 @@ class Group:
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this group: the number to name in a sentence."""
-        return dist.get_global_rank(self._pg, rank)
+        return self.members[rank]
 
     def _wire(self, tensor, dst, name, way) -> torch.Tensor:
         return tensor.detach().contiguous().to(HOST)
@@ -425,16 +430,15 @@ class Group:
         fits = buffer is not None and buffer.device == HOST and buffer.is_contiguous()
         return buffer if fits else shape.empty()
 
-    def _take(self, wire, shape, src, name) -> torch.Tensor:
-        return wire.to(self.device)
-
-    def _issued(self, wire) -> int | None:
-        """When a message was issued."""
+    def _take(self, receive: _Receive) -> torch.Tensor:
+        """The message of a receive that has arrived."""
+        return receive.wire.to(self.device)
 
     def _sending(self, dst, way, name) -> None:
         """A message is about to be sent."""
 
-    def _waiting(self, src, way, name, site):
+    def _waiting(self, name, src: int | None = None, way: int = 0):
+        """Around a call that may block: for a message of rank `src`, or (None) for all ranks."""
         return self._watching(src, name)
 
     def _transport(self):
@@ -450,9 +454,7 @@ class Group:
 
     def _again(self, lane: str) -> "Group":
         """Another group of the same ranks, for a lane."""
-        group = Group(again(self._pg, lane))
-        group.device, group.name = self.device, lane
-        return group
+        return Group(again(self._pg, lane), self.device, name=lane)
 
     # -- sites -------------------------------------------------------------------------------------
 
@@ -470,20 +472,14 @@ class Group:
         self, src: int, name, site: str, tag: int, like, buffer=None, agreed: bool = False
     ) -> Handle:
         site, way = self._way(src, name, site, tag)
-        receive = _Receive(way, like, buffer)
-        with self._watching(src, name):
+        receive = _Receive(src, name, site, way, like, buffer)
+        with self._transport(), self._watching(src, name):
             if agreed:
                 self._wanted.add(receive)
-                self._post(receive, src, receive.like)
+                self._post(receive, receive.like)
             else:
-                self._expect(receive, src, site)
-
-        def arrive():
-            with self._waiting(src, way, name, site):
-                self._arrive(receive, src, site, name)
-            return self._issued(receive.wire)
-
-        return Handle(arrive, lambda: self._take(receive.wire, receive.shape, src, name))
+                self._expect(receive)
+        return Handle(partial(self._arrive, receive), partial(self._take, receive))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
@@ -502,44 +498,62 @@ class Group:
                 " another shape a site= of their own."
             )
 
-    def _expect(self, receive: _Receive, src: int, site: str) -> None:
+    def _expect(self, receive: _Receive) -> None:
         """Post a receive now, or when its site's announcement is in: gloo ends a process whose
         buffer is too small."""
-        if shape := self._heard.get((src, site)):
-            self._post(receive, src, shape)
+        src, site = place = receive.src, receive.site
+        if shape := self._heard.get(place):
+            self._post(receive, shape)
             return
-        if (src, site) not in self._coming:  # it is sent once, whoever waits for it
+        if place not in self._coming:  # it is sent once, whoever waits for it
             code = Shape((torch.int64, (16,))).empty()
             work = dist.irecv(code, group=self._pg, group_src=src, tag=channel(site, "shape", -1))
-            self._coming[src, site] = _Announcement(work, code, [])
-        self._coming[src, site].receives.append(receive)
+            self._coming[place] = work, code, []
+        self._coming[place][2].append(receive)
 
-    def _post(self, receive: _Receive, src: int, shape: Shape) -> None:
+    def _post(self, receive: _Receive, shape: Shape) -> None:
         if receive.like in (None, shape):
             receive.shape, receive.wire = shape, self._room(shape, receive.buffer)
-            receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
-
-    def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
-        """Wait until the receive's wire is filled. Impossible where the message is unlike what
-        was expected."""
-        if coming := self._coming.get((src, site)):
-            coming.work.wait()
-            self._heard[src, site] = Shape.decode(coming.code)
-            del self._coming[src, site]
-            for each in coming.receives:
-                self._post(each, src, self._heard[src, site])
-        if receive.shape is None:
-            raise Impossible(
-                f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank"
-                f" {self.world_rank(src)}, which sends"
-                f" {self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the"
-                " two ranks agree on the shape."
+            receive.work = dist.irecv(
+                receive.wire, group=self._pg, group_src=receive.src, tag=receive.way
             )
-        receive.work.wait()
+
+    def _arrive(self, receive: _Receive) -> int | None:
+        """Wait until the receive's wire is filled; returns when the message was issued, None
+        without a modelled clock. Impossible where it is unlike what was expected."""
+        place, what = (receive.src, receive.site), str(receive.name) or receive.site
+        with self._transport(), self._waiting(what, receive.src, receive.way):
+            if place in self._coming:
+                work, code, receives = self._coming[place]
+                work.wait()
+                self._heard[place] = Shape.decode(code)
+                del self._coming[place]
+                for each in receives:
+                    self._post(each, self._heard[place])
+            if receive.shape is None:
+                raise Impossible(
+                    f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank"
+                    f" {self.world_rank(receive.src)}, which sends"
+                    f" {self._heard[place]}{f' ({what})' if what else ''}: make the"
+                    " two ranks agree on the shape."
+                )
+            receive.work.wait()
         self._wanted.discard(receive)
 
+    @contextmanager
     def _watching(self, peer: int | None, name):
-        return _Watching(self, peer, name)
+        """Turns the error of a broken connection into the sentence that a peer is gone: its
+        failure came first."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, PeerLost) or not is_lost(error):
+                raise
+            who = "another rank" if peer is None else f"rank {self.world_rank(peer)}"
+            raise PeerLost(
+                f"Rank {self.world_rank(self.rank)} lost the connection to {who} "
+                f"at {name or 'a message'}: {str(error).splitlines()[0][:200]}"
+            ) from error
 
 
 class Alone(Group):
@@ -588,15 +602,16 @@ class Agreement:
             (1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
             for turn in range((group.size - 1).bit_length())
         ]
-        self.coming = [self._receive(*turn) for turn in self.turns]
-        self._send(*self.turns[0])
+        with group._transport():
+            self.coming = [self._receive(*turn) for turn in self.turns]
+            self._send(*self.turns[0])
 
     def differing(self) -> list[str]:
         """[] where every rank says the same, else each rank's text, on every rank."""
         group = self.group
         for number, (distance, _) in enumerate(self.turns):
             text, work = self.coming[number]
-            with group._waiting((group.rank - distance) % group.size, self.way, self.name, ""):
+            with group._waiting(self.name, (group.rank - distance) % group.size, self.way):
                 work.wait()
             self.said = torch.cat([self.said, text])
             if number + 1 < len(self.turns):
@@ -625,27 +640,6 @@ class Agreement:
             group._sending(dst, self.way, self.name)
             self.going.append(dist.isend(text, group=group._pg, group_dst=dst, tag=self.way))
             group._outbox.add(self.going[-1], text)
-
-
-class _Watching:
-    """Turns the error of a broken connection into the sentence that a peer is gone: its failure
-    came first."""
-
-    def __init__(self, group, peer, name):
-        self.group, self.peer, self.name = group, peer, name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if error is not None and is_lost(error) and not isinstance(error, PeerLost):
-            who = (
-                "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
-            )
-            raise PeerLost(
-                f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
-                f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}"
-            ) from error
 
 
 def operation(op: str) -> dist.ReduceOp:

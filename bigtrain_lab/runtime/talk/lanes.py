@@ -21,6 +21,21 @@ class LaneFailed(RuntimeError):
     """A function on a lane raised; `__cause__` is its exception."""
 
 
+class Signal:
+    """What one lane posts once and others wait for; `by`: the lane that posts it."""
+
+    def __init__(self, by: str):
+        self.by, self.time, self._posted = by, None, threading.Event()
+
+    def post(self, time: int | None) -> None:
+        self.time = time
+        self._posted.set()
+
+    def arrived(self) -> int | None:
+        self._posted.wait()
+        return self.time
+
+
 class Launched:
     """What was launched on a lane. `wait()` returns the function's result, or raises its failure
     in a sentence."""
@@ -28,10 +43,10 @@ class Launched:
     def __init__(self, lane: "LaneRunner", name: str, number: int, timed: bool):
         self.lane, self.name, self._timed = lane, name, timed
         self.signal = f"{name} (launch {number})" if name else f"launch {number}"
-        self._done, self._end, self._result = threading.Event(), None, None
+        self._end, self._result = Signal(lane.name), None
 
     def wait(self):
-        self.lane.group.after(self.signal, self.lane.name, self._arrived)
+        self.lane.group.after(self.signal, self._end.by, self._end.arrived)
         if self.lane.error and self._result is None:
             self.lane.told = True
             raise self.lane.error
@@ -39,11 +54,7 @@ class Launched:
 
     def settle(self) -> None:
         """Return when it is done, or has failed; no modelled clock moves."""
-        self._done.wait()
-
-    def _arrived(self) -> int | None:
-        self.settle()
-        return self._end
+        self._end.arrived()
 
     def run(self, function: Callable) -> None:
         """On the lane's thread."""
@@ -53,8 +64,7 @@ class Launched:
         except BaseException as error:  # noqa: B902  (whoever waits raises it)
             self.lane.fail(error, self.name)
         end = self.lane.group.post(self.signal)
-        self._end = end if self._timed else 0
-        self._done.set()
+        self._end.post(end if self._timed else 0)
 
 
 class LaneRunner:

@@ -22,14 +22,13 @@ from functools import partial
 from math import isfinite
 
 import torch
-import torch.distributed as dist
 
 from ...core import Impossible
 from ...order.plan import INSIDE, Message, Together
 from ..failure import frames
 from ..failure.wait_graph import ranks
 from ..record.recorder import Recorder
-from .group import HOST, Group, Handle, again, is_lost
+from .group import HOST, Group, again, is_lost
 from .message import HEADER, pack, unpack
 
 
@@ -37,36 +36,16 @@ class RecordingGroup(Group):
     """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane
     `name`."""
 
-    def __init__(self, recorder: Recorder, process_group=None, name: str = "compute"):
-        super().__init__(process_group)
-        self.recorder, self.name = recorder, name
-        self.members = tuple(dist.get_process_group_ranks(self._pg))
+    def __init__(self, recorder: Recorder, *where, **named):
+        super().__init__(*where, **named)
+        self.recorder = recorder
         self._began = 0
 
     def span(self, step, version: int | None = None, beside: bool = False):
         return self.recorder.span(step, version, self.name, beside)
 
-    def world_rank(self, rank: int) -> int:
-        return self.members[rank]
-
     def unrecorded(self):
-        group = Group(self._pg)
-        group.device = self.device
-        return group
-
-    def isend(self, *message, **named):
-        self.recorder.jitter()
-        with self.recorder.aside():  # buffers on the way are the transport's, not the program's
-            super().isend(*message, **named)
-
-    def _posted(self, *message):
-        with self.recorder.aside():
-            handle = super()._posted(*message)
-        return Handle(partial(self._aside, handle.arrive), partial(self._aside, handle.wait))
-
-    def _aside(self, call):
-        with self.recorder.aside():
-            return call()
+        return Group(self._pg, self.device)
 
     def finish(self):
         self.recorder.mark("finish", lane=self.name)
@@ -86,86 +65,79 @@ class RecordingGroup(Group):
     def _charged(self, message: Message, size_bytes: int) -> int:
         return size_bytes if self.recorder.clock.cost.message_bytes(message) else 0
 
+    def _link(self, src: int, dst: int):
+        return self.recorder.clock.cost.link(src, dst, self.name)
+
     def _wire(self, tensor, dst, name, way):
-        self._on_lane(name)
-        to, clock = self.members[dst], self.recorder.clock
+        self.recorder.jitter()
+        clock = self.recorder.clock
         self._sending(dst, way, name)
         self._note_not_finite(tensor, name)
         if not clock.modelled:  # a copy, as under a clock: when it goes is the transport's affair
             return super()._wire(tensor.clone(), dst, name, way)
-        link = clock.cost.link(self.recorder.rank, to, self.name)
+        link = self._link(self.recorder.rank, self.members[dst])
         charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
         issue, stamp = clock.lane(self.name).send(link, charged)
         return pack(tensor, issue, stamp, clock.wall())
 
     def _note_not_finite(self, tensor, name) -> None:
-        if self.recorder.all_finite("sent") and not is_finite(
-            tensor
-        ):  # only the first one is told: look no further
-            self.recorder.not_finite("sent", str(name) or "a message", self.name)
+        what = str(name) or "a message"
+        self.recorder.look_at("sent", what, self.name, partial(is_finite, tensor))
 
     def _room(self, shape, buffer):
         if not self.recorder.clock.modelled:
             return super()._room(shape, buffer)
         return torch.empty(HEADER.size + shape.nbytes, dtype=torch.uint8)
 
-    def _take(self, wire, shape, src, name):
-        src, rank, clock = self.members[src], self.recorder.rank, self.recorder.clock
+    def _take(self, receive):
+        src, rank, clock = self.members[receive.src], self.recorder.rank, self.recorder.clock
         wall_start, wall_end, start, done = self._began, clock.wall(), None, None
-        tensor, size = wire, wire.nbytes
-        charged = size
-        if clock.modelled:
-            tensor, _, start, sent = unpack(wire, shape)
-            wall_start = min(sent, wall_end)  # another machine's clock is known to its error
-            size = tensor.nbytes
-            charged = self._charged(message(name, size), size)
-            link = clock.cost.link(src, rank, self.name)
-            done = clock.lane(self.name).receive(start, link, charged)
-        kind = message(name, size).kind
-        self.recorder.log.write(
-            "transfer",
-            wall_start,
-            wall_end,
-            size,
-            rank,
-            self.name,
-            kind,
-            str(name),
-            start,
-            done,
-            src,
-            charged,
-        )
-        return tensor.to(self.device)
+        tensor, size = receive.wire, receive.shape.nbytes
+        sent, charged = message(receive.name, size), size
+        with self._transport():
+            if clock.modelled:
+                tensor, _, start, wall_sent = unpack(receive.wire, receive.shape)
+                wall_start = min(wall_sent, wall_end)  # another machine's is known to its error
+                charged = self._charged(sent, size)
+                done = clock.lane(self.name).receive(start, self._link(src, rank), charged)
+            where = rank, self.name, sent.kind, str(receive.name)
+            self.recorder.log.write(
+                "transfer", wall_start, wall_end, size, *where, start, done, src, charged
+            )
+            return tensor.to(self.device)
 
-    def _issued(self, wire):
-        return HEADER.unpack_from(wire.numpy(), 0)[0] if self.recorder.clock.modelled else None
+    def _arrive(self, receive):
+        super()._arrive(receive)
+        if self.recorder.clock.modelled:
+            return HEADER.unpack_from(receive.wire.numpy(), 0)[0]
 
     def reaches(self, dst):
         clock = self.recorder.clock
         if clock.modelled:
-            link = clock.cost.link(self.recorder.rank, self.members[dst], self.name)
+            link = self._link(self.recorder.rank, self.members[dst])
             return clock.lane(self.name).outgoing + link.alpha
 
     def _sending(self, dst, way, name):
-        self.recorder.sending(self.name, self.members[dst], way, str(name))
+        self._on_lane(name)
+        self.recorder.mark("send", self.members[dst], way, str(name), lane=self.name, now=False)
 
     @contextmanager
-    def _waiting(self, src, way, name, site):
+    def _waiting(self, name, src=None, way=0):
         self._on_lane(name)
         self.recorder.jitter()
         self._began = self.recorder.clock.wall()
-        about = self.members[src], way, str(name) or site
-        with self.recorder.waiting(self.name, *about), super()._waiting(src, way, name, site):
+        whom = None if src is None else self.members[src]
+        all_of = (self._pg.group_name, self.members) if src is None else ()
+        self.recorder.mark("wait", whom, way, name, *all_of, lane=self.name)
+        with self._watching(src, name):
             yield
+        self.recorder.mark("got", way, lane=self.name)
 
     # -- other lanes -------------------------------------------------------------------------------
 
     def _again(self, lane):
         self.recorder.refuse_taken(lane)
-        group = RecordingGroup(self.recorder, again(self._pg, lane), lane)
-        group.device = self.device
-        return group
+        return RecordingGroup(self.recorder, again(self._pg, lane), self.device, name=lane)
 
     def enter(self):
         self.recorder.enter(self.name)
@@ -177,10 +149,9 @@ class RecordingGroup(Group):
         return self.recorder.issue()
 
     def issue(self, signal, then):
-        if self.recorder.lane == "compute" and self.recorder.cut:
-            self.recorder.issue_later(lambda: super(RecordingGroup, self).issue(signal, then))
-        else:
-            super().issue(signal, then)
+        now = partial(super().issue, signal, then)
+        if not self.recorder.later(now):
+            now()
 
     def after(self, signal, by, arrived, idle=False):
         self.recorder.jitter()
@@ -223,7 +194,6 @@ class RecordingGroup(Group):
             return
         recorder, clock, lane = self.recorder, self.recorder.clock, self.name
         self._call = call if name == kind else f"{name}, {call}"
-        recorder.jitter()
         inside = None
         if self.axis in INSIDE:
             inside = recorder.call(f"comm:{self.axis}", kind, size_bytes, name)
@@ -233,13 +203,11 @@ class RecordingGroup(Group):
         if src is not None:
             members = (members[src], *members[:src], *members[src + 1 :])
         about = Together(name, kind, size_bytes, members)
-        wall_start = clock.wall()
-        waited = None, 0, name, self._pg.group_name, self.members
-        with recorder.waiting(self.name, *waited), super()._together(name, kind, size_bytes, call):
-            start, end = clock.now(lane), None
-            latest = self._aside(partial(self._agree, start or 0))
-            wall_latest = clock.wall()
+        with self._waiting(name):
+            start, end, wall_start = clock.now(lane), None, self._began
             with recorder.aside():
+                latest = self._agree(start or 0)
+                wall_latest = clock.wall()
                 yield
             if clock.modelled:
                 end = latest + clock.cost.collective(kind, size_bytes, members, lane)
@@ -268,21 +236,6 @@ class RecordingGroup(Group):
                 " ones in the same order."
             )
         return latest
-
-    def room(self, size_bytes, device):
-        with self.recorder.aside():
-            return super().room(size_bytes, device)
-
-    def agreement(self, text, name=""):
-        self._on_lane(name)
-        with self.recorder.aside():
-            return super().agreement(text, name)
-
-    def differing(self, text, name="an agreement"):
-        self._on_lane(name)
-        about = None, 0, name, self._pg.group_name, self.members
-        with self.recorder.waiting(self.name, *about), self.recorder.aside():
-            return super().differing(text, name)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

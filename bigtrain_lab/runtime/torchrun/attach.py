@@ -17,7 +17,6 @@ import inspect
 import platform
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -39,7 +38,7 @@ from ..machine import cores
 from ..process import border
 from ..process.border import Place
 from ..process.child import Job, work
-from ..process.end import INTERRUPTED, UNWRITABLE, forget
+from ..process.end import INTERRUPTED, UNWRITABLE, forget, within
 from ..process.pulse import this_process
 from ..record.kept import read_settings
 from ..record.log import LogUnwritable
@@ -191,16 +190,14 @@ def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) ->
         own = note([job, [job.zero_ns + found[member.machine].ns for member in members]])
     meeting.post("job", own)
     job, zeros = of_note(meeting.everyones("job")[0])
-    directory, until = Path(job.directory), time.monotonic() + SEEN_S
+    directory = Path(job.directory)
     try:
-        while not (directory / "settings.json").is_file():
-            if time.monotonic() > until:  # a shared disk may take a moment to show a new file
-                raise Impossible(
-                    f"Rank {meeting.index} does not see the run directory {directory} that rank 0"
-                    f" on {members[0].host} made: choose a --directory on a disk that all nodes"
-                    " share."
-                )
-            time.sleep(0.1)
+        if not within(SEEN_S, (directory / "settings.json").is_file, 0.1):
+            raise Impossible(
+                f"Rank {meeting.index} does not see the run directory {directory} that rank 0"
+                f" on {members[0].host} made: choose a --directory on a disk that all nodes"
+                " share."
+            )
         meeting.post("sees", True)
         meeting.everyones("sees")
     except BaseException:

@@ -28,7 +28,7 @@ from ..failure import diagnose
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..process.border import Place
-from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End, within
 from ..process.pulse import Pulse
 from .meeting import Meeting, say
 
@@ -77,15 +77,10 @@ class Lookout:
             with suppress(RuntimeError):  # no store any more: the thread finds out too
                 self._own_store.count("over", 1)
         self._thread.join()
-        until = time.monotonic() + LAST_S
         with suppress(RuntimeError):
             self._own_store.count("heard", 1)
-            while (  # others still ask the store that this process holds
-                self._holds
-                and self._own_store.count("heard") < self.size
-                and time.monotonic() < until
-            ):
-                time.sleep(LOOK_S)
+            if self._holds:  # others still ask the store that this process holds
+                within(LAST_S, lambda: self._own_store.count("heard") >= self.size, LOOK_S)
         if self._before:
             signal.set_wakeup_fd(self._before[0])
             if self._end.state == "done":  # else torchrun may end this rank before it has spoken
@@ -132,7 +127,7 @@ class Lookout:
                 trouble = trouble or time.monotonic()
                 exits = diagnose.failed(self._directory, self.size) | self._exits
                 waited_s = time.monotonic() - trouble
-                if diagnose.has_culprit(self._directory, exits) or waited_s > VICTIMS_S:
+                if diagnose.culprit_of(self._directory, exits)[1] or waited_s > VICTIMS_S:
                     return self._publish(self._progress.failure(exits, self._stacks_of_all))
                 if not exits and waited_s > 1:
                     why = f"Rank {self.index} was ended from outside (SIGTERM)."
@@ -186,14 +181,8 @@ class Lookout:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
         self._store.count("stacks asked", 1)
         self._dump()
-        until = time.monotonic() + STACKS_S
-        left = self.size - len(self._exits.keys() - {self.index})
-        while (
-            self._store.count("stacks here") < left
-            and not self._store.peek("end")
-            and time.monotonic() < until
-        ):
-            time.sleep(0.02)
+        left, store = self.size - len(self._exits.keys() - {self.index}), self._store
+        within(STACKS_S, lambda: store.count("stacks here") >= left or store.peek("end"), 0.02)
 
     def _dump(self) -> None:
         if self._dumped:
