@@ -16,7 +16,7 @@ ALLOWS = tuple(f"bigtrain_lab.{name}" for name in ("models", "train", "technique
 FORBIDS = tuple(
     f"bigtrain_lab.models.steps.{name}"
     for name in ("gpt_steps", "mlp_steps", "translator_steps", "peak_bytes", "training")
-) + tuple(f"bigtrain_lab.train.dry_run.{name}" for name in ("dry_run", "account", "followed"))
+)
 BY_KIND = (
     "MLPs of many samples and SGD",
     "MLPs of many samples and Adam",

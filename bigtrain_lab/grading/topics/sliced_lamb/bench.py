@@ -5,7 +5,7 @@ from ...trainings import Refused, drawn
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 13.0, "large": 400.0, "small": 3e-7}  # around 10
 DUPLICATES = "norm", "unreached", "norm at times"
 # Of three steps, those in which it has a gradient.
-REACHED = {"unreached": (), "at times": (1, 2), "norm at times": (0, 2)}
+REACHED = {"unreached": (), "at times": (2,), "norm at times": (1, 2)}
 
 
 def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
