@@ -38,6 +38,7 @@ def adapt(model: nn.Module, mp) -> None:
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))
         model.register_state_dict_pre_hook(partial(follow_masters, mp))
         model.zero_grad = partial(zero_grad, model, mp)
+        model._apply = partial(converted, model, mp)
     if mp.level.policy:
         for module in (m for m in model.modules() if isinstance(m, nn.RNNBase)):
             module.register_forward_pre_hook(cast_input)
@@ -112,6 +113,13 @@ def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
     type(model).zero_grad(model, set_to_none)
 
 
+def converted(model: nn.Module, mp, *given, **named) -> nn.Module:
+    """As model.to(...) and model.float() do it, which would convert the stand-ins too."""
+    for weight in mp.masters:
+        weight.grad = None
+    return type(model)._apply(model, *given, **named)
+
+
 def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
     """Cast the input to the weights' type; the policy casts the states beside it."""
     dtype = module._flat_weights[0].dtype
@@ -127,8 +135,10 @@ def to_master(master: nn.Parameter, stand_in: Tensor, weight: nn.Parameter) -> N
     with (
         torch._C.DisableTorchFunction()
     ):  # the policy has no say here, and asking it took longer than the cast
-        gradient, weight.grad = weight.grad.detach().float(), stand_in
+        gradient, weight.grad = weight.grad.detach().float(), None
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        if (weight.dtype, weight.device) == (stand_in.dtype, stand_in.device):
+            weight.grad = stand_in
 
 
 def make_room(weight: weakref.ref, _) -> None:
