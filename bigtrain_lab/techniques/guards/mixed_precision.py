@@ -174,7 +174,10 @@ def refuse_bare_step(optimizer: Optimizer, *_) -> None:
         undivided = held - mp.scaler.learnt
         refuse(
             (
-                undivided and not undivided.isdisjoint(mp.parameters()),
+                undivided
+                and any(
+                    mp.masters.get(p, STEPPED.get(p, p)) in undivided for p in mp.model.parameters()
+                ),
                 (
                     "optimizer.step() was called while its gradients are still"
                     f" {mp.scaler.get_scale():,g} times too large: call mp.step(optimizer)"
