@@ -35,13 +35,13 @@ to v, so the second moment never forgets.
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from ..runtime.memory import owned
@@ -49,7 +49,7 @@ from .guards import mixed_precision as guard
 from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
-from .prepared_model import adapt, load, make_room, to_master
+from .prepared_model import ToMaster, adapt, load
 from .shards import STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
@@ -109,11 +109,12 @@ class MixedPrecision:
             else None
         )
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
+        self.moves: dict[nn.Parameter, ToMaster] = {}  # half weight -> the way of its gradients
+        self._nodes: list = []
         self._model: nn.Module | None = None
         self._apart = False  # whether ZeRO keeps the masters
-        self._followed: dict[
-            nn.Parameter, int
-        ] = {}  # half weight -> torch's count of writes to its master when last rounded
+        # half weight -> torch's counts of writes, to its master and to it, when last rounded
+        self._followed: dict[nn.Parameter, tuple[int, int]] = {}
 
     def __reduce__(self):
         return MixedPrecision, (self.level,)
@@ -172,11 +173,12 @@ class MixedPrecision:
     def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
         self.masters[weight] = master = home_of("", weight, whole).stepped
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
-        moves = partial(to_master, master, guard.of_master(weight))
-        weight.register_hook(partial(make_room, weakref.ref(weight)))
+        self._followed[weight] = master._version, weight._version
+        self.moves[weight] = moves = ToMaster(weight, master)
+        self._nodes += [node := get_gradient_edge(weight).node]  # else torch forgets its hook
+        node.register_prehook(partial(moves.comes, weight))
         weight.register_post_accumulate_grad_hook(moves)
-        if weight.grad is not None:
-            moves(weight)
+        moves.settle(weight)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (
@@ -210,9 +212,15 @@ class MixedPrecision:
         with self:
             torch.autograd.backward(self.scale(loss), **kwargs)
 
+    def settle(self) -> None:
+        """Let masters drop the gradients whose stand-in somebody cleared."""
+        for weight, moves in self.moves.items():
+            moves.settle(weight)
+
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients by S, to clip or to read them; at most once a step. It does nothing
         where no loss is scaled."""
+        self.settle()
         if self.scaler:
             self.scaler.unscale_(optimizer)
 
@@ -224,14 +232,16 @@ class MixedPrecision:
         guard.refuse_half_weights(
             any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers))
         )
+        self.settle()
+        self._take_writes()
         if self.scaler:
             self.scaler.agree(*optimizers)
         for optimizer in optimizers:
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
-        # round all: an optimizer may write to p.data, which torch does not count
-        self._followed.clear()
-        self._round()
-        return not (self.scaler and (self.scaler.agreed or any(map(self.scaler.skips, optimizers))))
+        skipping = [each for each in optimizers if self.scaler and self.scaler.skips(each)]
+        # an optimizer may write to p.data, which torch does not count
+        self._round(held_by(optimizers) - held_by(skipping))
+        return not (skipping or self.scaler and self.scaler.agreed)
 
     def update(self) -> None:
         """Change the scale by what the steps found, after the last optimizer's: gradients of one
@@ -251,14 +261,24 @@ class MixedPrecision:
         ):
             self.scaler.update()
 
-    @torch.no_grad()
-    def _round(self) -> None:
-        """Every weight whose master was written to follows it, also where mp.scaler or a bare
-        optimizer stepped."""
+    def _take_writes(self) -> None:
+        """What was written to half weights in place, as by nn.init, goes to the masters; elements
+        that were not keep their digits."""
         for weight, master in self.masters.items():
-            if self._followed.get(weight) != master._version:
+            before, seen = self._followed[weight]
+            if before == master._version and seen != weight._version:
+                rounded = weight == master.to(weight.dtype)
+                master.copy_(torch.where(rounded, master, weight.float()))
+
+    @torch.no_grad()
+    def _round(self, stepped=()) -> None:
+        """Every weight whose master was written to follows it, also where mp.scaler or a bare
+        optimizer stepped. `stepped`: masters that follow in any case."""
+        self._take_writes()
+        for weight, master in self.masters.items():
+            if self._followed[weight][0] != master._version or master in stepped:
                 weight.copy_(master)
-                self._followed[weight] = master._version
+            self._followed[weight] = master._version, weight._version
 
     def state_dict(self) -> dict:
         """Return what model.state_dict() and optimizer.state_dict() lack to go on exactly: the

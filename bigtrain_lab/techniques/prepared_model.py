@@ -15,7 +15,6 @@ no masters: a copy that is to be trained is made of the float32 model, and prepa
 MixedPrecision of its own.
 """
 
-import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -25,6 +24,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 
 from ..core import Impossible
+from .guards import is_gone, real
 from .guards import mixed_precision as guard
 from .precision_policy import Policy
 from .shards import STEPPED
@@ -108,16 +108,22 @@ def follow_masters(mp, *_) -> None:
 def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
     for weight, master in mp.masters.items():
         weight.grad = None
-        if master.grad is not None:
-            master.grad = None if set_to_none else master.grad.zero_()
+        if master.grad is not None and not set_to_none:
+            master.grad.zero_()
+            mp.moves[weight].arrived = False
+    mp.settle()
     type(model).zero_grad(model, set_to_none)
 
 
 def converted(model: nn.Module, mp, *given, **named) -> nn.Module:
     """As model.to(...) and model.float() do it, which would convert the stand-ins too."""
-    for weight in mp.masters:
+    arrived = [weight for weight in mp.masters if is_gone(weight.grad)]
+    for weight in arrived:
         weight.grad = None
-    return type(model)._apply(model, *given, **named)
+    type(model)._apply(model, *given, **named)
+    for weight in arrived:
+        mp.moves[weight].place(weight)
+    return model
 
 
 def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
@@ -129,21 +135,49 @@ def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
     )
 
 
-def to_master(master: nn.Parameter, stand_in: Tensor, weight: nn.Parameter) -> None:
-    """A weight's half gradient is complete: it moves to the master, in float32, and is added to
-    what is there."""
-    with (
-        torch._C.DisableTorchFunction()
-    ):  # the policy has no say here, and asking it took longer than the cast
-        gradient, weight.grad = weight.grad.detach().float(), None
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        if (weight.dtype, weight.device) == (stand_in.dtype, stand_in.device):
-            weight.grad = stand_in
+class ToMaster:
+    """The way of a half weight's gradients to its master, where they add up in float32. In the
+    weight's `.grad` a stand-in says that the master has a gradient: where somebody took it away, as
+    a zero_grad() of a part does, the master's is dropped too.
 
+    arrived   whether the master has a gradient from here
+    """
 
-def make_room(weight: weakref.ref, _) -> None:
-    """A gradient is about to be added to the weight's: the stand-in leaves."""
-    weight().grad = None
+    def __init__(self, weight: nn.Parameter, master: nn.Parameter):
+        self.master, self.stand_in, self.arrived = master, guard.of_master(weight), False
+        self.kind = weight.dtype, weight.device
+
+    def settle(self, weight: nn.Parameter) -> None:
+        """Drop what was cleared, and take a gradient that somebody put there."""
+        if real(weight.grad) is not None:
+            self(weight)
+        elif self.arrived and weight.grad is None:
+            self.master.grad, self.arrived = None, False
+
+    def comes(self, weight: nn.Parameter, _) -> None:
+        """A gradient is about to be added to the weight's: the stand-in leaves."""
+        if is_gone(weight.grad):
+            weight.grad = None
+        elif weight.grad is None:
+            self.settle(weight)
+
+    def __call__(self, weight: nn.Parameter) -> None:
+        """A half gradient is complete: it moves to the master, and is added to what is there."""
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # the policy has no say here, and asking it took longer than the cast
+            if weight.grad is not None:
+                gradient, weight.grad = weight.grad.detach().float(), None
+                before = self.master.grad
+                self.master.grad = gradient if before is None else before.add_(gradient)
+                self.arrived = True
+            self.place(weight)
+
+    def place(self, weight: nn.Parameter) -> None:
+        """Put the stand-in where a gradient has arrived; in a weight of another format, nothing."""
+        self.arrived = self.arrived and self.kind == (weight.dtype, weight.device)
+        if self.arrived:
+            weight.grad = self.stand_in
 
 
 # -- of MixedPrecision itself ----------------------------------------------------------------------

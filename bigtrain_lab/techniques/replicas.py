@@ -528,7 +528,7 @@ class Replicas:
         if number in self.seen_this_backward:
             self._carry_out(self.rules.again(), inside=True)
             self._begin_backward()
-        for each in (site.home.weight, site.home.stepped):
+        for each in site.slots:
             each.grad = guard.real(each.grad)
 
     @torch.no_grad()

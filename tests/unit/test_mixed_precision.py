@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import precision_limits as limits
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.mixed_precision import (
     LEVELS,
     DynamicLossScaler,
@@ -780,6 +782,91 @@ def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level)
     assert mp.step(optimizer) and not all(
         map(torch.equal, before, mp.parameters())
     )  # the loop goes on from there
+
+
+def two_layers():
+    mp = MixedPrecision("bf16")
+    model = mp.prepare(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    return mp, model, torch.optim.SGD(mp.parameters(), lr=0.5)
+
+
+def backward(mp, model):
+    with mp:
+        mp.backward(model(torch.ones(3, 4)).sum())
+
+
+CLEARING = {
+    "each part": lambda mp, model: [part.zero_grad() for part in model],
+    "a module around it": lambda mp, model: nn.ModuleList([model]).zero_grad(),
+    "by hand": lambda mp, model: [setattr(p, "grad", None) for p in model.parameters()],
+    "data parallel": lambda mp, model: DistributedDataParallel(model, Alone()).zero_grad(),
+}
+
+
+@pytest.mark.parametrize("way", CLEARING)
+def test_gradients_that_are_cleared_in_any_way_are_gone(way):
+    mp, model, optimizer = two_layers()
+    backward(mp, model)
+    once = [p.grad.clone() for p in mp.parameters()]
+    model.cpu(), torch.autograd.grad(model[0].weight.float().sum(), model[0].weight)  # clear none
+    backward(mp, model)
+    assert all(torch.equal(p.grad, 2 * g) for p, g in zip(mp.parameters(), once))
+    CLEARING[way](mp, model)
+    backward(mp, model)
+    assert all(torch.equal(p.grad, g) for p, g in zip(mp.parameters(), once))
+    CLEARING[way](mp, model)
+    before = [p.clone() for p in mp.parameters()]
+    mp.step(optimizer)
+    assert all(map(torch.equal, before, mp.parameters()))
+
+
+def test_a_gradient_that_was_put_at_a_half_weight_is_its_master_s():
+    mp, model, optimizer = two_layers()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = [p.clone() for p in mp.parameters()]
+    mp.step(optimizer)
+    assert all(torch.equal(p, old - 0.5) for p, old in zip(mp.parameters(), before))
+
+
+WRITING = {
+    "nn.init": lambda part: nn.init.constant_(part.weight, 0.25),
+    "a part's load_state_dict": lambda part: part.load_state_dict(
+        {"weight": torch.full((2, 4), 0.25), "bias": part.bias}
+    ),
+    "in place": lambda part: part.weight.detach().fill_(0.25),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("way", WRITING)
+def test_what_is_written_to_half_weights_stays(way, trained):
+    mp, model, optimizer = two_layers()
+    if trained:
+        backward(mp, model)
+        mp.step(optimizer)
+        optimizer.zero_grad()
+    first = mp.parameters()[0].clone()
+    WRITING[way](model[2])
+    backward(mp, model)
+    for each in optimizer.param_groups:
+        each["lr"] = 0.0
+    mp.step(optimizer)
+    assert (model[2].weight == 0.25).all() and torch.equal(mp.parameters()[0], first)
+
+
+def test_a_step_of_one_network_leaves_the_graphs_of_another():
+    """Both are of one MixedPrecision, as a generator and what judges it."""
+    mp = MixedPrecision("bf16")
+    both = mp.prepare(nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 2)}))
+    a, b = mp.parameters()[:2], mp.parameters()[2:]
+    with mp:
+        made = nn.Sequential(both["a"], nn.Tanh())(torch.ones(3, 4, requires_grad=True))
+        loss = (made @ both["a"].weight).sum()
+        mp.backward(both["b"](made.detach()).sum())
+        assert mp.step(torch.optim.SGD(b, lr=0.1))
+        mp.backward(loss)
+    assert mp.step(torch.optim.SGD(a, lr=0.1))
 
 
 @pytest.mark.parametrize("level", ["fp16", "bf16"])
