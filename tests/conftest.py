@@ -34,6 +34,19 @@ def find_browser() -> str:
     return path
 
 
+@pytest.fixture
+def own_box(monkeypatch):
+    """A box for answers, with little patience."""
+    from bigtrain_lab.grading import box, likeness  # most tests have no need of torch
+
+    for name, value in {"CPU_S": 1, "WALL_S": 6, "LATE_S": 2}.items():
+        monkeypatch.setattr(box, name, value)
+    own = box.Box()
+    monkeypatch.setattr(likeness, "box", lambda: own)
+    yield
+    own.close()
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out the tests marked `gpu` where there is no NVIDIA GPU: deselected and counted, not
     skipped."""

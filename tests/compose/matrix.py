@@ -21,7 +21,6 @@ def trained(directory) -> dict[tuple[str, ...], dict[str, np.ndarray]]:
             ranks,
             directory=directory / f"{ranks} ranks",
         )
-        run.wait()
         results |= {pair: {} for pair in own}
         for key, array in run.result.items():
             number, _, name = key.partition(" ")

@@ -73,8 +73,9 @@ class Setting:
         )
         self.slices = split(self.config, self.schedule.stages)
         self.optimizer = OPTIMIZERS[chosen.get("optimizer")]
-        # Windows of two calls and a short last one; where the scaler skips one, more updates.
-        updates = 6 if self.level == "fp16" else 3
+        # Windows of two calls and a short last one; or an update, and one that finds what it left;
+        # where the scaler skips the first, until it has grown.
+        updates = 4 if self.level == "fp16" else 2
         self.windows = [[0, 1], [2]] if "accumulation" in chosen else [[n] for n in range(updates)]
 
     def frozen(self, name: str) -> bool:

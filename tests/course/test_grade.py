@@ -34,8 +34,10 @@ POINTS = sum(step.points for step in TOPIC.steps)
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
-    """Play answers in the box of this process; the grader that is killed has its own pool."""
+    """Play answers in the box of this process, on one seed: that marks are the least of several is
+    shown beside the grader's own tests. The grader that is killed has its own pool, and all."""
     monkeypatch.setattr(grade, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(grade, "SEEDS", (1,))
 
 
 def cell(id: str, source: str, kind: str = "code", ours=None, **marks) -> dict:
@@ -147,8 +149,7 @@ def test_each_kind_of_submission_gets_its_marks_and_its_defects_are_named(course
 
 
 @pytest.mark.slow
-def test_an_endless_answer_is_ended_and_its_text_is_never_live(course, monkeypatch):
-    monkeypatch.setattr(grade, "SEEDS", (1,))  # each ends at its limit
+def test_an_endless_answer_is_ended_and_its_text_is_never_live(course, own_box):
     folder = course(["right"])
     hand_in(folder / "submitted" / "<b>" / "timing", notebook(ENDLESS))
     sheet = grade.grade(folder, cores=2).sheets[0]
@@ -178,7 +179,8 @@ def test_what_was_played_is_not_played_again_unless_the_check_changes(course, mo
     assert worth_more.played == 0 and len(worth_more.changes) == 2
 
 
-def test_grading_killed_in_the_middle_goes_on_where_it_was(course):
+def test_grading_killed_in_the_middle_goes_on_where_it_was(course, monkeypatch):
+    monkeypatch.setattr(grade, "SEEDS", (1, 2, 3))  # the process has its own
     folder = course(["right", "wrong", "helped", "no python"])
     words = [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "2"]
     process = subprocess.Popen(words, start_new_session=True)

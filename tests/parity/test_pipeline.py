@@ -22,11 +22,6 @@ def experiment(schedule, **settings):
     return PipelineExperiment(schedule=schedule, **{**SMALL, **settings})
 
 
-def finish(run):
-    run.wait()
-    return run
-
-
 @pytest.mark.parametrize("schedule", VERSIONS)
 def test_late_weights_are_kept_in_so_many_versions(schedule):
     trace = experiment(schedule, ranks=4, micro_batches=8, **EXACT | {"steps": 2}).predict()
@@ -73,7 +68,7 @@ def test_many_steps_keep_the_loss_of_one_process(tmp_path):
     """Of one schedule: the table proves that all make the same step."""
     learning = {"dropout": 0.1, "optimizer": "adam", "learning_rate": 1e-3}
     asked = experiment("zb-h1", ranks=2, steps=25, micro_batches=4, **{**EXACT, **learning})
-    found, expected = finish(asked.run(directory=tmp_path / "run")).result, asked.reference()
+    found, expected = asked.run(directory=tmp_path / "run").result, asked.reference()
     assert np.abs(found["loss"] - expected["loss"]).max() < 1e-9
     assert expected["loss"][-4:].mean() < expected["loss"][:4].mean() - 0.3  # it learns
 
@@ -93,7 +88,8 @@ def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
 
     try:
         asked = experiment("reversed", ranks=2, steps=2, **EXACT)
-        assert run_differs(asked, finish(asked.run(directory=tmp_path / "run"))) == []
+        run = asked.run(directory=tmp_path / "run")
+        assert run.result and run_differs(asked, run) == []
         assert "reversed" in PipelineExperiment.knobs()["schedule"].menu()
     finally:
         Schedule._members.remove(Reversed)
@@ -121,7 +117,6 @@ def replaced_and_frozen(rank):
 
 def test_a_step_takes_the_weights_as_their_owner_left_them(tmp_path):
     run = launch(replaced_and_frozen, ranks=2, directory=tmp_path / "run")
-    run.wait()
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = [torch.full((6, 6), 0.1 * n, dtype=torch.float64) for n in (1, 2)]
     weights[1].requires_grad_()

@@ -204,28 +204,17 @@ def test_a_known_mistake_that_raises_is_told_with_the_error():
     )
 
 
-@pytest.fixture
-def own_box(monkeypatch):
-    """A box with little patience."""
-    for name, value in {"CPU_S": 1, "WALL_S": 6, "LATE_S": 2}.items():
-        monkeypatch.setattr(box, name, value)
-    monkeypatch.setattr(box, "box", lambda made=box.Box(): made)
-    monkeypatch.setattr("bigtrain_lab.grading.likeness.box", box.box)
-    yield
-    box.box().close()
+LOOPS = {
+    "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
+    "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep.*`.",
+    "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
+}
 
 
-@pytest.mark.parametrize(
-    ("loop", "sentence"),
-    {
-        "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
-        "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep(10**6)`.",
-        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
-    }.items(),
-)
-def test_what_never_ends_is_told_and_ended(loop, sentence, own_box):
-    found = told(loop)
-    assert re.search(sentence.replace("(10**6)", ".*"), found[0]) and "x = " in found[1]
+def test_what_never_ends_is_told_and_ended(own_box):
+    for loop, sentence in LOOPS.items():
+        found = told(loop)
+        assert re.search(sentence, found[0]) and "x = " in found[1], loop
 
 
 REACHES = {

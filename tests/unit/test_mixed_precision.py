@@ -381,7 +381,6 @@ def test_micro_batches_add_up_in_float32():
         with mp:
             mp.backward(model(torch.full((1, 1), x)).sum())
     assert mp.parameters()[0].grad.item() == 1024.75
-    assert (torch.tensor(1024.0).half() + torch.tensor(0.25).half()).item() == 1024
 
 
 def two_halves(scaler):
