@@ -156,7 +156,7 @@ class DynamicLossScaler:
             float(any(map(bool, self._found.values()))),
             device=found[0].device if found else self.group.device,
         )
-        self.agreed = bool(self.group.all_reduce(own, "max", name="found inf"))
+        self.agreed = bool(self.group.all_reduce(own, "max", name="found inf") > 0)
         self._found = dict.fromkeys(self._found, self.agreed)
 
     def skips(self, optimizer: Optimizer) -> bool:

@@ -23,16 +23,16 @@ from bigtrain_lab.core.hardware import TAGS
 
 def test_the_bars_are_within_five_points_and_depend_on_overlap():
     found = {8: efficiency(8), 512: efficiency(8, REPLICAS)}
-    assert found == pytest.approx({8: 78.60, 512: 74.82}, abs=0.01)
+    assert found == pytest.approx({8: 79.96, 512: 76.34}, abs=0.01)
     assert all(abs(found[gpus] - published) < 5 for gpus, published in PUBLISHED.items())
     assert efficiency(8, REPLICAS, overlap=False) == pytest.approx(
-        64.43, abs=0.01
+        66.27, abs=0.01
     )  # a miss, and told as one
     assert efficiency(1) == 100 and [efficiency(slices) for slices in SIZES] == sorted(
         map(efficiency, SIZES), reverse=True
     )
     assert (
-        priced(1)[0] / step(1) / 1e12 == pytest.approx(51.0, abs=0.01)
+        priced(1)[0] / step(1) / 1e12 == pytest.approx(47.34, abs=0.01)
         and PUBLISHED_ALONE_TFLOPS == 39
     )  # the ratio is closer than the rate
 
