@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core import Trace
 from ..core.words import duration, size
-from ..view.figures.words import label
+from ..view.words import label
 from .clocks import by_lane
 from .parity import relative_errors
 

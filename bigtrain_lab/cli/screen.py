@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core import CLOCKS, Span, Trace
-from ..view import report
-from ..view.figures import palette
+from ..view import palette, report
 
 MENTION_S = 120.0  # between two sentences on what takes long
 LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}

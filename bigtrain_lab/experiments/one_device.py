@@ -34,7 +34,7 @@ class OneDevice(OnOneRank):
 
     terms: ClassVar[dict[str, str]] = {
         "micro_batch": "step"
-    }  # what the numbers of an action count (figures/words.py)
+    }  # what the numbers of an action count (view/words.py)
 
     # -- what a subclass says ----------------------------------------------------------------------
 

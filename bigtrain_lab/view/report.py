@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ..core import CLOCKS, Hardware, Scalar, Trace
 from ..core.words import counted, duration, size
 from ..order.holdings import HOLDS
-from .figures.timeline import row_name, rows_of
-from .figures.words import labels as labels_of
+from .words import labels as labels_of
+from .words import row_name, rows_of
 
 TIMES = ("slot", "s")
 SHARES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..core import CLOCKS
 from . import report
-from .figures.waits import drawing
+from .waits import drawing
 
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 CONTROLS = """<style>

@@ -17,8 +17,8 @@ from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.failure.faults import FAULTS, Fault
 from bigtrain_lab.runtime.failure.wait_graph import RankState
 from bigtrain_lab.runtime.record.log import Log
-from bigtrain_lab.view.figures.waits import drawing
 from bigtrain_lab.view.report import command, reported
+from bigtrain_lab.view.waits import drawing
 from tests.unit.ranks import fails, last_mark, ranks_alive, step
 
 pytestmark = pytest.mark.usefixtures("server")

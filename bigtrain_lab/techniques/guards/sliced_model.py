@@ -17,7 +17,6 @@ from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
 ALONE = ("split row", "column gather")
-PLAIN = {kind: kind(1, 1, device="meta") for kind in (nn.Linear, nn.Embedding)}
 WAYS = ("column", "row", "heads", "kv heads", "vocabulary", "sequence", *ALONE)
 
 
@@ -238,7 +237,7 @@ def own_names(whole: nn.Module, kind: type) -> str:
     ]
     found, plain = (
         [*vars(layer), *layer._parameters, *layer._buffers, *layer._modules]
-        for layer in (whole, PLAIN[kind])
+        for layer in (whole, kind(1, 1, device="meta"))
     )
     return " and a ".join(methods + [name for name in found if name not in plain])
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import Scalar, Trace
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 NAIVE, RIGHT = palette.VERSIONS[5], palette.VERSIONS[0]

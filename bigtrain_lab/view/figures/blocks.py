@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ...core import Scalar, Trace
 from ...order.rates import apart, samples
-from . import palette
+from .. import palette
 from .timeline import look
 
 BESIDE = {

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ...core import Trace
 from ...core.words import size
 from ...order.recompute.plan import Recompute
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 LINE, POINT, CHOSEN, INSIDE = (

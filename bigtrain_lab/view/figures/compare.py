@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import Impossible, Trace
-from . import words
-from .timeline import draw_rows, heading, look, rows_of
+from .. import words
+from .timeline import draw_rows, heading, look
 
 BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of the next
 
@@ -17,7 +17,7 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     if not traces:
         raise Impossible("There is nothing to compare: give at least one trace.")
-    heights = [len(rows_of(trace)) for trace in traces]
+    heights = [len(words.rows_of(trace)) for trace in traces]
     height = 90 * len(traces) + 34 * sum(heights) + 40
     figure = make_subplots(
         rows=len(traces),

@@ -6,7 +6,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Trace
 from ...core.words import counted, size
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 TALL = 6  # operators in a column of a box

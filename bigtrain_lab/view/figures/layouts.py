@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Trace
 from ...core.words import duration, size
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 NUMBERED = 16  # ranks: beyond, numbers are too small to be read

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Impossible, Scalar, Trace
 from ...order.rates import ACCURACY, TEST_LOSS
-from . import palette
+from .. import palette
 from .timeline import look
 
 DASHES = ("solid", "dash", "dot", "dashdot")

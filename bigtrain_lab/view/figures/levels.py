@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from ...core import Impossible, Trace
 from ...core.words import size
 from ...order.rates import Level, field
-from . import palette
+from .. import palette
 from .timeline import look
 
 COLOURS = (*palette.VERSIONS[:6], "#7B61D6")  # no yellow: a thin line of it is lost on white

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from ...core import MEMORY_KINDS, Trace
 from ...core.peak import Peak, followed, peak, readings
 from ...core.words import by_kind, size
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 

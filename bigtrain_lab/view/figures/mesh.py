@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ...core import Impossible, Mesh, Trace
 from ...core.words import duration, size
 from ...order.rates import axes
-from .palette import INK, VERSIONS
+from ..palette import INK, VERSIONS
 from .timeline import look
 
 AXES = {  # name -> its colour, and how far it moves a rank to the right and down

@@ -15,7 +15,7 @@ from ...core import MEMORY_KINDS, Impossible, Trace
 from ...core.peak import Peak, over_step
 from ...core.words import UNITS, duration, prefix, size
 from ...order.rates import sent_so_far
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 RANKS = 4  # rows: more would be too low to be read

@@ -6,9 +6,9 @@ import plotly.graph_objects as go
 from ...core import Trace
 from ...core.words import duration
 from ...order.rates import exposed, exposures
-from . import words
-from .palette import VERSIONS
-from .timeline import row_name, timeline
+from .. import words
+from ..palette import VERSIONS
+from .timeline import timeline
 
 WAIT = VERSIONS[5]
 
@@ -31,7 +31,7 @@ def overlap(trace: Trace) -> go.Figure:
     waits = exposures(trace)
     long = [trace.units(end - start) for _, start, end in waits]
     figure.add_bar(
-        y=[row_name((rank, "compute")) for rank, _, _ in waits],
+        y=[words.row_name((rank, "compute")) for rank, _, _ in waits],
         x=[each * factor for each in long],
         base=[trace.units(start - begin) * factor for _, start, _ in waits],
         orientation="h",

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from ...core import Impossible, Trace
 from ...core.formats import Station, stations
-from . import palette
+from .. import palette
 from .timeline import look
 
 FILLS = {"float32": "#4477AA", "float16": "#EE9A3A", "bfloat16": "#EE9A3A"}

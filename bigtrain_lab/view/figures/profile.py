@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from ...core import Impossible, Trace
 from ...core.words import duration
 from ...order.partition import stage_shares
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 LABEL = 0.15  # height of a stage's label, as a share of the picture's

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...data.published import PUBLISHED_LOG, Log
-from . import palette
+from .. import palette
 from .timeline import look
 
 COLOURS = "#E69F00", "#332288", "#0072B2", palette.IDLE

@@ -13,7 +13,7 @@ from ...core import Impossible, Trace
 from ...core.words import size
 from ...order.holdings import parts
 from ...order.rates import called
-from . import palette
+from .. import palette
 from .layouts import cut, draw_cells
 from .timeline import look
 

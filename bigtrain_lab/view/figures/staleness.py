@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Scalar, Trace
 from ...order.rates import applied
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 POINTS = 40  # of the curve of losses, at most

@@ -4,10 +4,10 @@ idle."""
 import plotly.graph_objects as go
 import plotly.io
 
-from ...core import Impossible, Span, Trace, Transfer
+from ...core import Impossible, Trace
 from ...core.waited import Waited, waited
 from ...core.words import duration, size
-from . import palette, words
+from .. import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
 WHITE = plotly.io.templates["plotly_white"].to_plotly_json()
@@ -58,7 +58,7 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
     figure = go.Figure()
     draw_rows(figure, trace, colour)
     unit, _ = words.axis_unit(trace)
-    figure.update_layout(**look(title or heading(trace), 130 + 38 * len(rows_of(trace))))
+    figure.update_layout(**look(title or heading(trace), 130 + 38 * len(words.rows_of(trace))))
     figure.update_xaxes(title=f"time ({unit})", range=[0, None])
     return figure
 
@@ -90,18 +90,6 @@ def look(title: str, height: int, **own) -> dict:
     return shared | own
 
 
-def rows_of(trace: Trace) -> list[tuple[int, str]]:
-    """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
-    lanes = {(rank, "compute") for rank in range(trace.ranks)}
-    lanes |= {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))}
-    return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
-
-
-def row_name(row: tuple[int, str]) -> str:
-    rank, lane = row
-    return f"rank {rank}" if lane == "compute" else f"{rank} {lane}"
-
-
 def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) -> None:
     """Add the boxes to a figure, or to one cell (row=, col=) of it."""
     if colour not in ("phase", "version"):
@@ -109,7 +97,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
     _, factor = words.axis_unit(trace)
     spans = trace.boxes()
     start = min((s.start for s in spans), default=0)
-    rows = [row_name(row) for row in rows_of(trace)]
+    rows = [words.row_name(row) for row in words.rows_of(trace)]
 
     def at(ticks):
         return trace.units(ticks - start) * factor
@@ -161,7 +149,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
         told = colour == "phase" or len(groups) <= len(palette.VERSIONS)
         figure.add_trace(
             go.Bar(
-                y=[row_name((s.rank, s.lane)) for s in group],
+                y=[words.row_name((s.rank, s.lane)) for s in group],
                 x=[at(s.end) - at(s.start) for s in group],
                 base=[at(s.start) for s in group],
                 orientation="h",
@@ -212,7 +200,7 @@ def hover(trace: Trace, span, start: int, wait: Waited | None) -> str:
         return duration(trace.units(ticks), trace.unit)
 
     lines = [
-        f"<b>{span.name}</b>  {row_name((span.rank, span.lane))}",
+        f"<b>{span.name}</b>  {words.row_name((span.rank, span.lane))}",
         f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})",
     ]
     if span.version is not None:

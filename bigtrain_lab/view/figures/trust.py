@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Trace
 from ...order.rates import STEP, TRUST, of_layers
-from . import palette, words
+from .. import palette, words
 from .timeline import look
 
 ROWS = {1: (TRUST, "trust ratio"), 2: (STEP, "|step| / |weights|")}

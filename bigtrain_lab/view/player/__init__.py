@@ -21,8 +21,7 @@ from ...core import MEMORY_KINDS, Memory, Span, Trace, Transfer
 from ...core.peak import followed, peak, readings
 from ...core.waited import waited
 from ...order.holdings import holdings
-from ..figures import palette, words
-from ..figures.timeline import rows_of
+from .. import palette, words
 
 HERE = Path(__file__).parent
 LISTED = 12  # storages of a peak that are told one by one
@@ -109,7 +108,7 @@ def pack(
     `step_ends`, `whole`: as of Player.show."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
-    rows = rows_of(trace)
+    rows = words.rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
     label, waits, deep = words.labels(trace), waited(trace), followed(trace)
     spans, transfers, inside = [], [], []

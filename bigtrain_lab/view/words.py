@@ -1,10 +1,10 @@
-"""The words on pictures: short labels of boxes, and the unit of a time axis."""
+"""The words on pictures: names of rows, short labels of boxes, and the unit of a time axis."""
 
 from functools import lru_cache
 from itertools import pairwise
 
-from ...core import Impossible, Trace
-from ...core.trace import ACTION
+from ..core import Impossible, Span, Trace, Transfer
+from ..core.trace import ACTION
 
 PIPELINE = {"micro_batch": "micro-batch", "stage": "stage"}
 
@@ -24,6 +24,18 @@ def terms(trace: Trace) -> dict[str, str]:
     facts = trace.settings.get("facts")
     told = facts.get("terms") if isinstance(facts, dict) else None
     return told if isinstance(told, dict) and told and told.keys() <= PIPELINE.keys() else PIPELINE
+
+
+def rows_of(trace: Trace) -> list[tuple[int, str]]:
+    """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
+    lanes = {(rank, "compute") for rank in range(trace.ranks)}
+    lanes |= {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))}
+    return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
+
+
+def row_name(row: tuple[int, str]) -> str:
+    rank, lane = row
+    return f"rank {rank}" if lane == "compute" else f"{rank} {lane}"
 
 
 def labels(trace: Trace) -> dict[str, str]:

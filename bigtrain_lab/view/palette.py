@@ -6,7 +6,7 @@ Schemes (muted and bright), other hues than the phases so that a blue box is nev
 memory.
 """
 
-from ...core import MEMORY_KINDS
+from ..core import MEMORY_KINDS
 
 PHASES = {
     "F": "#56B4E9",
