@@ -452,7 +452,8 @@ class Child:
                     lambda group: self.run(group, key, number)
                 )
             case "wait":
-                self._launched.pop(given["number"]).wait()
+                if launched := self._launched.pop(given["number"], None):  # else it has waited
+                    launched.wait()
             case "pause" | "finish":
                 getattr(group, what)()
             case "mark":

@@ -388,12 +388,15 @@ def not_at_hand(name: str, *_, **__):
 
 
 class Texts(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Modules of which only the text is here. {name: [whether it is a package, text]}"""
+    """Modules of which only the text is here. {name: [whether it is a package, text]}. `once`: those
+    that nobody loads again, since something was taken out of them."""
 
     def __init__(self, texts: dict):
-        self.texts = texts
+        self.texts, self.once = texts, set()
 
     def find_spec(self, name, path=None, target=None):
+        if name in self.once:
+            not_at_hand(name)
         if name.partition(".")[0] != "bigtrain_lab":
             return None
         if name not in self.texts:
@@ -591,6 +594,7 @@ def serve(control, texts: Texts, limits: dict) -> None:
     except Exception as error:
         return send(control, f"{type(error).__name__}: {error}")
     take(task["forbids"])
+    texts.once = {name.rpartition(".")[0] for name in task["forbids"]}
     left = Left(*task["allows"])
     gc.freeze()  # a child's collector looks at its own alone
     send(control, "")
