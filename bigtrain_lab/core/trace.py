@@ -256,15 +256,17 @@ class Trace:
         whole = self._makespan_ticks() * len(ranks)
         if not whole:
             return Shares(0.0, 0.0, 1.0)
-        compute, waits = (
-            sum(self._spent[each][what] for each in ranks) for what in ("compute", "waits")
-        )
+        spent = Counter()
+        for each in ranks:
+            for what, start, end in self.spells.get(each, ()):
+                spent[what] += end - start
+        compute, waits = spent["compute"], spent["waits"]
         return Shares(compute / whole, waits / whole, (whole - compute - waits) / whole)
 
     @cached_property
-    def _spent(self) -> dict[int, Counter]:
-        """Rank -> ticks in which it computes and in which it waits."""
-        changes, arrived, spent = defaultdict(list), defaultdict(int), defaultdict(Counter)
+    def spells(self) -> dict[int, list[tuple[str, int, int]]]:
+        """Rank -> ("compute" or "waits", start, end), in order; in between it is idle."""
+        changes, arrived, found = defaultdict(list), defaultdict(int), defaultdict(list)
         for e in self.spans():
             called = e.kind in COLLECTIVES and (e.lane == "compute" or CALLED.match(e.name))
             what = "called" if called else "compute" if e.lane == "compute" else "beside"
@@ -277,13 +279,15 @@ class Trace:
         for rank, own in changes.items():
             going, before = Counter(), 0
             for tick, what, more in sorted(own):
-                if going["compute"] and not going["called"]:
-                    spent[rank]["compute"] += tick - before
-                elif any(going.values()):
-                    spent[rank]["waits"] += tick - before
+                computes = going["compute"] and not going["called"]
+                if tick > before and (computes or any(going.values())):
+                    spell = "compute" if computes else "waits"
+                    goes_on = found[rank] and found[rank][-1][::2] == (spell, before)
+                    begin = found[rank].pop()[1] if goes_on else before
+                    found[rank].append((spell, begin, tick))
                 going[what] += more
                 before = tick
-        return spent
+        return found
 
     # -- memory, bytes, versions -------------------------------------------------------------------
 

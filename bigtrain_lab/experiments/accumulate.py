@@ -41,6 +41,11 @@ class Accumulate(OfGPT, OneDevice):
     question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
+    answers: ClassVar[tuple[str, ...]] = (
+        "gradient off by, mean of means",
+        "peak memory",
+        "activations, window in one pass",
+    )
 
     sequences: int = knob(2, "sequences in a micro-batch: what must fit at once", low=1, high=32)
     accumulation: int = knob(

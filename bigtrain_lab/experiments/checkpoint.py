@@ -67,7 +67,13 @@ class Checkpoint(OfGPT, OneDevice):
     question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "budgets")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")
+    rivals_by: ClassVar[str] = "plan"
+    answers: ClassVar[tuple[str, ...]] = (
+        "saved activations, peak",
+        "work beside keep-all",
+        "step time",
+    )
 
     plan: str = knob(
         "optimal",

@@ -30,7 +30,12 @@ WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "su
 class Combined(OfGPT, Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
-    figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "mesh", "memory")
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "peak memory, rank 0",
+        "pp: waiting for other stages, a step",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
 
     replicas: int = knob(
@@ -149,6 +154,16 @@ class Combined(OfGPT, Sharded):
                         self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp))
                     )
         return found
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        return {
+            f"{each.replicas} x {each.pipeline} x {each.slices}": {
+                "replicas": each.replicas,
+                "pipeline": each.pipeline,
+                "slices": each.slices,
+            }
+            for each in self.products()
+        }
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -74,7 +74,13 @@ FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product"
 class Compile(OnOneRank):
     name: ClassVar[str] = "compile"
     question: ClassVar[str] = "Can a compiler do it faster without me?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "fusion", "blocks")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "fusion", "blocks")
+    rivals_by: ClassVar[str] = "compiler"
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "kernels a step",
+        "bytes moved a step",
+    )
     terms: ClassVar[dict[str, str]] = {"stage": "kernel", "micro_batch": "step"}
 
     function: str = knob(

@@ -45,7 +45,12 @@ STRATEGIES = ("buckets", "fused-cycle", "push-pull")
 class DataParallel(OfGPT, Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
-    figures: ClassVar[tuple[str, ...]] = ("overlap", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "speed-up over one replica",
+        "bytes sent a rank and step",
+    )
     slices: ClassVar[int] = 1
     faultless: ClassVar[dict[str, str]] = {"mistake": "none"}
 

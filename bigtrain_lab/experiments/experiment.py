@@ -57,6 +57,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
+    rivals_by: ClassVar[str] = ""  # the setting by which rivals differ
+    answers: ClassVar[tuple[str, ...]] = ()  # quantities above the picture; else the first ones
     ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator
     quantities: ClassVar[
         tuple[Quantity, ...]
@@ -316,6 +318,13 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def reference(self) -> dict[str, Any]:
         """The same named arrays, computed in one process."""
         return self.recipe.reference()
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        """Name -> the settings of a rival: the same training by each choice of one setting,
+        `rivals_by`. The lens "rivals" sets their predictions side by side."""
+        knob = self.knobs()[self.rivals_by]
+        values = knob.menu() or range(int(knob.low), int(knob.high) + 1)
+        return {f"{value}": {self.rivals_by: value} for value in values}
 
     def shown(self, figure: str, trace: Trace) -> Any:
         """What the figure of this name draws of a trace of these settings: the trace; a subclass

@@ -64,6 +64,11 @@ class LargeBatch(OnHardware, Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
+    answers: ClassVar[tuple[str, ...]] = (
+        "the whole run",
+        "updates",
+        "peak memory, between actions",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     ledger: ClassVar[bool] = False
     schedule: ClassVar[str] = "1f1b"

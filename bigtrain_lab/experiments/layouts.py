@@ -43,7 +43,13 @@ ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": 
 class Layouts(OnHardware):
     name: ClassVar[str] = "layouts"
     question: ClassVar[str] = "Are these all one idea?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "layouts")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "layouts")
+    rivals_by: ClassVar[str] = "layout"
+    answers: ClassVar[tuple[str, ...]] = (
+        "time",
+        "memory of a rank",
+        "bytes sent a rank, backward",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("needed",)
 
     layout: str = knob(

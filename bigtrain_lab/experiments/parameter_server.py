@@ -47,6 +47,11 @@ class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
+    answers: ClassVar[tuple[str, ...]] = (
+        "gradients applied a slot",
+        "staleness, mean",
+        "bytes through the busiest server's port, in and out",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("requests",)
 
     mode: str = knob(

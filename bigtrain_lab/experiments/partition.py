@@ -27,6 +27,11 @@ class Partition(PipelineExperiment):
     name: ClassVar[str] = "partition"
     question: ClassVar[str] = "Where do I cut the model so that no stage waits for another?"
     figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "step time if cut balanced",
+        "slowest stage, a micro-batch",
+    )
     ticks_per_slot: ClassVar[int] = 10**6
 
     schedule: str = knob(

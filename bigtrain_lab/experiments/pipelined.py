@@ -36,7 +36,13 @@ class Pipelined(Experiment):
     """Needs the fields `schedule`, `ranks`, `micro_batches`, `steps`; fields named like an option
     of the schedule are handed to it."""
 
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions", "rivals")
+    rivals_by: ClassVar[str] = "schedule"
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "peak memory, rank 0",
+        "bytes sent, all ranks",
+    )
     ledger: ClassVar[bool] = True
     ticks_per_slot: ClassVar[int] = 1000
     says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")

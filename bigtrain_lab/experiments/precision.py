@@ -58,7 +58,13 @@ BREAKS = {  # what a level without one of the safeguards suffers from
 class Precision(OneDevice):
     name: ClassVar[str] = "precision"
     question: ClassVar[str] = "Just call .half()? What breaks, and what does each safeguard cost?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "exponents", "underflow")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "exponents", "underflow")
+    rivals_by: ClassVar[str] = "level"
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "peak memory",
+        "checkpoint",
+    )
 
     level: str = knob(
         "fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS)

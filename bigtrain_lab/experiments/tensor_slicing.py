@@ -39,6 +39,11 @@ class TensorSlicing(OfGPT, Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
     figures: ClassVar[tuple[str, ...]] = ("slices", "timeline", "memory")
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "weights a rank",
+        "bytes sent forward, a rank and step",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "lowered")
 
     slices: int = knob(4, "ranks that share each layer", low=1, high=8)

@@ -65,6 +65,11 @@ class Translate(Layered):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
+    answers: ClassVar[tuple[str, ...]] = (
+        "the run",
+        "speed-up over one rank",
+        "bytes sent a rank and step",
+    )
     ledger: ClassVar[bool] = False  # what a translation holds depends on what it says
     pipeline: ClassVar[int] = 1
     slices: ClassVar[int] = 1

@@ -36,7 +36,12 @@ WORDS = {
 class Zero(OfGPT, Sharded):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
-    figures: ClassVar[tuple[str, ...]] = ("microscope", "overlap", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "peak memory, most on a rank",
+        "bytes sent a rank and step",
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     pipeline: ClassVar[int] = 1
     slices: ClassVar[int] = 1
@@ -144,6 +149,9 @@ class Zero(OfGPT, Sharded):
     @property
     def zero(self) -> int:
         return self.stage
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        return {name: {"stage": stage} for stage, name in enumerate(STAGES)}
 
     @property
     def further(self) -> dict[str, Any]:

@@ -388,8 +388,8 @@ def not_at_hand(name: str, *_, **__):
 
 
 class Texts(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Modules of which only the text is here. {name: [whether it is a package, text]}. `once`: those
-    that nobody loads again, since something was taken out of them."""
+    """Modules of which only the text is here. {name: [whether it is a package, text]}. `once`:
+    those that nobody loads again, since something was taken out of them."""
 
     def __init__(self, texts: dict):
         self.texts, self.once = texts, set()

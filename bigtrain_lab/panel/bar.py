@@ -1,7 +1,6 @@
-"""The run bar: Run, Stop, Pin, History, Copy command, more settings; below it the status, the
-commands, the past runs.
+"""The run bar above the picture, and the foot below it with its tabs.
 
-It knows widgets only: what a press does is the panel's business.
+They know widgets only: what a press does is the panel's business.
 """
 
 import asyncio
@@ -16,7 +15,22 @@ from .history import Past
 
 ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 SHUT, OPEN = "none", None  # of a layout's display
-ROWS = 3, 8  # of the list of runs: at least, at most
+ROWS = 5  # of the list of runs
+AUTO = widgets.Layout(width="auto")
+WHY, NUMBERS, MORE, HISTORY, COMMAND = (
+    "Why?",
+    "Numbers",
+    "more settings",
+    "History",
+    "Copy command",
+)
+TOLD = (
+    "why it takes as long as it does",
+    "predicted, modelled and measured, side by side",
+    "the other settings",
+    "the runs kept under runs/; choose one to reopen it",
+    "copy the same run for a shell, and show it for torchrun",
+)
 SINCE = {"settings": "with other settings", "order": "of an earlier order"}
 
 
@@ -24,14 +38,13 @@ def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.
     return kind(description=text, icon=icon, tooltip=tooltip, layout=fixed(width, **more))
 
 
-class Bar(widgets.VBox):
-    """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be
-    copied."""
+class Bar(widgets.HBox):
+    """Run, Stop, Pin and Unpin, and the status, which is shown elsewhere."""
 
-    def __init__(self, choose, copy):
-        self._copy, self._end = copy, None
+    def __init__(self):
+        self._end = None
         self.run = button("Run", "play", "start the real processes", "150px")
-        self.run.button_style = "success"
+        self.run.button_style = "primary"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
         self.pin = button(
@@ -40,46 +53,9 @@ class Bar(widgets.VBox):
         self.unpin = button(
             "Unpin", "times", "compare with nothing any more", "84px", display=SHUT
         ).add_class("btl-unpin")
-        self.history = button(
-            "History",
-            "history",
-            "list the runs kept under runs/, and reopen one",
-            "104px",
-            widgets.ToggleButton,
-        )
-        self.command = button(
-            "Copy command",
-            "copy",
-            "copy the same run for a shell, and show it for torchrun",
-            "154px",
-            widgets.ToggleButton,
-        )
-        self.more = button(
-            "more settings", "sliders", "show the other settings", "140px", widgets.ToggleButton
-        )
-        self.status = widgets.HTML(
-            layout=widgets.Layout(width="auto", min_height="18px", margin="0 2px")
-        )
-        self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class(
-            "btl-commands"
-        )
-        self.past = widgets.Select(rows=ROWS[0], layout=widgets.Layout(width="auto")).add_class(
-            "btl-history"
-        )
-        self.past.tooltip = "choose a run to reopen it"
-        self.past.observe(lambda change: choose(change["new"]) if change["new"] else None, "value")
-        self.about_past = widgets.HTML(layout=widgets.Layout(width="auto"))
-        self._list = widgets.VBox(
-            [self.past, self.about_past],
-            layout=widgets.Layout(display=SHUT, width="auto", margin="2px"),
-        )
-        row = widgets.HBox(
-            [self.run, self.stop, self.pin, self.unpin, self.history, self.command, self.more],
-            layout=widgets.Layout(width="auto", overflow="hidden", margin="2px 0 0"),
-        )
+        self.status = widgets.HTML(layout=widgets.Layout(flex="0 1 auto", min_width="0"))
         super().__init__(
-            [row, self.status, self.lines, self._list],
-            layout=widgets.Layout(width="auto", overflow="hidden"),
+            [self.run, self.stop, self.pin, self.unpin], layout=widgets.Layout(flex="0 0 auto")
         )
 
     def enable(self, impossible: bool, runs: bool, predicting: bool, running: bool) -> None:
@@ -87,7 +63,6 @@ class Bar(widgets.VBox):
         self.run.disabled = impossible or predicting or running or not runs
         self.stop.disabled = not running
         self.pin.disabled = impossible or predicting
-        self.past.disabled = running
 
     def tell(
         self, text: str, title: str = "", ended: bool = False, share: float | None = None
@@ -121,43 +96,73 @@ class Bar(widgets.VBox):
             else ""
         )
 
-    def write(self, commands: dict[str, str], copy: bool = False) -> None:
-        """While Copy command is pressed: show the commands, if there are any, each with a button
-        that copies it; `copy` the first."""
-        if not (commands and self.command.value):
-            self.lines.layout.display = SHUT
-            return
-        if copy:
-            self._copy(next(iter(commands.values())))
-        if len(self.lines.children) != len(commands):
-            self.lines.children = [
-                widgets.HBox(
-                    [
-                        button("", "copy", "", "32px"),
-                        widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0")),
-                    ],
-                    layout=widgets.Layout(width="auto"),
-                )
-                for _ in commands
-            ]
-            for row in self.lines.children:
-                row.children[0].on_click(lambda pressed: self._copy(self._texts[pressed]))
-        self._texts = {
-            row.children[0]: text for row, text in zip(self.lines.children, commands.values())
+
+class Foot(widgets.VBox):
+    """Below the picture, one tab in view, in a frame that keeps its height: why, the numbers, the
+    other settings, the runs that are kept, the commands.
+
+    `opened(tab)` is told of each press; `choose` is given the Past that was chosen, `copy` the text
+    to be copied.
+    """
+
+    def __init__(self, more: widgets.Widget, opened, choose, copy):
+        self._copy = copy
+        self.why, self.numbers = widgets.HTML(), widgets.HTML()
+        self.lines = widgets.VBox([]).add_class("btl-commands")
+        self.past = widgets.Select(rows=ROWS, layout=AUTO).add_class("btl-history")
+        self.past.tooltip = "choose a run to reopen it"
+        self.past.observe(lambda change: choose(change["new"]) if change["new"] else None, "value")
+        self.about_past = widgets.HTML()
+        self._panes = {
+            WHY: self.why,
+            NUMBERS: self.numbers,
+            MORE: more,
+            HISTORY: widgets.VBox([self.past, self.about_past]),
+            COMMAND: self.lines,
         }
+        for pane in self._panes.values():
+            pane.layout.width = "auto"
+        self.tabs = widgets.ToggleButtons(
+            options=list(self._panes), tooltips=TOLD, style={"button_width": "auto"}
+        ).add_class("btl-tabs")
+        self.tabs.observe(lambda change: (self._fit(), opened(change["new"])), "value")
+        self._fit()
+        super().__init__(
+            [self.tabs, widgets.VBox([*self._panes.values()]).add_class("btl-pane")],
+            layout=AUTO,
+        )
+
+    def _fit(self) -> None:
+        for name, pane in self._panes.items():
+            pane.layout.display = OPEN if name == self.tabs.value else SHUT
+
+    def write(self, commands: dict[str, str]) -> None:
+        """The commands, if there are any, each with a button that copies it."""
+        self.texts = list(commands.values())
+        if len(self.lines.children) != len(commands):
+            self.lines.children = [self._line(at) for at in range(len(commands))]
         for row, (label, text) in zip(self.lines.children, commands.items()):
             row.children[0].tooltip = f"copy: {label}"
             row.children[1].value = (
                 f'<div class="btl-command"><span>{escape(label)}</span>'
                 f"<code>{escape(text)}</code></div>"
             )
-        self.lines.layout.display = OPEN
+
+    def _line(self, at: int) -> widgets.HBox:
+        pressed = button("", "copy", "", "32px")
+        pressed.on_click(lambda _: self.copy(at))
+        text = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
+        return widgets.HBox([pressed, text], layout=AUTO)
+
+    def copy(self, at: int = 0) -> None:
+        """Copy a command, if there is one."""
+        if self.texts:
+            self._copy(self.texts[at])
 
     def list_past(self, runs: list[Past], older: int) -> None:
-        """Show the list, nothing chosen."""
+        """The list, nothing chosen."""
         self.past.value = None  # first: where something is chosen, new options choose their first
         self.past.options = [(str(past), past) for past in runs]
-        self.past.rows = min(max(ROWS[0], len(runs)), ROWS[1])
         left = (
             f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. "
             if older
@@ -168,10 +173,6 @@ class Bar(widgets.VBox):
             if runs
             else '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>'
         )
-        self._list.layout.display = OPEN
-
-    def shut_past(self) -> None:
-        self._list.layout.display = SHUT
 
 
 class Press:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import ipywidgets as widgets
 
@@ -18,7 +19,7 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table
 from . import history
-from .bar import Bar, Press
+from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
@@ -29,6 +30,7 @@ REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw
 PAUSE_S = 0.1
 BUSY = 4  # pause at least so many times as long as the reading took
 PREDICTING = "predicting these settings"
+FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
 
 
 class Panel(widgets.VBox):
@@ -67,35 +69,39 @@ class Panel(widgets.VBox):
         follow_cells(self)
 
     def _build(self, first: Experiment) -> list[widgets.Widget]:
-        self._heading = widgets.HTML(table.heading(first.question))
+        self._heading = widgets.HTML(
+            heading(first.question), layout=widgets.Layout(flex="1 1 0", min_width="0")
+        )
         self.settings = Settings(first, self._on_prediction, self._on_waiting, self._lock)
-        self.bar = bar = Bar(
-            choose=self._choose, copy=lambda text: self.player.send({"do": "copy", "text": text})
-        )
-        self.run_button, self.stop_button, self.command_button, self.more_button, self.status = (
-            bar.run,
-            bar.stop,
-            bar.command,
-            bar.more,
+        self.bar = bar = Bar()
+        self.run_button, self.stop_button, self.status = bar.run, bar.stop, bar.status
+        self.answers = widgets.HTML(layout=widgets.Layout(width="auto"))
+        self.picture = Picture(
             bar.status,
+            chosen=self._draw,
+            mend=lambda: self.set(**self._offer),
+            take=lambda settings: self.set(**settings),
         )
-        self.picture = Picture(chosen=self._draw, mend=lambda: self.set(**self._offer))
         self.player, self.tabs = self.picture.player, self.picture.tabs
-        self._results = widgets.HTML(layout=widgets.Layout(width="auto", margin="2px"))
+        self.foot = Foot(
+            self.settings.more,
+            opened=self._on_foot,
+            choose=self._choose,
+            copy=lambda text: self.player.send({"do": "copy", "text": text}),
+        )
         self._press = Press(self.player, ready=lambda: not self.settings.predicting)
         for button, act in ((bar.run, self.start), (bar.pin, self.pin)):
             button.on_click(lambda _, act=act: self._press.now(act))
         for button, act in ((bar.stop, self.stop), (bar.unpin, self.unpin)):
             button.on_click(lambda _, act=act: act())
-        bar.history.observe(lambda _: self._list_past(), "value")
-        bar.command.observe(lambda _: self._write_commands(copy=True), "value")
-        bar.more.observe(
-            lambda change: setattr(
-                self.settings.more.layout, "display", None if change["new"] else "none"
-            ),
-            "value",
-        )
-        return [self._heading, self.settings, bar, self.picture, self._results]
+        head = widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto"))
+        return [
+            head.add_class("btl-top"),
+            self.settings,
+            self.answers,
+            self.picture,
+            self.foot,
+        ]
 
     # -- settings and prediction -------------------------------------------------------------------
 
@@ -115,10 +121,10 @@ class Panel(widgets.VBox):
         """The prediction takes long: what is shown is that of other settings."""
         self._enable()
         self.player.note = PREDICTING
-        self._results.add_class("btl-waiting")
+        self.add_class("btl-waiting")
 
     def _on_prediction(self, tried: Prediction | str, offer: dict) -> None:
-        self._results.remove_class("btl-waiting")
+        self.remove_class("btl-waiting")
         self._refusal, self._offer, self._compared.refused = (
             (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         )
@@ -132,7 +138,6 @@ class Panel(widgets.VBox):
         self._write_commands()
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
-            self._tabulate()  # first: other figures take long to draw
             self._draw("predicted" if changed else None)
         self._press.settled()
 
@@ -152,12 +157,9 @@ class Panel(widgets.VBox):
         )
 
     def _show_problem(self) -> None:
-        """The problem, if there is one, and what mends it; what a failed run did stays in view
-        below it."""
-        run = None if self._refusal else self._failed
-        html = table.trouble(self.problem, run) if self.problem else ""
-        self.picture.tell_trouble(html, self._offer, whole=bool(self._refusal))
-        self._results.layout.display = "none" if self._refusal else None
+        """Why the settings cannot be, over the picture; why the last run failed, first of all that
+        is said."""
+        self.picture.refuse(table.trouble(self._refusal) if self._refusal else "", self._offer)
 
     def _enable(self) -> None:
         self.bar.enable(
@@ -166,6 +168,7 @@ class Panel(widgets.VBox):
             predicting=self.settings.predicting,
             running=self._running,
         )
+        self.foot.past.disabled = self._running
 
     # -- drawing -----------------------------------------------------------------------------------
 
@@ -203,6 +206,7 @@ class Panel(widgets.VBox):
                 None if self._refusal else self._compared.prediction,
             )
             note = self._compared.note if tab in CLOCKS[1:] else ""
+            self._tabulate()
             if trace is None and tab in CLOCKS[1:]:
                 runs = (
                     f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill"
@@ -213,18 +217,24 @@ class Panel(widgets.VBox):
                 trace,
                 note,
                 str(self.pinned) if tab == PINNED else now.description if now else "",
-                names=self.experiment.figures,
-                shown=self._compared.made(tab).shown,
+                made=self._compared.made(tab),
             )
 
     def _tabulate(self) -> None:
-        self._results.value = table.html(
-            self.rows,
-            self._compared.sentences,
-            self._compared.changed,
-            self.pinned.trace.clock if self.pinned else "",
-            self._compared.changes(),
+        if self._compared.prediction is None:
+            return
+        rows, pinned = self.rows, self.pinned.trace.clock if self.pinned else ""
+        self.answers.value = table.answers(
+            rows,
+            self.experiment.answers,
+            self.tabs.value,
+            "The run failed." if self._failure else "",
+            pinned,
         )
+        trouble = table.trouble(self._failure, self._failed) if self._failure else ""
+        self.foot.why.value = trouble + table.why(self._compared.sentences)
+        told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
+        self.foot.numbers.value = f'<div class="btl-results">{told}</div>'
 
     def pin(self) -> None:
         """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings
@@ -244,11 +254,12 @@ class Panel(widgets.VBox):
         self.picture.offer(pinned=bool(self.pinned))
         self.bar.unpin.layout.display = None if self.pinned else "none"
         self._draw()
-        self._tabulate()
 
-    def _write_commands(self, copy: bool = False) -> None:
-        """The commands of these settings; none for settings that cannot be."""
-        self.bar.write({} if self._refusal else report.commands(self.experiment), copy)
+    def _write_commands(self) -> None:
+        """The commands of these settings, where they are looked at; none for settings that cannot
+        be."""
+        if self.foot.tabs.value == COMMAND:
+            self.foot.write({} if self._refusal else report.commands(self.experiment))
 
     # -- the run -----------------------------------------------------------------------------------
 
@@ -274,7 +285,6 @@ class Panel(widgets.VBox):
             self._compared.begin(self.experiment)
             self._enable()
             self._draw(self.run.clock)
-            self._tabulate()
             self._thread = follow(self.run, self._on_progress, self._on_end)
             return self.run
 
@@ -296,7 +306,10 @@ class Panel(widgets.VBox):
 
     def _fail(self, sentence: str, run=None) -> None:
         self._failure, self._failed = sentence, run
+        if sentence:
+            self.foot.tabs.value = WHY
         self._show_problem()
+        self._tabulate()
 
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
@@ -323,8 +336,8 @@ class Panel(widgets.VBox):
                 self._show_end(run, self._compared.ran, run.traces(), when, replayed)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
-            if self.bar.history.value:
-                self._list_past()
+            if self.foot.tabs.value == HISTORY:
+                self._on_foot(HISTORY)
 
     def _show_end(
         self,
@@ -351,7 +364,6 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw()
-            self._tabulate()
         if not self._refusal and run.state == "done" and replayed and self.tabs.value in CLOCKS[1:]:
             self.player.play()
 
@@ -371,7 +383,7 @@ class Panel(widgets.VBox):
                 self.settings.fit(experiment)
             self.settings.experiment, self._heading.value = (
                 experiment,
-                table.heading(experiment.question),
+                heading(experiment.question),
             )  # with what its run kept
         self.set(**experiment.model_dump())
         with self._lock:
@@ -387,11 +399,12 @@ class Panel(widgets.VBox):
                 run.damage or "",
             )
 
-    def _list_past(self) -> None:
-        if self.bar.history.value:
-            self.bar.list_past(*history.listed(self.settings.experiment_class))
-        else:
-            self.bar.shut_past()
+    def _on_foot(self, tab: str) -> None:
+        if tab == HISTORY:
+            self.foot.list_past(*history.listed(self.settings.experiment_class))
+        elif tab == COMMAND:
+            self._write_commands()
+            self.foot.copy()
 
     def _choose(self, past: history.Past) -> None:
         try:
@@ -409,6 +422,11 @@ class Panel(widgets.VBox):
 def show(experiment, **settings) -> Panel:
     """The panel of an experiment, as the value of a cell: show("pipeline", ranks=8)."""
     return Panel(experiment, **settings)
+
+
+def heading(question: str) -> str:
+    """The question, and the style of the whole panel."""
+    return f"<style>{FRAME}</style>{table.heading(question)}"
 
 
 def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") -> tuple[str, float]:

@@ -14,8 +14,11 @@ from ..core.trace import IN_TIME
 from ..view import figures
 from ..view.player import Player
 from .controls import fixed
+from .rivals import Rivals
 
-PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
+PLAYER, RIVALS = "timeline", "rivals"
+PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
+HEIGHT = 250  # of the player's picture, in pixels
 PINNED = "pinned"
 TABS = {
     "predicted": "simulated from the plan; redrawn at every move",
@@ -29,26 +32,38 @@ WIDTH = 900  # of a figure: a panel's cell on a laptop, with the list of files b
 
 
 class Picture(widgets.VBox):
-    """`chosen()` is called when another tab is pressed, to `show` what it stands for; `mend()` when
-    the offer is taken."""
+    """`status` stands beside the tabs. `chosen()` is called when another tab is pressed, to `show`
+    what it stands for; `mend()` when the offer is taken, `take(settings)` when a rival is."""
 
-    def __init__(self, chosen: Callable[[], None], mend: Callable[[], None]):
+    def __init__(
+        self,
+        status: widgets.Widget,
+        chosen: Callable[[], None],
+        mend: Callable[[], None],
+        take: Callable[[dict], None],
+    ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
+        self._made = None  # the experiment whose trace is shown
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
-            style={"button_width": "92px"},
-            layout=widgets.Layout(margin="4px 2px 0", flex="0 0 auto"),
+            style={"button_width": "88px"},
+            layout=widgets.Layout(margin="0 2px", flex="0 0 auto"),
         )
         self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
         self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 0", min_width="0")).add_class(
             "btl-about"
         )
-        self._trouble = widgets.HTML(layout=widgets.Layout(display="none", margin="2px"))
-        self._mend = widgets.Button(
-            layout=fixed("auto", display="none", align_self="flex-start"), button_style="info"
+        self.lenses = widgets.ToggleButtons(options=[], style={"button_width": "auto"}).add_class(
+            "btl-tabs"
         )
+        self.lenses.observe(lambda _: None if self._fitting else self._draw(), "value")
+        self._trouble = widgets.HTML()
+        self._mend = widgets.Button(layout=fixed("auto", display="none"), button_style="info")
         self._mend.on_click(lambda _: mend())
+        self._over = widgets.VBox(
+            [self._trouble, self._mend], layout=widgets.Layout(display="none")
+        ).add_class("btl-over")
         self.first = widgets.IntSlider(
             1,
             min=1,
@@ -58,22 +73,22 @@ class Picture(widgets.VBox):
             tooltip="which training steps the picture shows",
             layout=fixed("320px"),
         )
-        self.first.observe(lambda _: None if self._fitting else self._draw(), "value")
+        self.first.observe(lambda _: None if self._fitting else self._play(self._trace), "value")
         self._told = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
         self._steps = widgets.HBox(
             [self.first, self._told], layout=widgets.Layout(display="none", **WIDE)
         )
-        self.player = Player(layout=widgets.Layout(width="auto"))
-        self._others = widgets.VBox([], layout=widgets.Layout(width="auto"))
-        self.body = widgets.VBox(
-            [self._steps, self.player, self._others], layout=widgets.Layout(width="auto")
-        )
+        self.player = Player(layout=widgets.Layout(width="auto"), height=HEIGHT)
+        self._played = widgets.VBox([self._steps, self.player], layout=widgets.Layout(width="auto"))
+        self._figure = widgets.VBox([], layout=widgets.Layout(width="auto"))
+        self.rivals = Rivals(take, layout=widgets.Layout(width="auto"))
+        self.body = widgets.VBox([self._played, self._figure, self.rivals]).add_class("btl-lens")
         super().__init__(
             [
-                widgets.HBox([self.tabs, self._about], layout=widgets.Layout(**WIDE)),
-                self._trouble,
-                self._mend,
-                self.body,
+                widgets.HBox(
+                    [self.tabs, status, self._about, self.lenses], layout=widgets.Layout(**WIDE)
+                ).add_class("btl-choice"),
+                widgets.VBox([self.body, self._over]).add_class("btl-frame"),
             ],
             layout=widgets.Layout(width="auto"),
         )
@@ -95,13 +110,14 @@ class Picture(widgets.VBox):
         """Choose this tab, without a call of `chosen`."""
         self._fitting, self.tabs.value, self._fitting = True, tab, False
 
-    def tell_trouble(self, html: str, mend: dict, whole: bool) -> None:
-        """What is wrong and what mends it; `whole`: nothing can be drawn meanwhile."""
-        for part, shown in ((self._trouble, html), (self._mend, mend), (self.body, not whole)):
-            part.layout.display = None if shown else "none"
+    def refuse(self, html: str, mend: dict) -> None:
+        """Why the settings cannot be, over the picture of those before, and what mends them; "":
+        they can."""
+        self._over.layout.display = None if html else "none"
+        self._mend.layout.display = None if mend else "none"
+        (self.body.add_class if html else self.body.remove_class)("btl-refused")
         if html:
             self._trouble.value = html
-        if whole:
             self._describe("")
         if mend:
             self._mend.description = "Use " + ", ".join(
@@ -114,32 +130,27 @@ class Picture(widgets.VBox):
         note: str = "",
         about: str = "",
         live: bool = False,
-        names: tuple[str, ...] = (),
-        shown: Callable[[str, Trace], object] = lambda name, trace: trace,
+        made=None,
     ) -> None:
-        """The trace, with a line about it; a `note` greys it and says why, or stands alone.
-        `names`: the figures beside the player; `shown`: what each of them draws."""
+        """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
+        the experiment that it is of, which names the lenses."""
         self._trace, self._note, self._live = trace, note, live
         self._describe(about)
+        if made is not None:
+            self._made = made
+            self._offer_lenses(made.figures)
         self._draw()
-        others = [name for name in names if name not in PLAYED] if trace is not None else []
-        if (
-            others or self._others.children
-        ) and not live:  # a figure of plotly is too slow to be made ten times a second
-            drawings = [drawn(name, lambda name=name: shown(name, trace)) for name in others]
-            said = [
-                each.value if isinstance(each, widgets.HTML) else None for each in drawings
-            ]  # what several lack is told once
-            before, self._others.children = (
-                self._others.children,
-                [
-                    each
-                    for at, each in enumerate(drawings)
-                    if said[at] is None or said[at] not in said[:at]
-                ],
-            )
-            for each in before:
-                each.close()
+
+    def _offer_lenses(self, figures: tuple[str, ...]) -> None:
+        """A lens a figure, in the lab's order, and one for the player."""
+        lenses = list(dict.fromkeys(PLAYER if name in PLAYED else name for name in figures))
+        lenses = [*lenses, *[PLAYER] * (PLAYER not in lenses)]
+        if lenses != [lens for _, lens in self.lenses.options]:
+            self._fitting = True
+            self.lenses.options = [(lens.replace(RIVALS, "side by side"), lens) for lens in lenses]
+            self.lenses.value = lenses[0]
+            self._fitting = False
+        self.lenses.layout.display = None if len(lenses) > 1 else "none"
 
     def _describe(self, about: str) -> None:
         """The line beside the tabs; what is too long is cut, and whole under the pointer."""
@@ -150,9 +161,27 @@ class Picture(widgets.VBox):
         )
 
     def _draw(self) -> None:
+        """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
+        trace, name, rivals = self._trace, self.lenses.value, self.lenses.value == RIVALS
+        played = name in (PLAYER, None) or trace is None or self._live
+        for part, seen in (
+            (self._played, played),
+            (self.rivals, rivals and not played),
+            (self._figure, not rivals and not played),
+        ):
+            part.layout.display = None if seen else "none"
+        before, self._figure.children = self._figure.children, []
+        for each in before:
+            each.close()
+        if rivals and not played:
+            self.rivals.show(self._made)
+        elif not played:
+            self._figure.children = [drawn(name, lambda: self._made.shown(name, trace))]
+        self._play(trace)
+
+    def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the
         last ones."""
-        trace = self._trace
         count = steps_drawn(trace) if trace is not None else 0
         whole = trace is None or count == trace.steps
         self._steps.layout.display = "none" if whole or self._live else None

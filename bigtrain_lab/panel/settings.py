@@ -16,15 +16,16 @@ PATIENCE_S = (
 # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 STUCK_S = 10.0
 GRID = {
-    "grid_template_columns": "repeat(auto-fit, minmax(286px, 1fr))",
-    "grid_gap": "0 14px",
+    "grid_template_columns": "repeat(auto-fit, minmax(164px, 1fr))",
+    "grid_gap": "0 20px",
     "width": "auto",
     "overflow": "hidden",
 }
 
 
 class Settings(widgets.GridBox):
-    """`.controls` by name, in one grid. The first ones in view, the others folded away.
+    """`.controls` by name: the first ones in this grid, the others in the grid `.more`, which is
+    shown elsewhere.
 
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
     the answer takes long; the offer is {setting: value} that mends what cannot be.
@@ -40,12 +41,11 @@ class Settings(widgets.GridBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved = False, None
-        self.main = widgets.Box([]).add_class(
-            "btl-controls"
-        )  # without a box of its own, by the style: the controls are the grid's
-        self.more = widgets.Box([], layout=widgets.Layout(display="none")).add_class("btl-controls")
+        super().__init__([], layout=widgets.Layout(**GRID))
+        self.add_class("btl-controls")
+        self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
+        self.more.add_class("btl-controls")
         self.fit(experiment)
-        super().__init__([self.main, self.more], layout=widgets.Layout(**GRID))
 
     def fit(self, experiment) -> None:
         """Controls for this experiment's class, at its values."""
@@ -56,7 +56,7 @@ class Settings(widgets.GridBox):
         self.controls, self._members = controls_of(experiment), members(knobs)
         for name, made in self.controls.items():
             made.observe(self._on_move(name), "value")
-        self.main.children, self.more.children = (
+        self.children, self.more.children = (
             [self.controls[n] for n, k in knobs.items() if k.more == folded]
             for folded in (False, True)
         )

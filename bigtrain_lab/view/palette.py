@@ -37,6 +37,7 @@ PHASE_NAMES = {
 OTHER_PHASE = "#9AA5B1"
 IDLE = "#C9CED6"
 TRANSFER = "#6B7280"
+WAIT = "#D55E00"  # vermilion
 INK, GRID, CLEAR = (
     "#737B86",
     "rgba(128,128,128,0.22)",

@@ -1,39 +1,140 @@
-"""What a panel and a page say in HTML: the table of the clocks, its sentences, what is wrong."""
+"""What a panel and a page say in HTML: answers, the clocks' table, sentences, what is wrong."""
 
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
-from ..core import CLOCKS
-from . import report
+from ..core import CLOCKS, Trace
+from ..core.peak import Peak, peak
+from ..core.words import duration, size
+from . import palette, report
 from .waits import drawing
 
-SHOWN, NAMED = 5, 4  # sentences; settings that have changed
-CONTROLS = """<style>
-.btl-panel .btl-controls { display: contents; } .btl-panel .btl-idle { display: none; }
-body[data-jp-theme-light="false"] .btl-panel select {
-  color-scheme: dark; --jp-widgets-dropdown-arrow: url("data:image/svg+xml,\
-%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23ccc' \
-d='M5.2 5.9 9 9.7l3.8-3.8L14 7.1l-5 5-5-5z'/%3E%3C/svg%3E"); }
-.btl-controls .widget-label { text-align: left; min-width: max-content; }
-.btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
-</style>"""
+SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
 STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 
 
 def heading(question: str) -> str:
-    """The question, and the style of the controls and of all that the panel says in HTML."""
-    return f'{CONTROLS}<style>{STYLE}</style><div class="btl-question">{escape(question)}</div>'
+    """The question, and the style of all that is said in HTML."""
+    return f'<style>{STYLE}</style><div class="btl-question">{escape(question)}</div>'
 
 
-def html(
-    rows: list[report.Row],
-    sentences: list[str],
-    stale: str = "",
-    pinned: str = "",
-    changes: list[str] = (),
+def html(rows: list[report.Row], sentences: list[str]) -> str:
+    """Table and sentences."""
+    return f'<div class="btl-results"><div>{numbers(rows)}</div>{why(sentences)}</div>'
+
+
+def answers(
+    rows: list[report.Row], names: tuple[str, ...], clock: str, failed: str = "", pinned: str = ""
 ) -> str:
-    """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned`: the
-    clock of the pinned column, if there is one; `changes`: what has changed since."""
+    """The numbers that a lab is about, on one clock, and what its time goes to. A run that `failed`
+    says so in place of the first; `pinned`: the clock of what they are compared with."""
+    told = {row.quantity: row for row in rows}
+    chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
+    slots = [
+        slot(row, getattr(row, clock), row.pinned if clock != "pinned" and pinned else None)
+        for row in chosen[:MOST]
+    ]
+    if failed:
+        slots[:1] = [f'<div class="btl-failed"><b>{escape(failed)}</b><span>see Why?</span></div>']
+    shares = [getattr(told[name], clock) for name in report.SHARES if name in told]
+    if all(shares) and shares:
+        slots.insert(1, bar([share.value for share in shares]))
+    return f'<div class="btl-answers">{"".join(slots)}</div>'
+
+
+def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | None) -> str:
+    number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
+    gap = ""
+    if amount and pinned and amount.unit == pinned.unit:
+        gap = f"<em>{escape(report.gap(pinned, amount))} against pinned</em>, "
+    return (
+        f'<div title="{escape(row.quantity)}"><p><b>{escape(number)}</b> {escape(unit)}</p>'
+        f"<span>{gap}{escape(row.quantity)}</span></div>"
+    )
+
+
+def bar(shares: list[float]) -> str:
+    """Compute, waits and idle, which are together 100."""
+    drawn = said = ""
+    for name, share in zip(("compute", "waits", "idle"), shares):
+        drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
+        said += f'<span><i class="btl-{name}"></i>{name} {share:.1f}%</span>'
+    return f'<div class="btl-shares"><p>{drawn}</p>{said}</div>'
+
+
+class Rival(NamedTuple):
+    """A row of `rivals`; `own`: it is what the settings say. Without a trace, why there is none."""
+
+    name: str
+    own: bool
+    trace: Trace | None
+    why: str = ""
+
+
+def rivals(given: list[Rival], limit: int | None) -> str:
+    """A row each: what a step takes and goes to, what the fullest rank holds and sends."""
+    traces = [rival.trace for rival in given if rival.trace]
+    fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
+    longest = max((trace.step_time for trace in traces), default=0) or 1
+    most = max((held.bytes for held in fullest if held), default=0) or 1
+    several = any(trace.ranks > 1 for trace in traces)
+    body = "".join(
+        rival_row(at, rival, held, several, (longest, most, limit))
+        for at, (rival, held) in enumerate(zip(given, fullest))
+    )
+    kinds = {kind for held in fullest if held for kind in held.held}
+    key = [f'<i class="btl-{name}"></i>{name}' for name in ("compute", "waits", "idle")]
+    key += [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
+    heads = "<th data-by='sent'>sent a rank</th><th>compute</th><th>waits</th><th>idle</th>"
+    heads *= several
+    return (
+        f'<div class="btl-rivals"><div class="btl-shares"><span>{"</span><span>".join(key)}</span>'
+        "</div><table><thead><tr><th></th><th data-by='time'>time a step</th><th></th>"
+        f"<th data-by='held'>peak, fullest rank</th><th></th>{heads}</tr></thead>"
+        f'<tbody>{body}</tbody></table><p class="btl-soft">All predicted. Click a row to take its'
+        " settings, a heading to sort.</p></div>"
+    )
+
+
+def fullest_rank(trace: Trace) -> Peak | None:
+    """The peak of the rank that holds the most."""
+    peaks = filter(None, (peak(trace, rank) for rank in range(trace.ranks)))
+    return max(peaks, key=lambda held: held.bytes, default=None)
+
+
+def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tuple) -> str:
+    name, look = escape(rival.name), "btl-own" * rival.own
+    if (trace := rival.trace) is None:
+        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
+    longest, most, limit = scale
+    shares, total = trace.shares(), held.bytes if held else 0
+    sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
+    time = [
+        f'<i class="btl-{what}" style="width:{100 * share * trace.step_time / longest:.2f}%"></i>'
+        for what, share in shares._asdict().items()
+    ]
+    kinds = [
+        f'<i style="width:{100 * held.held[kind] / most:.2f}%;background:{colour}"></i>'
+        for kind, colour in palette.MEMORY.items()
+        if held and kind in held.held
+    ]
+    over = bool(limit and total > limit)
+    more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
+    return (
+        f'<tr class="{look} {"btl-over-limit" * over}" data-row="{at}" tabindex="0"'
+        f' data-time="{trace.step_time}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
+        f'<td>{duration(trace.step_time, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
+        f"</p></td><td>{size(total)}{' over the limit' * over}</td>"
+        f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>{more if several else ""}</tr>'
+    )
+
+
+def numbers(
+    rows: list[report.Row], stale: str = "", pinned: str = "", changes: list[str] = ()
+) -> str:
+    """The table; `stale`, what has changed, greys what the last run gave. `pinned`: the clock of
+    the pinned column, if there is one; `changes`: what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
     heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'
@@ -59,9 +160,8 @@ def html(
         for row in rows
     )
     return (
-        f'<div class="btl-results"><div><table><thead><tr><th></th>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>"
-        f"{why(sentences)}</div>"
+        f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        f"{told_changes(changes) if pinned else ''}"
     )
 
 

@@ -265,7 +265,7 @@ class Lab:
     def row(self, quantity: str) -> list[str]:
         """Their texts, but for the name."""
         cells = self.cells(quantity)
-        cells.first.wait_for()  # the player may be drawn before the table
+        cells.first.wait_for(state="attached")  # the player may be drawn before the table
         return cells.all_text_contents()[1:]
 
     def theme(self, name: str) -> None:

@@ -13,6 +13,7 @@ from bigtrain_lab.core import MEMORY_KINDS, Impossible
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.panel import Panel, show
+from bigtrain_lab.panel.bar import COMMAND, HISTORY, WHY
 from bigtrain_lab.panel.picture import steps_drawn, window
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.view import report
@@ -109,12 +110,12 @@ def three(tmp_path_factory):
 def kept(three, panel, tmp_path):
     """A panel where these were made, with its list open; and the runs, the newest first."""
     shutil.copytree(three, tmp_path / "runs")
-    panel.bar.history.value = True
+    panel.foot.tabs.value = HISTORY
     return panel, listed(panel)
 
 
 def listed(panel):
-    return [past for _, past in panel.bar.past.options]
+    return [past for _, past in panel.foot.past.options]
 
 
 TOLD = ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
@@ -122,25 +123,24 @@ TOLD = ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
 
 def test_history_lists_the_newest_first_with_what_differs(kept):
     panel, runs = kept
-    assert [past.told for past in runs] == TOLD and panel.bar.past.value is None
+    assert [past.told for past in runs] == TOLD and panel.foot.past.value is None
     assert [past.state for past in runs] == ["done", "failed", "done"]
-    panel.bar.history.value = False
-    assert panel.bar.past not in parts(panel)
 
 
 def test_choosing_reopens_settings_traces_and_failure(kept):
     panel, (last, failed, first) = kept
-    panel.bar.past.value = first
+    panel.foot.past.value = first
     assert panel.experiment.micro_batches == panel.controls["micro_batches"].value == 3
     assert not panel.stale and panel.problem == ""
     assert panel.rows[1].modelled.value == 6 and "reopened" in panel.status.value
-    panel.bar.past.value = failed
+    panel.foot.past.value = failed
     assert "the wave broke" in panel.problem and panel.controls["trouble"].value == "raise"
     assert not panel.run_button.disabled
-    panel.bar.past.value = last
+    panel.foot.past.value = last
     assert panel.problem == "" and panel.experiment == Waves()
+    panel.foot.tabs.value = HISTORY  # the failure had opened its own
     ran(panel, micro_batches=4)  # the list is read again
-    assert panel.bar.past.value is None and len(listed(panel)) == 4
+    assert panel.foot.past.value is None and len(listed(panel)) == 4
     assert "reopened" not in panel.status.value
 
 
@@ -150,23 +150,23 @@ def test_damaged_and_foreign_runs_say_why(kept):
     asked = Waves(trouble="raise").model_dump()
     change(failed.directory, settings={**asked, "experiment": "test-waves", "colour": "red"})
     Path("runs/empty").mkdir()
-    panel.bar.history.value = False
-    panel.bar.history.value = True
+    panel.foot.tabs.value = WHY
+    panel.foot.tabs.value = HISTORY
     found, before = listed(panel), panel.experiment
     assert [past.state for past in found] == ["done", "failed", "damaged", "damaged"]
     for past in found[1:]:
-        panel.bar.past.value = past
+        panel.foot.past.value = past
         why = "test-waves has no setting 'colour'" if past is found[1] else past.told
         assert panel.experiment is before and panel.problem.startswith(why)
-    panel.bar.past.value = found[0]
+    panel.foot.past.value = found[0]
     assert panel.problem == ""
 
 
 def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, monkeypatch):
     panel, (last, _, first) = kept
-    panel.bar.past.value = first
+    panel.foot.past.value = first
     monkeypatch.setattr(Waves, "restored", lambda *told: 1 / 0)
-    panel.bar.past.value = last
+    panel.foot.past.value = last
     assert panel.problem.startswith("ZeroDivisionError: division by zero (in")
     assert panel.run.directory.samefile(first.directory)
 
@@ -184,25 +184,25 @@ def test_a_run_that_lost_its_end_shows_what_is_whole(kept):
 def test_a_run_of_another_experiment_brings_its_controls(kept):
     panel, _ = kept
     Staleness(ranks=2, micro_batches=2, steps=1).run().wait()
-    panel.bar.history.value = False
-    panel.bar.history.value = True
+    panel.foot.tabs.value = WHY
+    panel.foot.tabs.value = HISTORY
     runs = listed(panel)
     assert [past.name for past in runs] == [*["test-waves"] * 3, "staleness"]  # its own first
     panel.pin()
-    panel.bar.past.value = runs[3]
+    panel.foot.past.value = runs[3]
     assert type(panel.experiment) is Staleness and "learning_rate" in panel.controls
     assert panel.rows[0].modelled == panel.rows[0].predicted
     assert "pinned: experiment test-waves, now staleness" in said(panel)
 
 
 def test_no_run_is_reopened_while_one_goes_on_and_its_end_is_listed(panel, tmp_path):
-    panel.bar.history.value = True
+    panel.foot.tabs.value = HISTORY
     assert listed(panel) == [] and "no runs in runs/ yet" in said(panel)
     before = ran(panel).run.directory
     assert len(listed(panel)) == 1
     panel.set(gate=str(tmp_path / "gate"))
     panel.start()
-    assert panel.bar.past.disabled
+    assert panel.foot.past.disabled
     with pytest.raises(Impossible, match="A run goes on in this panel"):
         panel.reopen(before)
     (tmp_path / "gate").touch()
@@ -216,9 +216,9 @@ def test_no_run_is_reopened_while_one_goes_on_and_its_end_is_listed(panel, tmp_p
 def test_each_command_is_copied_by_its_button_and_none_stays_for_what_cannot_be(panel):
     sent = []
     panel.player.send = lambda message: sent.append(message["text"])
-    panel.command_button.value = True
+    panel.foot.tabs.value = COMMAND
     assert sent == ["bigtrain run test-waves"]
-    for row in panel.bar.lines.children:
+    for row in panel.foot.lines.children:
         row.children[0].click()
         assert sent[-1] in html.unescape(row.children[1].value)
     assert sent[1:] == [*report.commands(panel.experiment).values()]

@@ -284,7 +284,7 @@ def test_a_panel_shows_a_stranger_s_text_literally(state, source, tmp_path, monk
     place = tagged(source, tmp_path / "runs" / f"20260101T000000Z-pipeline-{TAG}", state)
     panel = show("pipeline")
     try:
-        panel.bar.history.value = True
+        panel.foot.tabs.value = "History"
         panel.reopen(place)
         assert panel.run.state == state and not any("<img" in text for text in texts_of(panel))
         assert state != "failed" or any("&lt;img src=x onerror" in text for text in texts_of(panel))

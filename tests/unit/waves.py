@@ -71,15 +71,16 @@ class Waves(Title, Experiment):
 
 
 def parts(widget, hidden: bool = False) -> Iterator:
-    """A widget and all that is in it; with `hidden` also what is out of view."""
+    """A widget and all that is in it, in any tab of its foot; with `hidden` also what is out of
+    view."""
     if hidden or widget.layout.display != "none":
         yield widget
         for child in getattr(widget, "children", ()):
-            yield from parts(child, hidden)
+            yield from parts(child, hidden or "btl-pane" in widget._dom_classes)
 
 
 def said(widget) -> str:
-    """The HTML that a reader has in view."""
+    """The HTML that a reader finds."""
     whole = "\n".join(part.value for part in parts(widget) if isinstance(part, widgets.HTML))
     return re.sub("<style>.*?</style>", "", whole, flags=re.DOTALL)
 

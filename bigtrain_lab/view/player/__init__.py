@@ -43,6 +43,7 @@ LOOK = {
     "memory": [[kind, palette.MEMORY[kind]] for kind in MEMORY_KINDS],
     "clocks": palette.CLOCKS,
     "inside": palette.INSIDE,
+    "wait": palette.WAIT,
 }
 
 
@@ -158,6 +159,10 @@ def pack(
             "terms": list(words.terms(trace).items()),
             "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
             "chunks": chunks_of(trace, start),
+            "waits": [
+                [[begin - start, end - start] for what, begin, end in own if what == "waits"]
+                for own in map(trace.spells.get, range(trace.ranks), repeat(()))
+            ],
         },
         separators=(",", ":"),
     ).encode()

@@ -10,7 +10,7 @@ const PLAY_SECONDS = 12, SPEEDS = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8];  // at x1 t
 const CLOCKS = { predicted: "simulated: no process ran", modelled: "real processes, on the clock of the hardware profile",
   measured: "real processes, on this machine's wall clock" };
 const HELP = "space plays and pauses; arrows step from event to event; Home and End; + and - change the speed; "
-  + "z and x zoom, f fits all; v shows weight versions; p lists what the peak of memory holds";
+  + "z and x zoom, f fits all; v shows weight versions; r shows each rank, or one row for ranks that are alike; p lists what the peak of memory holds";
 
 const ICONS = { first: "M2 3h2v10H2z M13 3v10L5 8z", back: "M9.5 3v10L3 8z M11.5 3H13v10h-1.5z", play: "M4 2.5v11L13 8z",
   pause: "M4 3h3v10H4z M9 3h3v10H9z", next: "M6.5 3v10L13 8z M3 3h1.5v10H3z", last: "M12 3h2v10h-2z M3 3v10l8-5z" };
@@ -58,7 +58,9 @@ function drawHead(d, v, note) {
     d.head.append(badge);
     if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
     else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
-    if (scene.idles) d.head.append(key("idle", `repeating-linear-gradient(135deg, ${v.theme.soft} 0 1px, transparent 1px 4px)`));
+    if (scene.exposes) d.head.append(key("exposed", look.wait));
+    if (scene.idles && scene.waits.some((own) => own.length)) d.head.append(key("waits", `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`));
+    if (scene.idles) d.head.append(key("idle", `radial-gradient(${v.theme.soft} 0.8px, transparent 1px) 0 0 / 4px 4px`));
     look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
     if (scene.chunks) d.head.append(element("span", "btl-key", "in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"));
     if (scene.inside.some((readings) => readings.length)) d.head.append(key("read inside actions", look.inside));
@@ -68,7 +70,7 @@ function drawHead(d, v, note) {
 }
 
 function onKeyboard(d, act) {
-  const keys = { " ": act.toggle, ArrowRight: () => act.jump(1), ArrowLeft: () => act.jump(-1), Home: () => act.seek(0), End: () => act.seek(Infinity),
+  const keys = { r: act.fold, " ": act.toggle, ArrowRight: () => act.jump(1), ArrowLeft: () => act.jump(-1), Home: () => act.seek(0), End: () => act.seek(Infinity),
     "+": () => act.faster(1), "=": () => act.faster(1), "-": () => act.faster(-1), z: () => act.zoom(0.5), x: () => act.zoom(2),
     f: () => act.show("all"), s: () => act.show("step"), v: act.lens, p: act.peak, Escape: act.shut };
   d.root.addEventListener("keydown", (event) => {
@@ -84,6 +86,7 @@ function onPointer(d, v, act) {
   d.canvas.addEventListener("pointerdown", (event) => {
     if (!v.scene || event.button) return;
     const [x, y] = at(event), found = find(v, x, y);
+    if (found?.fold) { act.fold(); return; }
     if (found && "peak" in found) { event.preventDefault(); act.list(found.peak); return; }
     drag = event.shiftKey ? { x, from: v.from, to: v.to } : { scrub: true };
     d.canvas.setPointerCapture(event.pointerId);
@@ -95,7 +98,7 @@ function onPointer(d, v, act) {
     if (drag?.scrub) act.seek(tOf(v, x));
     else if (drag) act.window(drag.from - (x - drag.x) * (drag.to - drag.from) / v.layout.width, drag.to - drag.from);
     v.under = find(v, x, y); act.frame();
-    d.canvas.style.cursor = v.under && "peak" in v.under ? "pointer" : "";
+    d.canvas.style.cursor = v.under && ("peak" in v.under || v.under.fold) ? "pointer" : "";
     d.tip.style.display = v.under ? "block" : "none";
     if (!v.under) return;
     d.tip.replaceChildren(...tell(v, v.under).map((line, i) => element(i ? "div" : "b", "", line)));
@@ -125,7 +128,7 @@ document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".bt
 
 function render({ model, el }) {
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
-  const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), t: 0, from: 0, to: 1, lens: false, under: null };
+  const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), unfolded: false, t: 0, from: 0, to: 1, lens: false, under: null };
   let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0, page = Infinity;
 
   function readTheme() {
@@ -235,18 +238,19 @@ function render({ model, el }) {
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };
+  act.fold = () => { v.unfolded = !v.unfolded; data.unfolded = v.unfolded; load(); };
   Object.assign(act, { list: (rank) => list.open(rank, true), peak: () => v.scene && list.toggle(), shut: () => list.close() });
   const list = peakList(d, v, act);
   function load() {
     const old = v.scene, live = model.get("live"), opensAt = model.get("opens_at");
-    v.scene = readScene(model.get("data"), v.look); v.under = null; d.tip.style.display = "none";
+    v.scene = readScene(model.get("data"), v.look, v.unfolded); v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
     for (const part of [d.canvas, d.bar, d.now]) part.style.display = has ? "" : "none";
     if (has) d.root.style.minHeight = "";
     drawHead(d, v, model.get("note"));
     revision++;
-    Object.assign(data, { spans: v.scene?.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
+    Object.assign(data, { spans: v.scene?.all.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
     if (!has) { list.close(); setPlaying(false); data.revision = revision; return; }
     d.peak.style.display = v.scene.peaks.some(Boolean) ? "" : "none"; list.renew();
     d.step.style.display = v.scene.pages.length > 1 ? "" : "none";

@@ -13,7 +13,7 @@ function peakList(d, v, act) {
   const cells = (row, tag, texts) => row.append(...texts.map((text) => element(tag, "", text)));
 
   function head(rank, { bytes, where, count }) {
-    const top = element("div", "btl-peak-head", ""), title = element("b", "", `Peak of rank ${rank}: ${size(bytes)} ${where}`);
+    const top = element("div", "btl-peak-head", ""), title = element("b", "", `Peak of ${v.scene.names[rank]}: ${size(bytes)} ${where}`);
     if (count) title.append(`: ${plural(count, "storage")}`);
     top.append(title);
     const button = (text, title, press) => {

@@ -6,13 +6,46 @@
 
 // ---- scene -----------------------------------------------------------------------------------------------------------
 
-function readScene(bytes, look) {
+/** Groups of ranks whose rows have the same boxes at the same times. */
+function alikeRanks({ ranks, rows, spans, transfers, chunks }) {
+  const boxes = rows.map(([, lane]) => [lane]), groups = new Map();
+  for (const [row, kind, , label, start, end, version] of spans) boxes[row].push(kind, label, start, end, version);
+  for (const t of transfers) boxes[t.at(-1)].push(t[4], t[5]);
+  for (let rank = 0; rank < ranks; rank++) {
+    const key = chunks ? rank : boxes.filter((_, i) => rows[i][0] === rank).join();
+    if (groups.has(key)) groups.get(key).push(rank); else groups.set(key, [rank]);
+  }
+  return [...groups.values()];
+}
+
+/** "ranks 0-2", "ranks 0 1 4 5". */
+const ranksName = (group) => group.length === 1 ? `rank ${group[0]}`
+  : `ranks ${group.at(-1) - group[0] === group.length - 1 ? `${group[0]}\u2013${group.at(-1)}` : group.join(" ")}`;
+
+/** The trace with one rank in the place of all that are alike, the one that holds the most. */
+function folded(raw, groups) {
+  const bytes = (rank) => raw.peaks[rank]?.[2].reduce((total, [, held]) => total + held, 0) ?? 0;
+  const kept = groups.map((group) => group.reduce((best, rank) => (bytes(rank) > bytes(best) ? rank : best)));
+  const place = new Map(kept.map((rank, k) => [rank, k])), row = [], rows = [];
+  raw.rows.forEach((each, i) => { if (place.has(each[0])) { row[i] = rows.length; rows.push(each); } });
+  const of = (list) => kept.map((rank) => list[rank]);
+  return { ...raw, rows, kept, levels: of(raw.levels), peaks: of(raw.peaks), waits: of(raw.waits),
+    inside: raw.inside.filter(([rank]) => place.has(rank)).map(([rank, ...rest]) => [place.get(rank), ...rest]),
+    spans: raw.spans.filter(([at]) => at in row).map(([at, ...rest]) => [row[at], ...rest]),
+    transfers: raw.transfers.filter((t) => t.at(-1) in row).map((t) => [...t.slice(0, -2), row[t.at(-2)] ?? -1, row[t.at(-1)]]) };
+}
+
+function readScene(bytes, look, unfolded) {
   if (!bytes || !bytes.byteLength) return null;
-  const raw = JSON.parse(new TextDecoder().decode(bytes));
+  const whole = JSON.parse(new TextDecoder().decode(bytes)), alike = alikeRanks(whole);
+  const groups = unfolded ? Array.from({ length: whole.ranks }, (_, rank) => [rank]) : alike, raw = folded(whole, groups);
   const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
     ({ row, kind, name, label, start, end, version, waited, message, src });
   const transfer = ([src, dst, kind, name, start, end, size, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, leaves, reaches });
-  const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer) };
+  const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
+  scene.folds = alike.length < whole.ranks;
+  scene.names = groups.map(ranksName); scene.alike = groups.map((group) => group.length);
+  scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? `rank ${rank}`;
   scene.end = Math.max(scene.end, 1);
   const ends = [...raw.step_ends], after = scene.spans.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
   if (after) ends.push(scene.end); else ends[ends.length - 1] = scene.end;  // what follows the last step is a page too
@@ -27,6 +60,7 @@ function readScene(bytes, look) {
   }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
+  if (!unfolded) scene.transfers = scene.transfers.filter((t) => t.leaves >= 0);  // arrows join rows that are shown
   const times = new Set([0, scene.end]);
   for (const e of scene.spans) times.add(e.start).add(e.end);
   for (const e of scene.transfers) times.add(e.start).add(e.end);
@@ -47,7 +81,8 @@ function readScene(bytes, look) {
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
   scene.chunks = readChunks(raw.chunks);
   if (scene.chunks) scene.kinds.fill(false);
-  scene.idles = !scene.chunks && scene.byRow.some((row) => row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
+  scene.idles = !scene.chunks && scene.byRow.some((row, i) => raw.rows[i][1] === "compute" && row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
+  scene.exposes = !scene.chunks && raw.rows.some(([, lane]) => lane !== "compute");
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
@@ -121,20 +156,26 @@ function paintLayer(c, v) {
   c.clearRect(0, 0, L.width, L.height);
   c.fillStyle = theme.bg; c.fillRect(0, 0, L.width, L.height);
   c.font = `11px ${theme.font}`; c.textBaseline = "middle"; c.textAlign = "right"; c.fillStyle = theme.ink;
-  const tall = L.row + L.gap >= 11;
+  const tall = L.row + L.gap >= 11, place = (rank) => scene.kept.indexOf(rank);
   let free = -Infinity;  // from where a name does not meet the one above
   scene.rows.forEach(([rank, lane], i) => {
     const y = L.rowY(i) + L.row / 2;
     if (!tall && (lane !== "compute" || y < free)) return;
-    c.fillText(lane === "compute" ? `rank ${rank}` : lane, LEFT - 8, y);
+    const alike = lane === "compute" && scene.alike[place(rank)] > 1, two = alike && L.row >= 24;
+    c.fillStyle = lane === "compute" ? theme.ink : theme.soft;
+    c.fillText(lane === "compute" ? `${scene.folds ? (alike ? "\u25b8 " : "\u25be ") : ""}${scene.nameOf(rank)}` : lane, LEFT - 8, two ? y - 6 : y);
+    if (two) { c.fillStyle = theme.soft; c.fillText(`${scene.alike[place(rank)]} alike`, LEFT - 8, y + 7); }
     free = y + 11;
   });
   paintAxis(c, v);
   c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom + 1); c.clip();
-  const hatch = hatching(c, theme.rule), x0 = xOf(v, 0), x1 = xOf(v, scene.end);
-  c.fillStyle = hatch;
-  if (!scene.chunks) scene.rows.forEach((_, i) => c.fillRect(x0, L.rowY(i), x1 - x0, L.row));  // who receives nothing may send
+  const x0 = xOf(v, 0), x1 = xOf(v, scene.end);
+  if (!scene.chunks) {
+    c.fillStyle = dotted(c, theme.soft);
+    scene.rows.forEach(([, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), x1 - x0, L.row); });
+  }
   paintBoxes(c, v);
+  if (!scene.chunks) paintWaits(c, v);
   const messages = during(scene.transfers, v.from, v.to, scene.longest);
   if (L.gap >= 3 && messages.length > 2 * L.width) {  // too many for arrows: one stroke for all
     c.strokeStyle = theme.soft; c.globalAlpha = 0.3; c.lineWidth = 1; c.beginPath();
@@ -143,6 +184,33 @@ function paintLayer(c, v) {
   } else if (L.gap >= 3 || messages.length < 400) for (const t of messages) paintTransfer(c, v, t, theme.soft, 0.8);
   if (L.ranks) paintMemory(c, v, look);
   c.restore();
+}
+
+/** What a rank waits for: its own row is cut open, and what comes on its other lanes then is exposed. */
+function paintWaits(c, v) {
+  const { scene, layout: L, theme, look } = v, hatch = hatching(c, look.wait);
+  scene.rows.forEach(([rank, lane], i) => {
+    const y = L.rowY(i), own = scene.waits[scene.kept.indexOf(rank)];
+    for (const [start, end] of own) {
+      if (end < v.from || start > v.to) continue;
+      const x = xOf(v, start), w = xOf(v, end) - x;
+      if (w < 0.4) continue;
+      if (lane === "compute") {
+        c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
+        if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
+      } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
+        const from = Math.max(s.start, start), to = Math.min(s.end, end);
+        if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.row); }
+      }
+    }
+  });
+}
+
+function dotted(c, colour) {
+  const tile = document.createElement("canvas"); tile.width = tile.height = 5;
+  const p = tile.getContext("2d");
+  p.fillStyle = colour; p.globalAlpha = 0.55; p.fillRect(2, 2, 1, 1);
+  return c.createPattern(tile, "repeat");
 }
 
 function hatching(c, colour) {
@@ -353,8 +421,8 @@ function paintFrame(c, v) {
   for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
     const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank]?.bytes ?? 0 : level ? sum(level) : 0)}`;
-    c.fillStyle = theme.ink; if (two) c.fillText(`rank ${rank}`, LEFT - 8, y + L.strip / 2 - 7);
-    c.fillStyle = theme.soft; c.fillText(two ? bytes : `rank ${rank}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
+    c.fillStyle = theme.ink; if (two) c.fillText(scene.names[rank], LEFT - 8, y + L.strip / 2 - 7);
+    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "")}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
   }
   if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
     const whole = right - LEFT;
@@ -382,6 +450,7 @@ function find(v, x, y) {
   const { scene, layout: L } = v, t = tOf(v, x), slack = (v.to - v.from) / L.width * 2;
   const mark = L.ranks && marksOf(v).find((m) => Math.hypot(x - m.x, y - m.y) < 9);
   if (mark) return { peak: mark.rank };
+  if (scene.folds && x < LEFT && y < L.memoryTop - 20) return { fold: true };
   for (let rank = 0; rank < L.ranks && x < LEFT; rank++)
     if (scene.peaks[rank] && y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { peak: rank };
   if (x < LEFT || x > L.width - RIGHT + 2) return null;
@@ -409,7 +478,7 @@ function about({ scene, look }, s) {
   return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
 }
 
-const rowName = ([rank, lane]) => `rank ${rank}${lane === "compute" ? "" : ` ${lane}`}`;
+const rowName = (scene, [rank, lane]) => `${scene.nameOf(rank)}${lane === "compute" ? "" : ` ${lane}`}`;
 
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
@@ -417,10 +486,12 @@ function tell(v, u) {
   const { scene, look } = v, time = (t) => clockTime(scene, t);
   if (u.span) {
     const s = u.span, [rank, lane] = scene.rows[s.row], lines = [];
-    lines.push(about(v, s) + (scene.ranks > 1 || lane !== "compute" ? `, ${rowName([rank, lane])}` : ""));
+    lines.push(about(v, s) + (scene.all.ranks > 1 || lane !== "compute" ? `, ${rowName(scene, [rank, lane])}` : ""));
     lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
     if (s.version != null) lines.push(`weight version ${s.version}`);
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
+    const open = waitedIn(scene, rank, s.start, s.end);
+    if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
     if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
@@ -430,28 +501,40 @@ function tell(v, u) {
     const t = u.transfer;
     return [`result of ${t.name}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
   }
+  if (u.fold) return [scene.alike.some((n) => n > 1) ? "click: a row for each rank" : "click: one row for ranks that are alike"];
   if ("peak" in u) {
     const peak = scene.peaks[u.peak];
-    return [`peak of rank ${u.peak}: ${exactSize(peak.bytes)}`, `${peak.where}, at ${time(peak.tick)}`,
+    return [`peak of ${scene.names[u.peak]}: ${exactSize(peak.bytes)}`, `${peak.where}, at ${time(peak.tick)}`,
       ...peak.kinds.map(([kind, b]) => `${look.memory[kind][0]} ${size(b)}`).reverse(), "click: a list of it"];
   }
   if ("memory" in u) {
     const level = levelAt(scene.levels[u.memory], u.t) || [0];
     const kinds = look.memory.map(([kind], k) => [kind, level[k + 1] || 0]).filter(([, b]) => b).reverse();
-    return [`rank ${u.memory} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
+    return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
-  return [`${rowName(scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : "is idle"}`, next
+  return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
     ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which waits for ${next.message} from rank ${next.src}` : "")
     : "nothing more to do"];
 }
 
+/** What a row does where it has no box. */
+function doing(scene, row, t) {
+  const [rank, lane] = scene.rows[row];
+  if (lane !== "compute") return "free";
+  return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something is on its way" : "idle";
+}
+
+/** Ticks of a stretch in which a rank waits. */
+const waitedIn = (scene, rank, from, to) => scene.chunks ? 0
+  : scene.waits[scene.kept.indexOf(rank)].reduce((sum, [start, end]) => sum + Math.max(0, Math.min(end, to) - Math.max(start, from)), 0);
+
 function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
-  const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(row)} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
+  const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
-  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")
-    .replace("boxs", "boxes")}${scene.ranks > 1 ? `, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}` : ""}.`;
+  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.all.spans.length, "box")
+    .replace("boxs", "boxes")}${scene.all.ranks > 1 ? `, ${plural(scene.all.transfers.length, "message")}, ${plural(scene.all.ranks, "rank")}` : ""}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 

@@ -1,0 +1,52 @@
+"""Rivals side by side: the same training by each choice that a lab offers, a row each; a click on a
+row takes its settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from ..view import table
+from .nearest import raised
+from .settings import PATIENCE_S, Newest
+
+
+class Rivals(anywidget.AnyWidget):
+    """Predicted beside what is shown elsewhere; what takes long comes later, in grey until then.
+    `choose(settings)` is called for the row that was clicked."""
+
+    _esm = Path(__file__).with_name("rivals.js").read_text(encoding="utf-8")
+    html = traitlets.Unicode("").tag(sync=True)
+    waiting = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, choose: Callable[[dict], None], **traits):
+        super().__init__(**traits)
+        self._newest, self._shown, self._settings = Newest(), None, []
+        self.on_msg(lambda _, told, buffers: choose(self._settings[told["row"]]))
+
+    def show(self, experiment) -> None:
+        """The rivals of this experiment, itself among them."""
+        if experiment == self._shown:
+            return
+        self._shown = experiment
+        self.waiting = True
+        self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
+
+    def _tell(self, told: tuple[list[dict], str]) -> None:
+        self._settings, self.html = told
+        self.waiting = False
+
+
+def rows(experiment) -> tuple[list[dict], str]:
+    """The settings of each rival, and the table of them all."""
+    found, settings = [], []
+    for name, changes in experiment.rivals().items():
+        settings.append(changes)
+        own = all(getattr(experiment, setting) == value for setting, value in changes.items())
+        try:
+            trace = experiment.replace(fault="none", **changes).predict()
+            found.append(table.Rival(name, own, trace))
+        except Exception as error:  # a class typed by a student may raise anything
+            found.append(table.Rival(name, own, None, raised(error)))
+    return settings, table.rivals(found, experiment.capacity_bytes)
