@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -358,6 +359,15 @@ def draw(replay: tuple | None) -> None:
 
         print("What your answer did, up to the first action that differs from a right answer's:")
         display(Player(replay[0], opens_at=replay[1]))
+
+
+@contextmanager
+def playing():
+    """Say in a sentence what a playground raises, so that a notebook runs on."""
+    try:
+        yield
+    except Exception as error:
+        print(f"Not yet ({type(error).__name__}): {error}\nThe checks below say what is missing.")
 
 
 def warm() -> None:

@@ -30,6 +30,7 @@ from bigtrain_lab.grading import (
     known,
     likeness,
     marks,
+    playing,
     topics,
 )
 from bigtrain_lab.grading import folder as folders
@@ -465,7 +466,10 @@ def test_what_is_handed_out_has_no_points(name):
     assert judged.findings and {judged.within(each).share for each in steps} == {0.0}
 
 
-def test_what_is_no_answer_is_a_sentence():
+def test_what_is_no_answer_is_a_sentence(capsys):
+    with playing():
+        raise TypeError("no call")
+    assert "(TypeError): no call\nThe checks below" in capsys.readouterr().out
     assert Double.findings(None) == [
         "There is no answer yet, but nothing: give the function or class that you wrote."
     ]
