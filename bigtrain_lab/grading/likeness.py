@@ -502,7 +502,8 @@ def nearest(found: Row, rights: list[Row]) -> Row:
 
 
 def difference(found: Row, right: Row) -> str:
-    """What is another than in a right answer, with both values."""
+    """What is another than in a right answer, with both values. A value's name may end with words
+    for its places: "tokens [update] [forward]"."""
     if right.raised:
         return f"Yours gave {said(found.value)}, where a right answer raises {right.raised}."
     ours, theirs = (
@@ -514,7 +515,10 @@ def difference(found: Row, right: Row) -> str:
         if not (key in ours and key in theirs) or not alike(ours[key], theirs[key], found.near)
     )
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
-    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where)))
+    name, *words = name.replace("]", "").split(" [")
+    for word in words:
+        where = re.sub(r"\[(\d+)\]", rf"{word} \1 ", where, count=1)
+    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where.strip())))
     digits = 7 if said(yours) != said(rights) else 17
     told = f"yours {said(yours, digits)}, right {said(rights, digits)}."
     return f"{what}: {told}" if what else told[0].upper() + told[1:]

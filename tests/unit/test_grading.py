@@ -157,7 +157,7 @@ def test_findings_are_a_known_mistake_s_sentence_or_both_values():
         f"Yours {2 * x + 1}, right {2 * x}. Seen with small: x = {x} (seed 1)."
     ]
     (unlike,) = told("return 2 * x if x != 1 else 5")
-    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with large: x = ")
+    assert unlike.startswith("Of a list, at place 0: yours 5, right 2. Seen with large: x = ")
     assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith(
         "Yours nothing, right "
     )

@@ -59,12 +59,14 @@ def scenes(draw):
 def shown(inputs: dict, came: dict) -> dict:
     return {
         "updates": len(came["updates"]),
-        "how much each micro-batch counts in each update": [each[0] for each in came["updates"]],
-        "gradients of the other weights in each update": [
+        "how much a micro-batch counts [update] [micro-batch]": [
+            each[0] for each in came["updates"]
+        ],
+        "gradients of the other weights [update] [weight]": [
             [number for weight in each[1:] for number in weight[:1]] for each in came["updates"]
         ],
-        "tokens of each forward before an update": came["forwards"][:-1],
-        "learning rates in each update": came["rates"],
+        "tokens of a forward [update] [forward]": came["forwards"][:-1],
+        "learning rates [update] [group]": came["rates"],
         "weights or optimizer's state changed before each update, and after the last": came[
             "between steps"
         ],

@@ -61,10 +61,10 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     if common["watched"]:
         sizes = [p.nbytes for p in net.learnt()]
         rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
-        return {name: [each[name] for each in rows] for name in rows[0]}
+        return {f"{name} [rank]": [each[name] for each in rows] for name in rows[0]}
     whole = net.state().tolist()
     row = {
-        "how many numbers are unlike rank 0's at the start": [
+        "how many numbers are unlike rank 0's at the start [rank]": [
             sum(a != b for a, b in zip(each["start"], whole)) for each in came
         ]
     }
@@ -75,10 +75,10 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         net.zero_grad()
         (sum(losses) / samples).backward()
         found = [tensor(each["gradients"][at]) for each in came]
-        row[f"how many numbers of batch {at + 1}'s gradient are wrong"] = [
+        row[f"how many numbers of batch {at + 1}'s gradient are wrong [rank]"] = [
             off(each, net.gradient()) for each in found
         ]
-        row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
+        row[f"batch {at + 1}'s gradient [rank]"] = [each[:FEW] for each in found]
     row["parameters without a gradient"] = [each["lacking"] for each in came]
     row["frozen parameters with one"] = [each["beyond"] for each in came]
     return row

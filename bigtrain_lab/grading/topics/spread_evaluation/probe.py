@@ -65,6 +65,6 @@ def evaluated(came: list[dict]) -> dict:
         "rates of the first updates": came[0]["rates"][: WINDOWS + 2],
         "how many sentences are scored an epoch": sum(scored),
         "how many by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
-        "BLEU of each epoch": [each["scores"] for each in came],
+        "BLEU [rank] [epoch]": [each["scores"] for each in came],
         "ranks beside rank 0 that save": [n for n in range(1, ranks) if came[n]["saves"]],
     }
