@@ -55,12 +55,9 @@ class Panel(widgets.VBox):
             threading.RLock(),
             False,
         )
-        self._refusal, self._failure, self._failed, self._offer = (
-            "",
-            "",
-            None,
-            {},
-        )  # why settings cannot be, why the run failed, the mend
+        # why settings cannot be, with the mend; why the run failed, or that it ended in no number
+        self._refusal, self._offer = "", {}
+        self._failure, self._failed, self._broken = "", None, ""
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -130,7 +127,8 @@ class Panel(widgets.VBox):
         )
         if not self._refusal:
             changed = self._compared.predict(tried)
-            self._failure = "" if changed else self._failure
+            if changed:
+                self._failure = self._broken = ""
             self.player.limit_bytes = tried.experiment.capacity_bytes
             self.run_button.description = f"Run on {report.counted(tried.experiment.ranks, 'rank')}"
         self._enable()
@@ -228,7 +226,7 @@ class Panel(widgets.VBox):
             rows,
             self.experiment.answers,
             self.tabs.value,
-            "The run failed." if self._failure else "",
+            "The run failed." if self._failure else self._broken,
             pinned,
         )
         trouble = table.trouble(self._failure, self._failed) if self._failure else ""
@@ -270,6 +268,7 @@ class Panel(widgets.VBox):
             if self._running or self._refusal or self._only_predicted or self.settings.predicting:
                 return None
             self._fail("")
+            self._broken = ""
             self.bar.tell("starting")
             try:
                 self.run = self.experiment.run(**options)
@@ -350,10 +349,10 @@ class Panel(widgets.VBox):
     ) -> None:
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
+        outcome = report.outcome(run)
+        self._broken = f"The run {outcome}." if outcome.startswith("ended") else ""
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(
-            f"{report.outcome(run)} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True
-        )
+        self.bar.tell(f"{outcome} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)

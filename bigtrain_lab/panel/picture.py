@@ -59,7 +59,9 @@ class Picture(widgets.VBox):
         )
         self.lenses.observe(lambda _: None if self._fitting else self._draw(), "value")
         self._trouble = widgets.HTML()
-        self._mend = widgets.Button(layout=fixed("auto", display="none"), button_style="info")
+        self._mend = widgets.Button(
+            layout=fixed("auto", display="none", align_self="flex-start"), button_style="primary"
+        )
         self._mend.on_click(lambda _: mend())
         self._over = widgets.VBox(
             [self._trouble, self._mend], layout=widgets.Layout(display="none")

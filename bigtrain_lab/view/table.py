@@ -47,10 +47,10 @@ def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | 
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
     gap = ""
     if amount and pinned and amount.unit == pinned.unit:
-        gap = f"<em>{escape(report.gap(pinned, amount))} against pinned</em>, "
+        gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
-        f'<div title="{escape(row.quantity)}"><p><b>{escape(number)}</b> {escape(unit)}</p>'
-        f"<span>{gap}{escape(row.quantity)}</span></div>"
+        f'<div title="{escape(row.quantity)}"><p><b>{escape(number)}</b> {escape(unit)} {gap}</p>'
+        f"<span>{escape(row.quantity)}</span></div>"
     )
 
 

@@ -2,6 +2,7 @@
 table."""
 
 import asyncio
+import json
 import re
 from types import SimpleNamespace
 
@@ -27,7 +28,8 @@ from bigtrain_lab.panel.controls import (
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.runtime import RankFailed, Run
-from bigtrain_lab.view import report
+from bigtrain_lab.view import report, table
+from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
 from tests.unit.waves import Waves, button, parts, said
 
@@ -178,6 +180,46 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     button(panel, "Use ranks = 2").click()
     assert panel.problem == "" and panel.experiment.ranks == 2
     assert "btl-refused" not in panel.picture.body._dom_classes and not panel.run_button.disabled
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_shares_are_one_number_in_answers_table_and_picture(name):
+    lab = Experiment.named(name)()
+    trace = lab.predict()
+    rows = {row.quantity: row for row in report.rows(lab.quantities, trace)}
+    said = table.answers([*rows.values()], lab.answers, "predicted")
+    assert {*lab.answers} <= rows.keys() and said.count("<b>") == min(3, len(lab.answers) or 3)
+    whole = trace.ranks * round(trace.makespan * trace.ticks_per_unit)
+    waits = sum(end - start for own in json.loads(pack(trace))["waits"] for start, end in own)
+    compute = sum(
+        end - start
+        for own in trace.spells.values()
+        for what, start, end in own
+        if what == "compute"
+    )
+    shares = {
+        "compute": compute / whole,
+        "waits": waits / whole,
+        "idle": 1 - (compute + waits) / whole,
+    }
+    for what, share in shares.items():
+        assert trace.shares()._asdict()[what] == pytest.approx(share, abs=1e-12)
+        if trace.ranks > 1:
+            assert f"{what} {100 * share:.1f}%" in said
+            assert rows[f"{what} share"].predicted.value == pytest.approx(100 * share, abs=1e-9)
+
+
+def test_rivals_stand_side_by_side_and_a_click_takes_one():
+    shown = show("zero")
+    rivals = shown.picture.rivals
+    until(lambda: not rivals.waiting)
+    assert rivals.html.count("<tr") == 1 + 4 and rivals.html.count("btl-own") == 1
+    stage_2 = shown.experiment.replace(stage=2).predict()
+    assert f'data-time="{stage_2.step_time}"' in rivals.html
+    rivals._handle_custom_msg({"row": 2}, [])
+    assert shown.experiment.stage == 2
+    shown.picture.lenses.value = "microscope"
+    assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
 
 
 @pytest.mark.parametrize("method", ["predict", "explain", "describe"])
@@ -368,6 +410,7 @@ def test_run_fills_the_columns(panel):
 def test_a_run_whose_loss_is_no_number_at_its_end_is_not_called_done(panel, trouble, words):
     ran(panel, trouble=trouble)
     assert panel.run.state == "done" and f">{words} after " in panel.status.value
+    assert ("The run ended with loss nan." in panel.answers.value) == (trouble == "nan")
 
 
 def test_a_move_after_a_run_greys_what_it_gave(panel):

@@ -134,6 +134,10 @@ function layoutOf(scene, width, wanted) {
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [row, gap, strip, space].map((v) => v * scale);
+  if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
+    [row, gap] = [13, 2];
+    strip = Math.max(6, (wanted - TOP - AXIS - caption - rows * (row + gap)) / ranks - space);
+  }
   const memoryTop = TOP + rows * (row + gap) + caption;
   const bottom = memoryTop + ranks * (strip + space);
   const chunks = scene.chunks && chunksLayout(scene.chunks, bottom + AXIS + 6, width);
