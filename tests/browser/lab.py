@@ -22,6 +22,8 @@ FLAGS = (
 )
 LAPTOP = {"width": 1366, "height": 768}
 PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
+DRAWN = """() => [...document.querySelectorAll(
+    '.btl-player[data-revision], .btl-rivals, .btl-lens .js-plotly-plot')].some(e => e.offsetParent)"""
 NO_SPLASH = "() => document.querySelector('#jupyterlab-splash') === null"
 OWN_FOLDERS = (
     "JUPYTER_CONFIG_DIR",
@@ -230,7 +232,7 @@ class Lab:
         self.open(
             name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel
         )
-        self.page.wait_for_selector(".btl-player[data-revision]")
+        self.page.wait_for_function(DRAWN)
         return self.page
 
     @property

@@ -58,6 +58,8 @@ function drawHead(d, v, note) {
     d.head.append(badge);
     if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
     else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
+    const counted = v.lens ? "" : countedText(scene);
+    if (counted) d.head.append(element("span", "btl-key", counted));
     if (scene.exposes) d.head.append(key("exposed", look.wait));
     if (scene.idles && scene.waits.some((own) => own.length)) d.head.append(key("waits", `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`));
     if (scene.idles) d.head.append(key("idle", `radial-gradient(${v.theme.soft} 0.8px, transparent 1px) 0 0 / 4px 4px`));

@@ -522,6 +522,15 @@ function tell(v, u) {
     : "nothing more to do"];
 }
 
+/** What the number of a box counts, by an example: "B1: micro-batch 1"; "" where there is one of it. */
+function countedText({ spans, terms: [[which, word]] }) {
+  for (const s of spans) {
+    const [, stage, kind, number] = /^(\d+)([A-Z])(\d+)$/.exec(s.name) ?? [], value = which === "stage" ? stage : number;
+    if (kind && kind !== "U" && Number(value)) return `${s.label}: ${word} ${value}`;
+  }
+  return "";
+}
+
 /** What a row does where it has no box. */
 function doing(scene, row, t) {
   const [rank, lane] = scene.rows[row];
