@@ -24,6 +24,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from textwrap import indent
 from typing import NamedTuple
 
 import nbformat
@@ -131,7 +132,8 @@ def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode
     answer.metadata["tags"] = ["exercise"]
     yield answer
     if playground:
-        yield cell("code", playground, f"playground-{topic.name}")
+        tried = f"with playing():\n{indent(playground, '    ')}"
+        yield cell("code", tried, f"playground-{topic.name}")
     for number, step in enumerate(topic.steps, 1):
         source = (
             f'# Step {number}: {steps[number - 1]}\nmarks("{topic.name}", {name}, step={number})'

@@ -6,7 +6,19 @@ In a notebook's kernel both servers start with the import, so that a first check
 
 import sys
 
-from .likeness import Marked, Scene, Step, Topic, Wrong, assert_right, check, hint, marks, warm
+from .likeness import (
+    Marked,
+    Scene,
+    Step,
+    Topic,
+    Wrong,
+    assert_right,
+    check,
+    hint,
+    marks,
+    playing,
+    warm,
+)
 
 __all__ = [
     "Marked",
@@ -18,6 +30,7 @@ __all__ = [
     "check",
     "hint",
     "marks",
+    "playing",
     "warm",
 ]
 

@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -360,6 +361,15 @@ def draw(replay: tuple | None) -> None:
         display(Player(replay[0], opens_at=replay[1]))
 
 
+@contextmanager
+def playing():
+    """Say in a sentence what a playground raises, so that a notebook runs on."""
+    try:
+        yield
+    except Exception as error:
+        print(f"Not yet ({type(error).__name__}): {error}\nThe checks below say what is missing.")
+
+
 def warm() -> None:
     """Start the processes that answers are forked from; both load torch meanwhile."""
     box()
@@ -492,7 +502,8 @@ def nearest(found: Row, rights: list[Row]) -> Row:
 
 
 def difference(found: Row, right: Row) -> str:
-    """What is another than in a right answer, with both values."""
+    """What is another than in a right answer, with both values. A value's name may end with words
+    for its places: "tokens [update] [forward]"."""
     if right.raised:
         return f"Yours gave {said(found.value)}, where a right answer raises {right.raised}."
     ours, theirs = (
@@ -504,7 +515,10 @@ def difference(found: Row, right: Row) -> str:
         if not (key in ours and key in theirs) or not alike(ours[key], theirs[key], found.near)
     )
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
-    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where)))
+    name, *words = name.replace("]", "").split(" [")
+    for word in words:
+        where = re.sub(r"\[(\d+)\]", rf"{word} \1 ", where, count=1)
+    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where.strip())))
     digits = 7 if said(yours) != said(rights) else 17
     told = f"yours {said(yours, digits)}, right {said(rights, digits)}."
     return f"{what}: {told}" if what else told[0].upper() + told[1:]

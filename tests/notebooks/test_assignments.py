@@ -23,6 +23,8 @@ PASSES = "(points, told.strip()) == (%d, 'right.')"
 def checked(notebook, right: str) -> list:
     """The cells, whose checks are compared with what is `right` of their points and texts."""
     for cell in notebook.cells:
+        if right == PASSES:  # a key's playground raises nothing
+            cell.source = cell.source.replace("with playing():", "if True:")
         nbgrader = cell.metadata.nbgrader
         if cell.cell_type == "code" and nbgrader.grade:
             cell.source = LISTENING.format(cell.source.splitlines()[-1], right % nbgrader.points)

@@ -30,6 +30,7 @@ from bigtrain_lab.grading import (
     known,
     likeness,
     marks,
+    playing,
     topics,
 )
 from bigtrain_lab.grading import folder as folders
@@ -156,7 +157,7 @@ def test_findings_are_a_known_mistake_s_sentence_or_both_values():
         f"Yours {2 * x + 1}, right {2 * x}. Seen with small: x = {x} (seed 1)."
     ]
     (unlike,) = told("return 2 * x if x != 1 else 5")
-    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with large: x = ")
+    assert unlike.startswith("Of a list, at place 0: yours 5, right 2. Seen with large: x = ")
     assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith(
         "Yours nothing, right "
     )
@@ -465,7 +466,10 @@ def test_what_is_handed_out_has_no_points(name):
     assert judged.findings and {judged.within(each).share for each in steps} == {0.0}
 
 
-def test_what_is_no_answer_is_a_sentence():
+def test_what_is_no_answer_is_a_sentence(capsys):
+    with playing():
+        raise TypeError("no call")
+    assert "(TypeError): no call\nThe checks below" in capsys.readouterr().out
     assert Double.findings(None) == [
         "There is no answer yet, but nothing: give the function or class that you wrote."
     ]

@@ -11,4 +11,6 @@ def scenes(draw):
 
 
 def shown(inputs, came):
-    return came[0] if len(came) == 1 else {"double": came[0], "of a list": came[1:] + came[:1]}
+    return (
+        came[0] if len(came) == 1 else {"double": came[0], "of a list [place]": came[1:] + came[:1]}
+    )

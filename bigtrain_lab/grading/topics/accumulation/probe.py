@@ -39,17 +39,19 @@ def scenes(draw):
     yield scene("windows with single tokens, and one of none", single + [0] * k)
     yield scene("a short last window", [equal] * short)
     yield scene("a short last window of unequal lengths", unequal(short))
-    yield scene("a small limit", unequal(short), slope=slope, clip=small)
-    yield scene("a large limit", unequal(short), slope=slope, clip=large)
-    yield scene("a loss scaler", unequal(short), scaled=True)
-    yield scene("a scaler and a small limit", unequal(short), slope=slope, clip=small, scaled=True)
-    yield scene("a scaler and a limit of 0", unequal(short), slope=slope, clip=0.0, scaled=True)
+    yield scene("a small limit", unequal(3 * k), slope=slope, clip=small)
+    yield scene("a large limit", unequal(3 * k), slope=slope, clip=large)
+    yield scene("a loss scaler", unequal(3 * k), scaled=True)
+    yield scene("a scaler and a small limit", unequal(3 * k), slope=slope, clip=small, scaled=True)
+    yield scene("a scaler and a limit of 0", unequal(3 * k), slope=slope, clip=0.0, scaled=True)
+    both = "a short last window, a scaler and a small limit"
+    yield scene(both, unequal(short), slope=slope, clip=small, scaled=True)
     first, second = draw.randrange(k), draw.randrange(k, 2 * k)
-    yield scene("an infinite loss", unequal(short), bad=first)
-    yield scene(f"an infinite loss of micro-batch {first}", unequal(short), bad=first, scaled=True)
+    yield scene("an infinite loss", unequal(3 * k), bad=first)
+    yield scene(f"an infinite loss of micro-batch {first}", unequal(3 * k), bad=first, scaled=True)
     told = f"an infinite loss of micro-batch {second}"
-    yield scene(told, unequal(short), bad=second, scaled=True)
-    yield scene(told, unequal(short), slope=slope, bad=second, clip=small, scaled=True)
+    yield scene(told, unequal(3 * k), bad=second, scaled=True)
+    yield scene(told, unequal(3 * k), slope=slope, bad=second, clip=small, scaled=True)
     for k in (1, 2, 3, 4, 5, 6, 7, 10, 13):
         yield scene("10 micro-batches", unequal(10), k)
 
@@ -57,12 +59,14 @@ def scenes(draw):
 def shown(inputs: dict, came: dict) -> dict:
     return {
         "updates": len(came["updates"]),
-        "how much each micro-batch counts in each update": [each[0] for each in came["updates"]],
-        "gradients of the other weights in each update": [
+        "how much a micro-batch counts [update] [micro-batch]": [
+            each[0] for each in came["updates"]
+        ],
+        "gradients of the other weights [update] [weight]": [
             [number for weight in each[1:] for number in weight[:1]] for each in came["updates"]
         ],
-        "tokens of each forward before an update": came["forwards"][:-1],
-        "learning rates in each update": came["rates"],
+        "tokens of a forward [update] [forward]": came["forwards"][:-1],
+        "learning rates [update] [group]": came["rates"],
         "weights or optimizer's state changed before each update, and after the last": came[
             "between steps"
         ],

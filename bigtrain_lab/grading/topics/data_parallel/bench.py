@@ -37,11 +37,12 @@ class Net(torch.nn.Module):
         return ((sum(getattr(self, head)(x) for head in data["heads"]) * self.scale - y) ** 2).sum()
 
 
-def play(answer, group, bucket_bytes, more, seed, batches) -> dict:
+def play(answer, group, bucket_bytes, more, watched, seed, batches) -> dict:
     """What the rank starts from, and each batch's gradient. Marks say where each gradient is
-    made: under no_sync, or in the last backward of a batch. `more`: samples without a loss."""
+    made: under no_sync, or in the last backward of a batch. `more`: samples without a loss.
+    `watched`: whether each gradient is marked."""
     net, gradients, lacking, beyond = Net(seed), [], 0, 0
-    for p in net.learnt():
+    for p in net.learnt() if watched else ():
         p.register_hook(lambda gradient: group.mark("gradient"))
     mine = answer(net, group, bucket_bytes)
     start = net.state().tolist()

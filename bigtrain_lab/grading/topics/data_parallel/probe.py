@@ -26,9 +26,13 @@ def scenes(draw):
     both = "ab", "ab"
     for name, samples, heads, bucket_bytes in (
         ("2 ranks, 4 samples each", [[4]] * 2, both, 160),  # fewer than its numbers
+        ("buckets of 2 ranks", [[4]] * 2, both, 160),
         ("3 ranks, unequal samples, none on one", [[few], [], [few + 3]], both, most),
+        ("buckets of 3 ranks, none on one", [[few], [], [few + 3]], both, most),
         (f"{many} ranks, {k} micro-batches", [[2] * k] * many, both, 600),
+        (f"buckets of {many} ranks, {k} micro-batches", [[2] * k] * many, both, 600),
         ("3 ranks, more samples than 32 bits count", [[few]] * 3, both, 10**6),  # one bucket
+        ("buckets of 3 ranks, one for all", [[few]] * 3, both, 10**6),
         ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ab"), 300),
         ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
         ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 300),
@@ -47,15 +51,20 @@ def scenes(draw):
             }
             for rank, micros in enumerate(samples)
         ]
-        yield name, {"bucket_bytes": bucket_bytes, "more": MANY * ("32 bits" in name)}, own
+        more, watched = MANY * ("32 bits" in name), name.startswith("buckets")
+        yield name, {"bucket_bytes": bucket_bytes, "more": more, "watched": watched}, own
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
-    """Whether ranks start alike, their gradients beside the truth, and what travelled when."""
+    """Whether ranks start alike and their gradients beside the truth, or what travelled when."""
     net = Net(own[0]["seed"])
+    if common["watched"]:
+        sizes = [p.nbytes for p in net.learnt()]
+        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
+        return {f"{name} [rank]": [each[name] for each in rows] for name in rows[0]}
     whole = net.state().tolist()
     row = {
-        "how many numbers are unlike rank 0's at the start": [
+        "how many numbers are unlike rank 0's at the start [rank]": [
             sum(a != b for a, b in zip(each["start"], whole)) for each in came
         ]
     }
@@ -66,17 +75,12 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         net.zero_grad()
         (sum(losses) / samples).backward()
         found = [tensor(each["gradients"][at]) for each in came]
-        row[f"how many numbers of batch {at + 1}'s gradient are wrong"] = [
+        row[f"how many numbers of batch {at + 1}'s gradient are wrong [rank]"] = [
             off(each, net.gradient()) for each in found
         ]
-        row[f"batch {at + 1}'s gradient"] = [each[:FEW] for each in found]
+        row[f"batch {at + 1}'s gradient [rank]"] = [each[:FEW] for each in found]
     row["parameters without a gradient"] = [each["lacking"] for each in came]
     row["frozen parameters with one"] = [each["beyond"] for each in came]
-    used = {data["heads"] for each in own for batch in each["batches"] for data in batch}
-    if len(own) > 1 and used == {"ab"}:
-        sizes = [p.nbytes for p in net.learnt()]
-        rows = [launches(seen, sizes, common["bucket_bytes"]) for seen in ranks.seen]
-        row |= {name: [each[name] for each in rows] for name in rows[0]}
     return row
 
 

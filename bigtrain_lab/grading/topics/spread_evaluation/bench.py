@@ -77,10 +77,11 @@ def play(
     kill_epoch,
     kill_save,
     kill_rename,
+    asked=None,
     reads=False,
 ) -> dict:
-    """What this rank did, and the checkpoints at the end. `reads`: the checkpoints alone, of those
-    that were there when a save was cut off."""
+    """What this rank did, and the checkpoints at the end. `asked`: what of it is compared. `reads`:
+    the checkpoints alone, of those that were there when a save was cut off."""
     folder = Path(room)
     if reads:
         there = folder / "there"
@@ -90,8 +91,14 @@ def play(
     model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
     groups = [{"params": [*layer.parameters()]} for layer in layers[::2]]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
-    rates, epochs, scored = [], [], []
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    rates, epochs, scored, gradients = [], [], [], []
+
+    def note(*_):
+        rates.append(optimizer.param_groups[0]["lr"])
+        weights = model.parameters()
+        gradients.append(flat(p.detach() * 0 if p.grad is None else p.grad for p in weights))
+
+    optimizer.register_step_pre_hook(note)
 
     def trained(epoch):
         if epoch == kill_epoch and group.rank == 0:  # which has saved by then
@@ -131,6 +138,7 @@ def play(
         scores = [float(each) for each in answer(group, task, folder)]
     return {
         "rates": rates,
+        "gradient": gradients[:1],
         "epochs": epochs,
         "scored": len(scored),
         "scores": scores,

@@ -10,13 +10,19 @@ Source: Papineni et al. 2002, section 2; Post 2018 (arXiv:1804.08771); rename in
 NAME, NEAR = "spread-evaluation", 1e-5  # an answer may count words, and smooth, in float32
 ALLOWS, WRITES = ("bigtrain_lab.data.bleu",), True
 HELD_OUT, WINDOWS, FILES = 13, 2, ("best.pt", "last.pt")
+GRADIENT, EPOCHS = "gradient of the first update", "epochs"
 
 
 def scenes(draw):
     """Each life of a run: what is the same on all ranks. The sixth and seventh saves are those of
     an epoch that is better than all before and after it."""
-    many, lives = draw.randint(3, 4), dict.fromkeys(("kill_epoch", "kill_save", "kill_rename"))
+    many, lives = (
+        draw.randint(3, 4),
+        dict.fromkeys(("kill_epoch", "kill_save", "kill_rename", "asked")),
+    )
     for name, ranks, *killed in (
+        ("1 rank, the first gradient", 1, {"asked": GRADIENT}),
+        ("1 rank, rates and epochs", 1, {"asked": EPOCHS}),
         ("1 rank", 1),
         (f"{many} ranks", many),
         ("1 rank, killed in its third save", 1, {"kill_save": 3}, {"reads": True}),
@@ -38,7 +44,11 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     files = came[0]["files"].items()
     if "epochs" not in came[0]:  # read after a save that was cut off
         return {f"{name} after it": "whole" if "names" in file else file for name, file in files}
+    if common["asked"] == GRADIENT:
+        return {GRADIENT: came[0]["gradient"]}
     row = {} if common["kill_save"] else evaluated(came)
+    if common["asked"] == EPOCHS:
+        return row
     row["weights at the end"] = [each["weights"] for each in came]
     for name, file in files:
         whole = "names" in file
@@ -55,6 +65,6 @@ def evaluated(came: list[dict]) -> dict:
         "rates of the first updates": came[0]["rates"][: WINDOWS + 2],
         "how many sentences are scored an epoch": sum(scored),
         "how many by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
-        "BLEU of each epoch": [each["scores"] for each in came],
+        "BLEU [rank] [epoch]": [each["scores"] for each in came],
         "ranks beside rank 0 that save": [n for n in range(1, ranks) if came[n]["saves"]],
     }

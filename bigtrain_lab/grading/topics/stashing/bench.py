@@ -5,12 +5,14 @@ from bigtrain_lab.order.schedule import Action
 from ...trainings import Refused
 from ..one_f_one_b.bench import orders
 
+HELD = "versions held"
 
-def play(answer, ranks, micro_batches, kept) -> dict:
-    """`kept`: ask for the versions that stages keep, and for nothing else."""
+
+def play(answer, ranks, micro_batches, asked) -> dict:
+    """`asked`: what is compared; the versions held are given alone."""
     schedule = answer(ranks, micro_batches)
     order = orders(schedule, ranks, micro_batches)
-    if kept:
+    if asked == HELD:
         return {
             "order": order,
             "held": [

@@ -8,6 +8,8 @@ counted from it and never from what an answer says.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
+from .bench import HELD
+
 NAME = "stashing"
 ALLOWS = (
     "bigtrain_lab.order.schedule",
@@ -15,6 +17,7 @@ ALLOWS = (
     "bigtrain_lab.order.schedules.pipedream",
     "bigtrain_lab.order.schedules.one_f_one_b",
 )
+FORWARDS, OTHERS = "versions of forwards", "versions of backwards and updates"
 FORBIDS = ("bigtrain_lab.order.schedules.pipedream.PipeDream.version",)
 
 
@@ -26,22 +29,20 @@ def scenes(draw):
         (draw.randint(3, 5), 2),
         (1, 3),
     ):
-        sizes = {"ranks": p, "micro_batches": m}
-        yield f"p = {p}, m = {m}", sizes | {"kept": False}
-        yield f"p = {p}, m = {m}, versions held", sizes | {"kept": True}
-        m += p + 14
-        yield f"p = {p}, m = {m}", sizes | {"micro_batches": m, "kept": True}
+        for asked, many in ((FORWARDS, m), (OTHERS, m), (HELD, m), (HELD, m + p + 14)):
+            sizes = {"ranks": p, "micro_batches": many}
+            yield f"{asked}, p = {p}, m = {many}", sizes | {"asked": asked}
 
 
 def shown(inputs: dict, came: dict) -> dict:
-    if inputs["kept"]:
+    if inputs["asked"] == HELD:
         return kept(came, inputs["ranks"], inputs["micro_batches"])
-    return versions(came)
+    return versions(came, inputs["asked"] == FORWARDS)
 
 
-def versions(came: dict) -> dict:
-    """Where updates are, each forward's version, and how far that of another action is from what
-    the order makes right."""
+def versions(came: dict, of_forwards: bool) -> dict:
+    """Where updates are, then each forward's version, or how far that of another action is from
+    what the order makes right."""
     updates, newest, beside, named = [], {}, {}, {}
     for work, told in zip(came["order"], came["versions"]):
         made, used, places = 0, {}, []
@@ -62,7 +63,7 @@ def versions(came: dict) -> dict:
         "asynchronous": came["asynchronous"],
         "updates after each rank's backwards": updates,
     }
-    return first | newest | beside | named
+    return first | (newest if of_forwards else beside | named)
 
 
 def kept(came: dict, p: int, m: int) -> dict:
