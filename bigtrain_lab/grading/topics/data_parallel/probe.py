@@ -22,10 +22,11 @@ def scenes(draw):
     """(name, what all ranks are given, what each is given)."""
     many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
     few = draw.randint(1, 6)
-    # samples of each rank's micro-batches; the heads that these use, in each of two batches
+    # samples of each rank's micro-batches, in batch 2 the next rank's, and one more in each; the
+    # heads that these use, in each of two batches
     both = "ab", "ab"
     for name, samples, heads, bucket_bytes in (
-        ("2 ranks, 4 samples each", [[4]] * 2, both, 160),  # fewer than its numbers
+        ("2 ranks, equal samples", [[4]] * 2, both, 160),  # fewer than its numbers
         ("buckets of 2 ranks", [[4]] * 2, both, 160),
         ("3 ranks, unequal samples, none on one", [[few], [], [few + 3]], both, most),
         ("buckets of 3 ranks, none on one", [[few], [], [few + 3]], both, most),
@@ -33,9 +34,9 @@ def scenes(draw):
         (f"buckets of {many} ranks, {k} micro-batches", [[2] * k] * many, both, 600),
         ("3 ranks, more samples than 32 bits count", [[few]] * 3, both, 10**6),  # one bucket
         ("buckets of 3 ranks, one for all", [[few]] * 3, both, 10**6),
-        ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ab"), 300),
+        ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ba"), 300),
         ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
-        ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 300),
+        ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 170),
         ("1 rank, and none uses one head last", [[2, 3]], ("a a", "ab a"), 600),
     ):
         own = [
@@ -43,13 +44,19 @@ def scenes(draw):
                 "seed": draw.randrange(2**31),
                 "batches": [
                     [
-                        {"seed": draw.randrange(2**31), "shapes": [[n, 5], [n, 3]], "heads": used}
-                        for n, used in zip(micros, cycle(each.split()))
+                        {
+                            "seed": draw.randrange(2**31),
+                            "shapes": [[n + number, 5], [n + number, 3]],
+                            "heads": used,
+                        }
+                        for n, used in zip(samples[rank - number], cycle(each.split()))
                     ]
-                    for each in (heads if rank == 1 or "none uses" in name else both)
+                    for number, each in enumerate(
+                        heads if rank == 1 or "none uses" in name else both
+                    )
                 ],
             }
-            for rank, micros in enumerate(samples)
+            for rank in range(len(samples))
         ]
         more, watched = MANY * ("32 bits" in name), name.startswith("buckets")
         yield name, {"bucket_bytes": bucket_bytes, "more": more, "watched": watched}, own

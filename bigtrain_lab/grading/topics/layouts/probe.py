@@ -59,11 +59,15 @@ def scene(draw, equation: str, layout: dict, axes: dict):
 
 
 def shown(inputs: dict, came: dict) -> dict:
-    """For each tensor the axes along which it is summed and the bytes that a rank sends for it."""
-    row = {}
+    """For each tensor the axes along which it is summed and the bytes that a rank sends for it.
+    Along an axis of one rank an entry of no bytes may stand or not."""
+    row, (*_, axes) = {}, inputs["calls"][-1]
     for name in ("Y", "dX", "dW"):
-        own = [(axis, size) for tensor, axis, size in came["rows"] if tensor == name and size]
-        axes = ", ".join(sorted(axis for axis, _ in own))
-        row[f"axes along which {name} is summed"] = axes or "none"
-        row[f"bytes of {name}"] = [size for _, size in sorted(own)]
+        own = sorted(
+            (axis, size)
+            for tensor, axis, size in came["rows"]
+            if tensor == name and (size or axes.get(axis) != 1)
+        )
+        row[f"axes along which {name} is summed"] = ", ".join(axis for axis, _ in own) or "none"
+        row[f"bytes of {name}"] = [size for _, size in own]
     return row | {"what was given": came["given"]}

@@ -23,13 +23,15 @@ def play(answer, rule, events, trainings=1, momentum=0.0, idle=True) -> list[dic
 
 class Training:
     """Two optimizers (SGD, rate 1), each of two groups: 2 numbers; 1 number, 2 numbers and, where
-    `idle`, one parameter without a gradient."""
+    `idle`, one parameter without a gradient, whose weight decay would move it."""
 
     def __init__(self, scaler, momentum, idle):
         self.scaler, self.weights, self.optimizers = scaler, [], []
         for number in range(2):
             first, *more, none = (torch.nn.Parameter(torch.zeros(size)) for size in (2, 1, 2, 1))
+            none.data += 1
             groups = [{"params": [first]}, {"params": [none, *more] if idle else more}]
+            groups[1]["weight_decay"] = 0.5
             optimizer = torch.optim.SGD(groups, lr=1.0, momentum=momentum)
             optimizer.register_step_pre_hook(lambda *_, number=number: self.called.append(number))
             self.weights.append([first, *more])
@@ -45,7 +47,8 @@ class Training:
         scaled = self.scaler.scale(loss)
         self.losses = [float(scaled), float(loss)]
         scaled.backward()
-        self.gradients = [p.grad for parts in self.weights for p in parts]
+        self.reached = [p for parts in self.weights for p in parts]
+        self.gradients = [p.grad for p in self.reached]
         for optimizer in self.given if unscale else ():
             self.scaler.unscale_(optimizer)
 
@@ -56,11 +59,18 @@ class Training:
         self.scaler.update()
         shown = {
             "scaled loss, and the loss": self.losses,
-            "weights": [p.tolist() for parts in self.weights for p in parts],
+            "weights": [p.tolist() for each in self.optimizers for p in parameters_of(each)],
             "optimizers that stepped": self.called,
             "scale": float(self.scaler.get_scale()),
-            "gradients, where they were": [g if g is None else g.tolist() for g in self.gradients],
+            "gradients, where they were": [
+                g.tolist() if g is not None and g is p.grad else None
+                for p, g in zip(self.reached, self.gradients)
+            ],
         }
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         return shown
+
+
+def parameters_of(optimizer) -> list:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,5 +1,5 @@
 """An update of mixed precision: half weights, their float32 masters, and SGD of rate 1 on these, in
-two groups."""
+two groups, which hold them in another order."""
 
 import torch
 
@@ -13,7 +13,7 @@ def play(answer, masters, steps, interval=10**6, momentum=0.0, decay=0.0) -> lis
     returned them, where a step does not start with others."""
     masters = [torch.nn.Parameter(tensor(*each)) for each in zip(masters, SHAPES)]
     weights = [torch.nn.Parameter(master.detach().half()) for master in masters]
-    groups = [{"params": masters[:1]}, {"params": masters[1:]}]
+    groups = [{"params": [masters[n] for n in group]} for group in ((0, 3), (2, 1))]
     optimizer = torch.optim.SGD(groups, lr=1.0, momentum=momentum, weight_decay=decay)
     calls, told, came = [], None, []
     optimizer.register_step_pre_hook(lambda *_: calls.append("step"))

@@ -1,6 +1,8 @@
 """Name what is wrong with a run: three steps of three pipelines that average their gradients, as
 `simulate` predicts them, with a fault planted in the order or in the cost."""
 
+from dataclasses import replace
+
 from bigtrain_lab.core import Cost, Mesh
 from bigtrain_lab.order.plan import Compute, Launch, Plan, Together, Wait, lower
 from bigtrain_lab.order.schedule import Action, Schedule
@@ -36,8 +38,9 @@ def shown(inputs: Case, came: str) -> dict:
 def run(draw, fault: str, first: bool) -> dict:
     """Events as plain data; the fault is on rank 0 in the first step, or in another pipeline in
     the last."""
-    stages = draw.randint(2, 4)
-    m = stages // 2 if fault == "few micro-batches" else stages * draw.randint(3, 4)
+    few = fault == "few micro-batches"  # by their number first, then beside a slow all-reduce
+    stages = draw.randint(2 + (few and not first), 4)
+    m = stages // 2 if few and first else stages * (4 if few else draw.randint(3, 4))
     mesh, name = Mesh(dp=REPLICAS, pp=stages), draw.choice(("gpipe", "1f1b"))
     at = (0, 0) if first else (draw.randrange(stages, mesh.size), STEPS - 1)
     pipelines = lower(Schedule.named(name)(stages, m), STEPS).placed(mesh, "pp")
@@ -48,7 +51,12 @@ def run(draw, fault: str, first: bool) -> dict:
         ops = pipelines.lanes[rank, "compute"]
         lanes[rank, "compute"] = tuple(computed(ops, m, planted, at[1], again))
         lanes[rank, "comm"] = tuple(summed(mesh, rank, fault, at))
-    trace = simulate(Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at))
+    plan, costs = Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at)
+    trace = simulate(plan, costs)
+    while few and (short := ticks_short(trace, mesh.size)) >= 0:  # until just below 60%
+        slower = costs.durations["all_reduce"] + 1 + short // (STEPS * costs.ticks_per_unit)
+        costs = replace(costs, durations={**costs.durations, "all_reduce": slower})
+        trace = simulate(plan, costs)
     spans = [told(span, m) for span in trace.spans()]
     for span in spans:
         late = fault == "late all-reduce" and span["kind"] == "all_reduce"
@@ -68,6 +76,12 @@ def run(draw, fault: str, first: bool) -> dict:
             for time, level in trace.levels(rank)
         ],
     }
+
+
+def ticks_short(trace, ranks: int) -> int:
+    """By how much a run is too short to be filled to 60%; below 0 where it is filled less."""
+    busy = sum(span.end - span.start for span in trace.spans() if span.kind in "FBU")
+    return 5 * busy // (3 * ranks) - max(span.end for span in trace.spans())
 
 
 def computed(ops, m: int, planted: str, at: int, again: Action):
@@ -106,7 +120,7 @@ def summed(mesh: Mesh, rank: int, fault: str, at: tuple[int, int]):
 def cost(draw, lanes: dict, m: int, fault: str, at: tuple[int, int]) -> Cost:
     """Ranks that differ by up to a tenth; the first update makes the optimizer's state. Activations
     grow with the steps, and on one rank a step leaves some: neither is what grows in each step."""
-    summing = 20 if fault == "few micro-batches" else 2
+    summing = 20 if fault == "few micro-batches" and m <= 2 else 2
     ranks, width, kept = sorted({rank for rank, _ in lanes}), 2 ** draw.randint(6, 9), {}
     slowdown = {rank: 1 + draw.randint(0, 100) / 1000 for rank in ranks}
     if fault == "straggler":

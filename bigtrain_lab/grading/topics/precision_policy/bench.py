@@ -60,6 +60,7 @@ OTHERS = {
     "x / y": lambda x, y: x / y,
     "torch.log1p": lambda x, y: torch.log1p(x),
     "x.exp_()": lambda x, y: (less := x * 0.01, less.exp_())[0],
+    "torch.norm_except_dim": lambda x, y: torch.norm_except_dim(x, 2, 0),  # begins like norm
     "F.relu": lambda x, y: F.relu(x),
     "F.gelu": lambda x, y: F.gelu(x),
     "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),

@@ -4,8 +4,8 @@ from ...trainings import Refused, drawn
 
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 13.0, "large": 400.0, "small": 3e-7}  # around 10
 DUPLICATES = "norm", "unreached", "norm at times"
-# Of three steps, those in which it has a gradient.
-REACHED = {"unreached": (), "at times": (2,), "norm at times": (1, 2)}
+# Of four steps, those in which it has a gradient.
+REACHED = {"unreached": (), "at times": (2,), "norm at times": (1, 2), "first's at times": (3,)}
 
 
 def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
@@ -16,7 +16,7 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
             drawn(
                 {
                     "seed": (seed if part in DUPLICATES else own_seed) + number,
-                    "shapes": [shape_of(part, shape, group.size)] * (1 + steps),
+                    "shapes": [shape_of(part, shape, group)] * (1 + steps),
                 }
             )
         )
@@ -30,7 +30,7 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
     for step in range(steps):
         for part, p in mine.items():
             gradient = next(draws[part]) * 0.1 * (part != "still")
-            if step % 3 not in REACHED.get(part, (0, 1, 2)):
+            if step % 4 not in REACHED.get(part, (0, 1, 2, 3)):
                 p.grad = None
             elif p.grad is None:
                 p.grad = gradient
@@ -45,12 +45,15 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
     return {part: p.tolist() for part, p in held.items()}
 
 
-def shape_of(part, whole: list[int], size: int) -> list[int]:
-    """Of what a rank holds."""
+def shape_of(part, whole: list[int], group) -> list[int]:
+    """Of what a rank holds; of "first's at times", only the first does."""
     rows, columns = whole
     if part in DUPLICATES:
-        return whole
-    return [rows, columns // size] if part == "columns" else [rows // size, columns]
+        return [columns] if part == "norm" else whole
+    if part == "columns":
+        return [rows, columns // group.size]
+    rows = rows // group.size if part != "first's at times" or not group.rank else 0
+    return [rows] if part == "zeros" else [rows, columns]
 
 
 def first(part, drawn, group):

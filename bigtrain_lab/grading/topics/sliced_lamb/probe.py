@@ -34,8 +34,8 @@ def scenes(draw):
         (
             "two ranks, parameters without a gradient now and then",
             2,
-            ["norm at times", "at times"],
-            6,
+            ["norm at times", "at times", "first's at times"],
+            8,
             some,
         ),
         ("three ranks, six parameters", 3, six, 2, some),

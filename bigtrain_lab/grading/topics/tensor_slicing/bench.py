@@ -29,7 +29,7 @@ def play(answer, group, whole, share, targets, forward, logits) -> dict:
         draw = torch.Generator().manual_seed(sum(map(ord, str(seed))))
         mask = (torch.rand(x.shape, generator=draw) >= share).double() / (1 - share)
         drops.append({"seed": str(seed), "of": x.tolist(), "mask": mask.tolist()})
-        return x * mask
+        return x * mask if share else x  # itself, as out of training
 
     first = next(iter(given.values()))
     shape = () if targets else first.shape

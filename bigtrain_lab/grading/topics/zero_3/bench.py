@@ -1,5 +1,6 @@
 """ZeRO-3: steps of a stack of layers on one rank, and what of other ranks lay in its memory."""
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...trainings import Refused, drawn
 
 RATE = 0.5
+KEPT_IN = torch.float16, torch.bfloat16, torch.float32, torch.float64
 LARGE = 1000  # numbers of a layer of which the process's own memory tells
 
 
@@ -21,24 +23,28 @@ class Memory(TorchDispatchMode):
     others      number -> its place: "parameters" or "whole gradients", the layer, and where in it
     storages    id -> each storage that an operator returned, and the places of its numbers
     most        "parameters in the forward" -> how many
+    saved       what layers were to be handed again
     """
 
     def __init__(self):
         super().__init__()
         self.phase, self.others, self.storages, self.most = "", {}, {}, Counter()
+        self.saved = []
 
     def note(self, what: str, layer: int, numbers: torch.Tensor) -> None:
         if len(numbers) < LARGE:
-            self.others |= {number: (what, layer, at) for at, number in enumerate(numbers.tolist())}
+            for dtype in KEPT_IN:
+                rounded = enumerate(numbers.to(dtype).tolist())
+                self.others |= {number: (what, layer, at) for at, number in rounded if number}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         made = operator(*args, **kwargs or {})
         for each in tree_leaves(made):
-            if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+            if isinstance(each, torch.Tensor) and each.dtype in KEPT_IN:
                 if "empty" in operator.name():
                     each.zero_()  # of what lay there before, nothing counts
                 storage = each.untyped_storage()
-                numbers = torch.empty(0, dtype=torch.float64).set_(storage).tolist()
+                numbers = torch.empty(0, dtype=each.dtype).set_(storage).tolist()
                 found = {self.others[number] for number in self.others.keys() & numbers}
                 self.storages[id(storage)] = weakref.ref(storage), found
         return made
@@ -78,6 +84,7 @@ class Layer:
         y = computed(flat, x)
         self.group.pause()  # while it computes
         self.memory.look()
+        self.memory.saved.append(weakref.ref(x := x.view_as(x)))
         return y, x
 
     @torch.enable_grad()
@@ -135,7 +142,7 @@ def refuse_unlike(what: str, found: list, right: list) -> None:
 
 def play(answer, group, first, slow, data) -> dict:
     """Of each step the output and the parts of the gradients; and, of others' numbers, how many
-    were alive at once during the first step."""
+    were alive at once; of what layers saved before the last step, how many are there after it."""
     memory, parts, layers, steps = Memory(), [], [], []
     for at, p in enumerate(weights(first)):
         parts.append(own := part(p, group.rank, group.size))
@@ -145,7 +152,7 @@ def play(answer, group, first, slow, data) -> dict:
     with memory if memory.others else nullcontext():
         mine, numbers = answer(layers, parts, group), drawn(data)
         for x, dy in zip(numbers[::2], numbers[1::2]):
-            memory.phase = "in the forward"
+            memory.phase, before = "in the forward", len(memory.saved)
             y = mine.forward(x.clone())
             refuse_unlike(f"Rank {group.rank}'s forward returned an output", [y], [x])
             memory.phase = "after it"
@@ -158,4 +165,6 @@ def play(answer, group, first, slow, data) -> dict:
             steps.append([output, *map(some, gradients)])
             for own, g in zip(parts, gradients):
                 own -= RATE * g.detach()
-    return {"steps": steps, "most": dict(memory.most)}
+    gc.collect()
+    kept = sum(ref() is not None for ref in memory.saved[:before])
+    return {"steps": steps, "most": dict(memory.most), "kept": kept}

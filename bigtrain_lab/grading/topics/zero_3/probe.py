@@ -66,6 +66,7 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     ):
         most = max(each["most"].get(what.replace("alive ", ""), 0) for each in came)
         row[f"layers' {what} beyond two"] = max(0, math.ceil(most / largest) - 2)
+    row["saved in earlier steps, and still there"] = [each["kept"] for each in came]
     row["megabytes of a process beyond those of a few layers"] = [
         max(0, round((peak - ROOM_BYTES) / 1e6)) for peak in played.peaks
     ]
