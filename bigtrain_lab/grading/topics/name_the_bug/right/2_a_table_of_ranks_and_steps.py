@@ -10,7 +10,7 @@ def answer(run):
     for each in run["memory"]:
         levels[each["rank"]].append((each["time"], each["bytes"]))
 
-    found, seconds, kept, filled = set(), {}, {}, 0
+    found, seconds, kept = set(), {}, {}
     for (rank, step), own in table.items():
         if len(own["B"]) != len(own["F"]):
             found.add("double backward")
@@ -24,7 +24,6 @@ def answer(run):
                 found.add("late all-reduce")
         seconds[rank] = max(span["end"] - span["start"] for span in own["F"])
         end = max(span["end"] for span in own["U"])
-        filled += sum(span["end"] - span["start"] for kind in "FBU" for span in own[kind])
         kept[rank, step] = max(level for level in levels[rank] if level[0] <= end)[1]
     if any(kept[rank, 0] < kept[rank, 1] < kept[rank, 2] for rank in seconds):
         found.add("growing memory")
@@ -33,6 +32,7 @@ def answer(run):
     sizes = {(each["kind"], each["bytes"]) for each in run["transfers"]}
     if len({size for kind, size in sizes if kind in "FB"}) > 1:
         found.add("wide gradients")
+    filled = sum(span["end"] - span["start"] for span in run["spans"] if span["kind"] in "FBU")
     if not found and filled / len(seconds) / max(span["end"] for span in run["spans"]) < 0.6:
-        return "few micro-batches"
+        found.add("few micro-batches")
     return found.pop() if found else "nothing"
