@@ -64,6 +64,7 @@ class LargeBatch(OnHardware, Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
+    curves: ClassVar[tuple[str, ...]] = ("loss", ACCURACY, TEST_LOSS)
     answers: ClassVar[tuple[str, ...]] = (
         "the whole run",
         "updates",

@@ -47,6 +47,7 @@ class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
+    curves: ClassVar[tuple[str, ...]] = ("loss",)
     answers: ClassVar[tuple[str, ...]] = (
         "gradients applied a slot",
         "staleness, mean",

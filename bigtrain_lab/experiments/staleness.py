@@ -30,6 +30,7 @@ ITEM = torch.float64.itemsize
 
 class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
+    curves: ClassVar[tuple[str, ...]] = ("loss",)
     question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
 
     schedule: str = knob(

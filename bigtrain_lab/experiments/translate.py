@@ -65,6 +65,7 @@ class Translate(Layered):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
+    curves: ClassVar[tuple[str, ...]] = ("train loss", "held-out loss", "BLEU")
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
         "speed-up over one rank",

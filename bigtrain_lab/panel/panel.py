@@ -28,6 +28,7 @@ from .settings import Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
 PAUSE_S = 0.1
+LEAST_SHARE = 0.05  # of a run, from which the time left is told
 BUSY = 4  # pause at least so many times as long as the reading took
 PREDICTING = "predicting these settings"
 FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
@@ -216,6 +217,7 @@ class Panel(widgets.VBox):
                 note,
                 str(self.pinned) if tab == PINNED else now.description if now else "",
                 made=self._compared.made(tab),
+                pinned=self.pinned.trace if self.pinned and tab != PINNED else None,
             )
 
     def _tabulate(self) -> None:
@@ -283,6 +285,7 @@ class Panel(widgets.VBox):
             )
             self._compared.begin(self.experiment)
             self._enable()
+            self.picture.watch()
             self._draw(self.run.clock)
             self._thread = follow(self.run, self._on_progress, self._on_end)
             return self.run
@@ -323,7 +326,11 @@ class Panel(widgets.VBox):
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:
                 self.picture.show(
-                    trace, self._compared.note, self._compared.prediction.description, live=True
+                    trace,
+                    self._compared.note,
+                    self._compared.prediction.description,
+                    live=True,
+                    pinned=self.pinned.trace if self.pinned else None,
                 )
 
     def _on_end(self) -> None:
@@ -433,7 +440,8 @@ def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") ->
     at `now`: in words, and as a share."""
     share = min(1.0, len(trace.spans()) / max(1, expected))
     at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
-    return f"running, {at}; {spent_s:.1f} s{f'; {now}' if now else ''}", share
+    left = f", about {spent_s * (1 / share - 1):.0f} s left" if share > LEAST_SHARE else ""
+    return f"running, {at}; {spent_s:.1f} s{left}{f'; {now}' if now else ''}", share
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:

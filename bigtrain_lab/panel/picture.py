@@ -12,11 +12,12 @@ import plotly.io
 from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
+from ..view.curves import curves
 from ..view.player import Player
 from .controls import fixed
 from .rivals import Rivals
 
-PLAYER, RIVALS = "timeline", "rivals"
+PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
 PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
 HEIGHT = 250  # of the player's picture, in pixels
 PINNED = "pinned"
@@ -84,7 +85,10 @@ class Picture(widgets.VBox):
         self._played = widgets.VBox([self._steps, self.player], layout=widgets.Layout(width="auto"))
         self._figure = widgets.VBox([], layout=widgets.Layout(width="auto"))
         self.rivals = Rivals(take, layout=widgets.Layout(width="auto"))
-        self.body = widgets.VBox([self._played, self._figure, self.rivals]).add_class("btl-lens")
+        self.curves = widgets.HTML(layout=widgets.Layout(width="auto"))
+        self.body = widgets.VBox([self._played, self._figure, self.rivals, self.curves]).add_class(
+            "btl-lens"
+        )
         super().__init__(
             [
                 widgets.HBox(
@@ -133,15 +137,24 @@ class Picture(widgets.VBox):
         about: str = "",
         live: bool = False,
         made=None,
+        pinned: Trace | None = None,
     ) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
-        the experiment that it is of, which names the lenses."""
-        self._trace, self._note, self._live = trace, note, live
+        the experiment that it is of, which names the lenses; `pinned`: what curves are compared
+        with."""
+        self._trace, self._note, self._live, self._pinned = trace, note, live, pinned
         self._describe(about)
         if made is not None:
             self._made = made
-            self._offer_lenses(made.figures)
+            self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
         self._draw()
+
+    def watch(self) -> None:
+        """A run begins: its curves, where the lab has any, else its timeline."""
+        shown = [lens for _, lens in self.lenses.options]
+        self._fitting = True
+        self.lenses.value = CURVES if CURVES in shown else self.lenses.value
+        self._fitting = False
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
         """A lens a figure, in the lab's order, and one for the player."""
@@ -164,20 +177,20 @@ class Picture(widgets.VBox):
 
     def _draw(self) -> None:
         """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
-        trace, name, rivals = self._trace, self.lenses.value, self.lenses.value == RIVALS
-        played = name in (PLAYER, None) or trace is None or self._live
-        for part, seen in (
-            (self._played, played),
-            (self.rivals, rivals and not played),
-            (self._figure, not rivals and not played),
-        ):
-            part.layout.display = None if seen else "none"
+        trace, name = self._trace, self.lenses.value
+        if trace is None or name is None or (self._live and name != CURVES):
+            name = PLAYER
+        own = {PLAYER: self._played, RIVALS: self.rivals, CURVES: self.curves}
+        for part in (*own.values(), self._figure):
+            part.layout.display = None if part is own.get(name, self._figure) else "none"
         before, self._figure.children = self._figure.children, []
         for each in before:
             each.close()
-        if rivals and not played:
+        if name == RIVALS:
             self.rivals.show(self._made)
-        elif not played:
+        elif name == CURVES:
+            self.curves.value = curves(self._made.curves, trace, self._pinned)
+        elif name != PLAYER:
             self._figure.children = [drawn(name, lambda: self._made.shown(name, trace))]
         self._play(trace)
 

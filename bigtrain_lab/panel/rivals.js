@@ -11,6 +11,6 @@ function render({ model, el }) {
   };
   root.addEventListener("click", take);
   root.addEventListener("keydown", (event) => { if (event.key === "Enter") take(event); });
-  model.on("change:html", draw); model.on("change:waiting", draw); draw();
+  model.on("change:html", draw); model.on("change:waiting", draw); draw(); model.send({ seen: true });
 }
 export default { render };

@@ -13,7 +13,7 @@ from .settings import PATIENCE_S, Newest
 
 
 class Rivals(anywidget.AnyWidget):
-    """Predicted beside what is shown elsewhere; what takes long comes later, in grey until then.
+    """Predicted once a browser shows them; what takes long comes later, in grey until then.
     `choose(settings)` is called for the row that was clicked."""
 
     _esm = Path(__file__).with_name("rivals.js").read_text(encoding="utf-8")
@@ -22,16 +22,23 @@ class Rivals(anywidget.AnyWidget):
 
     def __init__(self, choose: Callable[[dict], None], **traits):
         super().__init__(**traits)
-        self._newest, self._shown, self._settings = Newest(), None, []
-        self.on_msg(lambda _, told, buffers: choose(self._settings[told["row"]]))
+        self._newest, self._wanted, self._shown, self._settings = Newest(), None, None, []
+        self._choose, self._seen = choose, False
+        self.on_msg(lambda _, told, buffers: self._on_message(told))
+
+    def _on_message(self, told: dict) -> None:
+        if "row" in told:
+            self._choose(self._settings[told["row"]])
+        else:
+            self._seen = True
+            self.show(self._wanted)
 
     def show(self, experiment) -> None:
         """The rivals of this experiment, itself among them."""
-        if experiment == self._shown:
-            return
-        self._shown = experiment
-        self.waiting = True
-        self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
+        self._wanted = experiment
+        if self._seen and experiment != self._shown:
+            self._shown, self.waiting = experiment, True
+            self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
 
     def _tell(self, told: tuple[list[dict], str]) -> None:
         self._settings, self.html = told

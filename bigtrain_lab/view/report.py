@@ -337,14 +337,17 @@ TWO_NODES = (
 
 
 def commands(experiment) -> dict[str, str]:
-    """The same run by each launcher: what it is called -> the command line. The one for two nodes
-    is typed on each of them, in a folder that both see, with the first one's name in HEAD_NODE; it
-    is left out where the ranks do not divide by 2.
+    """The same run by each launcher: what it is called -> the command line, or the cell that shows
+    its panel. The one for two nodes is typed on each of them, in a folder that both see, with the
+    first one's name in HEAD_NODE; it is left out where the ranks do not divide by 2.
     """
     shell = command(experiment)
     module = "-m bigtrain_lab" + shell.removeprefix("bigtrain")
+    changed = settings(experiment, changed_only=True)
+    asked = "".join(f", {name.replace('-', '_')}={value!r}" for name, value in changed.items())
     lines = {
         "shell": shell,
+        "a cell of a notebook": f'from bigtrain_lab import show; show("{experiment.name}"{asked})',
         "torchrun, one node": f"torchrun --standalone --nproc-per-node={experiment.ranks} {module}",
     }
     if experiment.ranks % 2 == 0:

@@ -158,7 +158,7 @@ def test_run_pin_run_again_and_reopen(lab):
 
     page.get_by_role("button", name="more settings").click()
     page.get_by_role("button", name="Copy command").click()
-    expect(page.locator(".btl-command code")).to_have_count(3)
+    expect(page.locator(".btl-command code")).to_have_count(4)
     page.get_by_role("button", name="History").focus()
     page.keyboard.press(" ")
     listed = page.locator(".btl-history select")

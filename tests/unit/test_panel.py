@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import ipywidgets as widgets
 import pytest
 
-from bigtrain_lab.core import Impossible, Knob
+from bigtrain_lab.core import Impossible, Knob, Scalar
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import B, F, Schedule
@@ -29,6 +29,7 @@ from bigtrain_lab.panel.controls import (
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.view import report, table
+from bigtrain_lab.view.curves import curves
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
 from tests.unit.waves import Waves, button, parts, said
@@ -209,9 +210,28 @@ def test_shares_are_one_number_in_answers_table_and_picture(name):
             assert rows[f"{what} share"].predicted.value == pytest.approx(100 * share, abs=1e-9)
 
 
+def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shown = show("staleness", ranks=2, steps=3)
+    assert "press Run" in curves(("loss",), shown.traces["predicted"])
+    ran(shown)
+    assert shown.picture.lenses.value == "curves" and shown.picture.curves in parts(shown)
+    losses = [event.value for event in shown.run.trace().where(Scalar, name="loss")]
+    assert f">{losses[-1]:.4g}<" in shown.picture.curves.value
+    line = re.search('btl-line" points="(.*?)"', shown.picture.curves.value)[1].split()
+    heights = [float(point.split(",")[1]) for point in line]
+    assert len(line) == len(losses) and heights.index(min(heights)) == losses.index(max(losses))
+    shown.pin()
+    ran(shown, learning_rate=0.5)
+    assert shown.picture.curves.value.count("<polyline") == 2
+    assert 'btl-dashed" points=""' not in shown.picture.curves.value
+
+
 def test_rivals_stand_side_by_side_and_a_click_takes_one():
     shown = show("zero")
     rivals = shown.picture.rivals
+    assert rivals.html == ""  # nobody looks
+    rivals._handle_custom_msg({"seen": True}, [])
     until(lambda: not rivals.waiting)
     assert rivals.html.count("<tr") == 1 + 4 and rivals.html.count("btl-own") == 1
     stage_2 = shown.experiment.replace(stage=2).predict()
@@ -429,7 +449,7 @@ def test_live_events_and_what_ranks_compute_are_shown_before_the_end(panel, monk
     monkeypatch.setattr(Run, "now", "rank 1 has computed for 40 s in 2F3")
     panel.set(gate=str(tmp_path / "gate"))
     panel.start()
-    until(lambda: panel.player.data and "s; rank 1 has computed for 40 s" in panel.status.value)
+    until(lambda: panel.player.data and "; rank 1 has computed for 40 s" in panel.status.value)
     assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
     (tmp_path / "gate").touch()
     panel.wait()

@@ -1,0 +1,70 @@
+"""What a run reports while it learns: small charts side by side, a line over its time each; what
+is pinned is dashed beneath it."""
+
+from html import escape
+from math import isfinite
+
+from ..core import Scalar, Trace
+from .words import axis_unit
+
+WIDE, HIGH = 380, 250  # of a chart, in units of its picture
+LEFT, TOP, BOTTOM = 52, 26, 24
+MOST = 600  # points of a line: more cannot be told apart
+
+
+def curves(names: tuple[str, ...], trace: Trace, pinned: Trace | None = None) -> str:
+    """A chart for each of these names of which the trace tells."""
+    drawn = [chart(name, trace, pinned) for name in names if points(trace, name)]
+    note = "The curves are drawn while a run learns: press Run."
+    return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
+
+
+def points(trace: Trace | None, name: str) -> list[tuple[float, float]]:
+    """(time since the start, value) of all that ranks report by this name, in time."""
+    if trace is None:
+        return []
+    _, factor = axis_unit(trace)
+    told = [
+        (trace.units(each.start - trace.events[0].start) * factor, each.value)
+        for each in trace.where(Scalar, name=name)
+    ]
+    return told[:: 1 + len(told) // MOST]
+
+
+def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
+    own, other = points(trace, name), points(pinned, name)
+    seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
+    right = max(x for x, _ in seen) or 1
+    low, high = min(y for _, y in seen), max(y for _, y in seen)
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+
+    def line(told, look):
+        at = " ".join(
+            f"{LEFT + (WIDE - LEFT - 60) * x / right:.1f},"
+            f"{TOP + (HIGH - TOP - BOTTOM) * (high - y) / (high - low):.1f}"
+            for x, y in told
+            if isfinite(y)
+        )
+        return f'<polyline class="{look}" points="{at}"/>'
+
+    broken = next((x for x, y in own if not isfinite(y)), None)
+    unit, _ = axis_unit(trace)
+    last = "no number" if broken is not None else f"{own[-1][1]:.4g}"
+    ends = (
+        (LEFT - 6, TOP + 4, "end", f"{high:.3g}"),
+        (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
+        (LEFT, HIGH - 6, "start", "0"),
+        (WIDE - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
+        (WIDE - 54, TOP + 4, "start", last),
+    )
+    texts = "".join(
+        f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
+        for x, y, side, text in ends
+    )
+    title = f"{escape(name)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
+    return (
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{title}">'
+        f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
+        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{WIDE - 60}"/>'
+        f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
+    )
