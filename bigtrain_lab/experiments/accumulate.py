@@ -43,9 +43,9 @@ class Accumulate(OfGPT, OneDevice):
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
     curves: ClassVar[tuple[str, ...]] = ("loss",)
     answers: ClassVar[tuple[str, ...]] = (
+        "gradient off by, token-weighted",
         "gradient off by, mean of means",
         "peak memory",
-        "activations, window in one pass",
     )
 
     sequences: int = knob(2, "sequences in a micro-batch: what must fit at once", low=1, high=32)

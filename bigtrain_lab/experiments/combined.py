@@ -31,6 +31,7 @@ class Combined(OfGPT, Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "mesh", "memory")
+    rivals_by: ClassVar[str] = "replicas x pipeline x slices"
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "peak memory, rank 0",

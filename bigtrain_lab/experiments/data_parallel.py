@@ -47,8 +47,8 @@ class DataParallel(OfGPT, Layered):
     question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     answers: ClassVar[tuple[str, ...]] = (
-        "step time",
         "speed-up over one replica",
+        "step time",
         "bytes sent a rank and step",
     )
     slices: ClassVar[int] = 1

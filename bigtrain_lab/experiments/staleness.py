@@ -31,6 +31,11 @@ ITEM = torch.float64.itemsize
 class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
     curves: ClassVar[tuple[str, ...]] = ("loss",)
+    answers: ClassVar[tuple[str, ...]] = (
+        "loss, last batch",
+        "step time",
+        "peak memory, fullest rank",
+    )
     question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
 
     schedule: str = knob(

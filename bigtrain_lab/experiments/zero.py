@@ -37,10 +37,11 @@ class Zero(OfGPT, Sharded):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
+    rivals_by: ClassVar[str] = "stage"
     answers: ClassVar[tuple[str, ...]] = (
-        "step time",
         "peak memory, most on a rank",
-        "bytes sent a rank and step",
+        "optimizer state, most on a rank",
+        "step time",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     pipeline: ClassVar[int] = 1

@@ -58,7 +58,7 @@ class Panel(widgets.VBox):
         )
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer = "", {}
-        self._failure, self._failed, self._broken = "", None, ""
+        self._failure, self._failed, self._broken, self._cost = "", None, "", ""
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -159,6 +159,8 @@ class Panel(widgets.VBox):
         """Why the settings cannot be, over the picture; why the last run failed, first of all that
         is said."""
         self.picture.refuse(table.trouble(self._refusal) if self._refusal else "", self._offer)
+        for part in (self.answers, self.foot.why):
+            (part.add_class if self._refusal else part.remove_class)("btl-refused")
 
     def _enable(self) -> None:
         self.bar.enable(
@@ -228,12 +230,15 @@ class Panel(widgets.VBox):
             rows,
             self.experiment.answers,
             self.tabs.value,
-            "The run failed." if self._failure else self._broken,
+            self._failure.partition("\n")[0],
+            self._broken,
             pinned,
+            self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
         trouble = table.trouble(self._failure, self._failed) if self._failure else ""
         self.foot.why.value = trouble + table.why(self._compared.sentences)
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
+        told += f'<p class="btl-soft">{self._cost}</p>'
         self.foot.numbers.value = f'<div class="btl-results">{told}</div>'
 
     def pin(self) -> None:
@@ -358,8 +363,8 @@ class Panel(widgets.VBox):
         self._enable()
         outcome = report.outcome(run)
         self._broken = f"The run {outcome}." if outcome.startswith("ended") else ""
-        cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{outcome} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
+        self._cost = report.summary(run.summary()) if run.state == "done" else ""
+        self.bar.tell(f"{outcome} {when}", f"{self._cost} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)
@@ -367,6 +372,8 @@ class Panel(widgets.VBox):
             broken = raised(error)
         if told := "\n".join(filter(None, (failure, damage, broken))):
             self._fail(told, run if failure else None)
+        if failure:
+            self.picture.watch(failed=True)
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw()

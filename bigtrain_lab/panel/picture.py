@@ -19,7 +19,7 @@ from .rivals import Rivals
 
 PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
 PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
-HEIGHT = 250  # of the player's picture, in pixels
+HEIGHT, STEPS = 250, 34  # of the player's picture, and of the choice of steps, in pixels
 PINNED = "pinned"
 TABS = {
     "predicted": "simulated from the plan; redrawn at every move",
@@ -50,14 +50,16 @@ class Picture(widgets.VBox):
             tooltips=[TABS[clock] for clock in CLOCKS],
             style={"button_width": "88px"},
             layout=widgets.Layout(margin="0 2px", flex="0 0 auto"),
-        )
+        ).add_class("btl-tabs")
         self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
         self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 0", min_width="0")).add_class(
             "btl-about"
         )
-        self.lenses = widgets.ToggleButtons(options=[], style={"button_width": "auto"}).add_class(
-            "btl-tabs"
-        )
+        self.lenses = widgets.ToggleButtons(
+            options=[],
+            style={"button_width": "auto"},
+            layout=widgets.Layout(flex="0 0 auto"),
+        ).add_class("btl-tabs")
         self.lenses.observe(lambda _: None if self._fitting else self._draw(), "value")
         self._trouble = widgets.HTML()
         self._mend = widgets.Button(
@@ -149,11 +151,12 @@ class Picture(widgets.VBox):
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
         self._draw()
 
-    def watch(self) -> None:
-        """A run begins: its curves, where the lab has any, else its timeline."""
+    def watch(self, failed: bool = False) -> None:
+        """A run begins: its curves, where the lab has any, else its timeline, which is where one
+        that `failed` is looked into."""
         shown = [lens for _, lens in self.lenses.options]
         self._fitting = True
-        self.lenses.value = CURVES if CURVES in shown else self.lenses.value
+        self.lenses.value = CURVES if CURVES in shown and not failed else PLAYER
         self._fitting = False
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
@@ -199,7 +202,9 @@ class Picture(widgets.VBox):
         last ones."""
         count = steps_drawn(trace) if trace is not None else 0
         whole = trace is None or count == trace.steps
-        self._steps.layout.display = "none" if whole or self._live else None
+        told = not whole and not self._live
+        self._steps.layout.display = None if told else "none"
+        self.player.height = HEIGHT - STEPS * told
         if trace is not None and not trace.spans():
             self.player.show(
                 None,

@@ -38,6 +38,7 @@ class Rivals(anywidget.AnyWidget):
         self._wanted = experiment
         if self._seen and experiment != self._shown:
             self._shown, self.waiting = experiment, True
+            self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
             self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
 
     def _tell(self, told: tuple[list[dict], str]) -> None:
@@ -56,4 +57,5 @@ def rows(experiment) -> tuple[list[dict], str]:
             found.append(table.Rival(name, own, trace))
         except Exception as error:  # a class typed by a student may raise anything
             found.append(table.Rival(name, own, None, raised(error)))
-    return settings, table.rivals(found, experiment.capacity_bytes)
+    by = experiment.rivals_by.replace("_", " ")
+    return settings, table.rivals(found, experiment.capacity_bytes, by)

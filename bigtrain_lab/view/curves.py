@@ -38,10 +38,12 @@ def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
     low, high = min(y for _, y in seen), max(y for _, y in seen)
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
 
+    def height(y: float) -> float:
+        return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)
+
     def line(told, look):
         at = " ".join(
-            f"{LEFT + (WIDE - LEFT - 60) * x / right:.1f},"
-            f"{TOP + (HIGH - TOP - BOTTOM) * (high - y) / (high - low):.1f}"
+            f"{LEFT + (WIDE - LEFT - 60) * x / right:.1f},{height(y):.1f}"
             for x, y in told
             if isfinite(y)
         )
@@ -55,7 +57,7 @@ def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
         (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
         (LEFT, HIGH - 6, "start", "0"),
         (WIDE - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
-        (WIDE - 54, TOP + 4, "start", last),
+        (WIDE - 54, height(own[-1][1]) + 4, "start", last),
     )
     texts = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'

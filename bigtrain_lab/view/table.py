@@ -10,6 +10,7 @@ from ..core.words import duration, size
 from . import palette, report
 from .waits import drawing
 
+FULLEST = "peak memory, fullest rank"
 SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
 STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 
@@ -25,22 +26,35 @@ def html(rows: list[report.Row], sentences: list[str]) -> str:
 
 
 def answers(
-    rows: list[report.Row], names: tuple[str, ...], clock: str, failed: str = "", pinned: str = ""
+    rows: list[report.Row],
+    names: tuple[str, ...],
+    clock: str,
+    failed: str = "",
+    broken: str = "",
+    pinned: str = "",
+    stale: str = "",
 ) -> str:
-    """The numbers that a lab is about, on one clock, and what its time goes to. A run that `failed`
-    says so in place of the first; `pinned`: the clock of what they are compared with."""
+    """The numbers that a lab is about, on one clock, and what its time goes to. A run that
+    `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
+    the clock of what they are compared with; `stale`: what has changed since the run."""
     told = {row.quantity: row for row in rows}
+    ranks = [row for row in rows if row.quantity.startswith("peak memory, rank")]
+    if ranks and FULLEST in names:
+        most = [[getattr(row, each) for row in ranks] for each in (*CLOCKS, "pinned")]
+        fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
+        told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
     slots = [
         slot(row, getattr(row, clock), row.pinned if clock != "pinned" and pinned else None)
         for row in chosen[:MOST]
     ]
-    if failed:
-        slots[:1] = [f'<div class="btl-failed"><b>{escape(failed)}</b><span>see Why?</span></div>']
+    if failed or broken:
+        said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
+        slots[:1] = [f'<div class="btl-failed">{said}<span>{escape(failed)}</span></div>']
     shares = [getattr(told[name], clock) for name in report.SHARES if name in told]
     if all(shares) and shares:
         slots.insert(1, bar([share.value for share in shares]))
-    return f'<div class="btl-answers">{"".join(slots)}</div>'
+    return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
 
 
 def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | None) -> str:
@@ -72,7 +86,7 @@ class Rival(NamedTuple):
     why: str = ""
 
 
-def rivals(given: list[Rival], limit: int | None) -> str:
+def rivals(given: list[Rival], limit: int | None, by: str = "") -> str:
     """A row each: what a step takes and goes to, what the fullest rank holds and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
@@ -84,16 +98,18 @@ def rivals(given: list[Rival], limit: int | None) -> str:
         for at, (rival, held) in enumerate(zip(given, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}
-    key = [f'<i class="btl-{name}"></i>{name}' for name in ("compute", "waits", "idle")]
+    looks = ("compute", "waits", "idle") if several else ("compute",)
+    key = [f'<i class="btl-{name}"></i>{name}' for name in looks]
     key += [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
-    heads = "<th data-by='sent'>sent a rank</th><th>compute</th><th>waits</th><th>idle</th>"
-    heads *= several
+    heads = "<th tabindex='0' data-by='sent'>sent a rank</th>"
+    heads = (heads + "<th>compute</th><th>waits</th><th>idle</th>") * several
     return (
-        f'<div class="btl-rivals"><div class="btl-shares"><span>{"</span><span>".join(key)}</span>'
-        "</div><table><thead><tr><th></th><th data-by='time'>time a step</th><th></th>"
-        f"<th data-by='held'>peak, fullest rank</th><th></th>{heads}</tr></thead>"
-        f'<tbody>{body}</tbody></table><p class="btl-soft">All predicted. Click a row to take its'
-        " settings, a heading to sort.</p></div>"
+        '<div class="btl-rivals"><div class="btl-shares"><span><b>All predicted.</b></span>'
+        f"<span>{'</span><span>'.join(key)}</span></div><table><thead><tr><th>{escape(by)}</th>"
+        "<th tabindex='0' data-by='time'>time a step</th><th></th>"
+        f"<th tabindex='0' data-by='held'>peak, fullest rank</th><th></th>{heads}</tr></thead>"
+        f'<tbody>{body}</tbody></table><p class="btl-soft">Click a row to take its settings; time,'
+        " peak and what is sent sort the rows.</p></div>"
     )
 
 

@@ -60,8 +60,8 @@ function drawHead(d, v, note) {
     else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
     const counted = v.lens ? "" : countedText(scene);
     if (counted) d.head.append(element("span", "btl-key", counted));
-    if (scene.exposes) d.head.append(key("exposed", look.wait));
-    if (scene.idles && scene.waits.some((own) => own.length)) d.head.append(key("waits", `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`));
+    if (scene.exposes) d.head.append(key("beside it", look.other[0]), key("exposed", look.wait));
+    if (!scene.chunks && scene.waits.some((own) => own.length)) d.head.append(key("waits", `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`));
     if (scene.idles) d.head.append(key("idle", `radial-gradient(${v.theme.soft} 0.8px, transparent 1px) 0 0 / 4px 4px`));
     look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
     if (scene.chunks) d.head.append(element("span", "btl-key", "in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"));
@@ -131,7 +131,7 @@ document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".bt
 function render({ model, el }) {
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
   const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), unfolded: false, t: 0, from: 0, to: 1, lens: false, under: null };
-  let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0, page = Infinity;
+  let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, hidden = false, revision = 0, page = Infinity;
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
@@ -158,7 +158,7 @@ function render({ model, el }) {
   function frame() { asked ||= requestAnimationFrame(draw); }
   function draw(now) {
     asked = 0;
-    if (!v.scene || !v.layout) return;
+    if (!v.scene || !v.layout || hidden) return;
     if (playing) {
       v.t += Math.min(0.25, (now - (last || now)) / 1000) * v.scene.end / PLAY_SECONDS * SPEEDS[speed];
       last = now;
@@ -260,7 +260,8 @@ function render({ model, el }) {
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
     if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.end; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
-    if (!resize()) return;
+    hidden = !resize();
+    if (hidden) return;  // it is laid out when it is seen
     if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
     frame();
   }
@@ -277,7 +278,8 @@ function render({ model, el }) {
   const size = new ResizeObserver(() => {
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
     if (!resize()) return;
-    if (before !== v.layout.width && mode !== "own" && !model.get("live")) { act.show(mode); if (v.listed !== null) act.seek(v.t); }  // a list may have brought a scroll bar
+    if (hidden) { hidden = false; v.from = 0; v.to = v.scene.end; act.show(mode === "own" ? "auto" : mode); }
+    else if (before !== v.layout.width && mode !== "own" && !model.get("live")) { act.show(mode); if (v.listed !== null) act.seek(v.t); }  // a list may have brought a scroll bar
     frame();
   });
   const theme = new MutationObserver(onTheme);
