@@ -48,7 +48,7 @@ class Picture(widgets.VBox):
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
-            style={"button_width": "88px"},
+            style={"button_width": "auto"},
             layout=widgets.Layout(margin="0 2px", flex="0 0 auto"),
         ).add_class("btl-tabs")
         self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
