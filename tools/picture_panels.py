@@ -102,7 +102,10 @@ def main(words: list[str]) -> None:
             )
             page.get_by_role("button", name="Run on").click()
             page.wait_for_selector(ENDED)
-            page.wait_for_timeout(5000)  # a short run is played once
+            page.wait_for_timeout(2000)  # a short run is played once
+            if (end := page.locator(".btl-player button[title^='to the end']")).is_visible():
+                end.click()
+                page.wait_for_timeout(500)
             taken = page.locator(".btl-panel").first.screenshot()
             (REPOSITORY / f"{name}.png").write_bytes(with_text(taken, told(experiment, settings)))
             lab.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -238,7 +239,7 @@ class Panel(widgets.VBox):
         trouble = table.trouble(self._failure, self._failed) if self._failure else ""
         self.foot.why.value = trouble + table.why(self._compared.sentences)
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
-        told += f'<p class="btl-soft">{self._cost}</p>'
+        told += f'<p class="btl-soft">{escape(self._cost)}</p>'
         self.foot.numbers.value = f'<div class="btl-results">{told}</div>'
 
     def pin(self) -> None:
