@@ -152,11 +152,12 @@ class Picture(widgets.VBox):
         self._draw()
 
     def watch(self, failed: bool = False) -> None:
-        """A run begins: its curves, where the lab has any, else its timeline, which is where one
-        that `failed` is looked into."""
+        """A run begins: its curves, where the lab has any. One that `failed` is looked into on its
+        timeline."""
         shown = [lens for _, lens in self.lenses.options]
         self._fitting = True
-        self.lenses.value = CURVES if CURVES in shown and not failed else PLAYER
+        chosen = CURVES if CURVES in shown else self.lenses.value
+        self.lenses.value = PLAYER if failed else chosen
         self._fitting = False
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@ of each row proves its clock, bytes, memory inside actions, peaks, weights and l
 wrong experiment does not pass. What its panel says of its ranks' time is so.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -22,6 +23,7 @@ from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.panel import show
 from bigtrain_lab.techniques.mixed_precision import LEVELS
+from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import summary
 
 
@@ -257,7 +259,8 @@ def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
 
 @pytest.mark.parametrize("name", Experiment.all())
 def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(name):
-    """In the last three rows of its table; a rank alone waits for nobody."""
+    """In its answers, in the last three rows of its table and in its picture; a rank alone waits
+    for nobody."""
     panel, names = show(name), ["compute share", "waits share", "idle share"]
     shares, rows = (
         recomputed(panel.traces["predicted"]),
@@ -267,8 +270,15 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
         assert shares == (1, 0, 0) and not rows
     else:
         assert [row.quantity for row in panel.rows[-3:]] == names and all(
-            f"<td>{name}</td>" in panel.children[-1].value for name in names
+            f"<td>{name}</td>" in panel.foot.numbers.value for name in names
         )
+        assert all(
+            f"{name.split()[0]} {share:.1%}" in panel.answers.value
+            for name, share in zip(names, shares)
+        )
+        drawn = json.loads(pack(trace := panel.traces["predicted"]))
+        waits = sum(end - start for own in drawn["waits"] for start, end in own)
+        assert waits / (trace.ranks * drawn["end"]) == pytest.approx(shares[1], abs=1e-9)
         assert [row.predicted.value / 100 for row in rows] == pytest.approx(shares, abs=1e-12)
 
 
