@@ -1,5 +1,5 @@
-"""Controls, a run bar, three clocks over one player, the table and its sentences, for any
-experiment.
+"""One frame for any experiment: question and Run, controls, answers, three clocks through a choice
+of lenses, and a foot that says why.
 
 Moving a control predicts again at once and greys what the last run gave; nothing but Run starts a
 process. A move costs one message to the player and one to the table. What is shown can be pinned

@@ -245,7 +245,7 @@ function render({ model, el }) {
   const list = peakList(d, v, act);
   function load() {
     const old = v.scene, live = model.get("live"), opensAt = model.get("opens_at");
-    v.scene = readScene(model.get("data"), v.look, v.unfolded); v.under = null; d.tip.style.display = "none";
+    v.scene = readScene(model.get("data"), v.look, v.unfolded || live); v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
     for (const part of [d.canvas, d.bar, d.now]) part.style.display = has ? "" : "none";
@@ -293,7 +293,7 @@ function render({ model, el }) {
     else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
   };
-  const onLive = () => { if (!model.get("live")) act.show(mode); };  // the last data may have come while it was live
+  const onLive = () => { if (!model.get("live")) load(); };  // the last data may have come while it was live, when no ranks fold
   model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage);
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
