@@ -34,9 +34,10 @@ class Rivals(anywidget.AnyWidget):
             self.show(self._wanted)
 
     def show(self, experiment) -> None:
-        """The rivals of this experiment, itself among them."""
+        """The rivals of this experiment, itself among them. Equal settings may name a class that
+        was typed anew, so each prediction's own instance counts."""
         self._wanted = experiment
-        if self._seen and experiment != self._shown:
+        if self._seen and experiment is not self._shown:
             self._shown, self.waiting = experiment, True
             self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
             self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)

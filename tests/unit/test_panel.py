@@ -214,6 +214,9 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     assert f'data-time="{stage_2.step_time}"' in rivals.html
     rivals._handle_custom_msg({"row": 2}, [])
     assert shown.experiment.stage == 2
+    before = rivals._shown
+    shown.settings.predict()  # as after a class was typed again: the settings are equal
+    assert rivals._shown == before and rivals._shown is not before
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
 
