@@ -2,12 +2,15 @@
 
 From the key that moves a slider, seen by the page, until after the frame that shows the new
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
-decoding, painting.
+decoding, painting. Then each slider of each lab is dragged from end to end by the mouse: from the
+mouse's move until the last change of answers, picture or sentences. A drag moves the panel's height
+by nothing, and leaves no error in the console.
 """
 
 import tempfile
 from pathlib import Path
 
+from bigtrain_lab.experiments import Experiment
 from tests.browser.lab import Lab, chromium, lab_server
 from tools.setup import find_browser
 
@@ -15,6 +18,9 @@ from .measure import row
 
 MOVES = 60
 SPANS = 2000
+LABS = ()  # all
+STEPS, SOON_MS, SETTLED_MS = 8, 120, 3000
+SMALLEST = {"MOVES": 2, "STEPS": 2, "LABS": ("zero",)}
 PANEL = 'from bigtrain_lab.panel import show\nshow("pipeline", ranks=8, micro_batches=32)'
 PLAYER = f"""from bigtrain_lab.view.player import Player
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
@@ -31,6 +37,19 @@ WATCH = """() => {
         setTimeout(() => window.delays.push(performance.now() - began), 0);  // after the frame
     }).observe(root, { attributes: true, attributeFilter: ['data-revision'] });
 }"""
+
+SEEN = """() => {
+    window.began = window.last = 0;
+    document.addEventListener('mousemove', () => { window.began = performance.now(); }, true);
+    const seen = (changes) => {
+        const drawn = changes.some(({ target }) => (target.closest ? target : target.parentElement)
+            ?.closest('.btl-player, .btl-lens, .btl-pane, .widget-html'));
+        if (drawn) setTimeout(() => { window.last = performance.now(); }, 0);  // after the frame
+    };
+    new MutationObserver(seen).observe(document.querySelector('.btl-panel'),
+        { attributes: true, childList: true, subtree: true, characterData: true });
+}"""
+QUIET = """() => performance.now() - Math.max(window.began, window.last) > 500"""
 
 
 def delays(lab: Lab) -> list[float]:
@@ -63,6 +82,52 @@ def frames(lab: Lab) -> list[float]:
     return read
 
 
+def drags(lab: Lab, name: str) -> tuple[list[float], set[float]]:
+    """Milliseconds from a move of the mouse to the last change that it brought, of each slider of a
+    panel, and the heights that the panel had."""
+    page = lab.open("drag.ipynb", [f"from bigtrain_lab.panel import show\nshow({name!r})"])
+    page.wait_for_selector(".btl-answers b")
+    page.wait_for_timeout(SETTLED_MS)
+    page.evaluate(SEEN)
+    took, heights = [], set()
+    for slider in page.locator(".btl-controls .noUi-target:visible").all():
+        box, handle = slider.bounding_box(), slider.locator(".noUi-handle").bounding_box()
+        y = handle["y"] + handle["height"] / 2
+        page.mouse.move(handle["x"] + handle["width"] / 2, y)
+        page.mouse.down()
+        for at in range(STEPS + 1):
+            page.evaluate("() => { window.last = 0; }")
+            page.mouse.move(box["x"] + box["width"] * at / STEPS, y)
+            page.wait_for_function(QUIET)
+            took.append(page.evaluate("() => window.last && window.last - window.began"))
+            heights.add(page.locator(".btl-panel").bounding_box()["height"])
+        page.mouse.up()
+    return [each for each in took if each], heights
+
+
+def of_drags(server, browser) -> list[dict]:
+    found, everything, complaints = [], [], []
+    for name in LABS or Experiment.all():
+        lab = Lab(browser, *server)
+        took, heights = drags(lab, name)
+        complaints += lab.complaints
+        lab.close()
+        everything += took
+        took.sort()
+        worst = took[min(len(took) - 1, int(0.95 * len(took)))]
+        told = f"{name}, sliders from end to end, 95th percentile of {len(took)} moves"
+        found += [
+            row(told, worst, "ms", at_most=SOON_MS),
+            row(f"{name}, heights of its panel meanwhile", len(heights), "heights", at_most=1),
+        ]
+    soon = sum(each <= SOON_MS for each in everything) / len(everything)
+    return [
+        *found,
+        row(f"moves of all labs seen within {SOON_MS} ms", 100 * soon, "%", at_least=95),
+        row("errors in the console meanwhile", len(complaints), "errors", at_most=0),
+    ]
+
+
 def rows() -> list[dict]:
     browser_path = find_browser()
     if browser_path is None:
@@ -80,6 +145,7 @@ def rows() -> list[dict]:
             lab = Lab(browser, *server)
             found.append(sorted(measure(lab)))
             lab.close()
+        of_labs = of_drags(server, browser)
     slow, fps = found
     return [
         row("slider to redrawn prediction at 8 x 32, median", slow[len(slow) // 2], "ms"),
@@ -91,4 +157,5 @@ def rows() -> list[dict]:
         ),
         row(f"player at {SPANS} spans, median", fps[len(fps) // 2], "frames/s", at_least=30),
         row(f"player at {SPANS} spans, lowest half second", fps[0], "frames/s", at_least=30),
+        *of_labs,
     ]

@@ -2,6 +2,9 @@
 
     python tools/picture_panels.py               all of them
     python tools/picture_panels.py zero lab      some, by name
+    python tools/picture_panels.py --states FOLDER [zero ...]
+        panels in each state, to look at: before, during and after a run, pinned, refused, failed;
+        two sizes, light and dark
 
 Each is the whole panel after a run. A picture keeps in its own file what it shows: the experiment,
 its settings, and the numbers that were predicted then. A test predicts them again, so that a
@@ -13,6 +16,7 @@ import struct
 import sys
 import tempfile
 import zlib
+from itertools import product
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -21,6 +25,9 @@ sys.path.insert(0, str(REPOSITORY))
 WINDOW = {"width": 1366, "height": 2400}  # as wide as a laptop's, and high enough for a whole panel
 ENDED = ".btl-status:has-text(' after ')"
 KEY = b"bigtrain_lab"
+SIZES, SEEN_MS = ((1366, 768), (1920, 1080)), 1000
+EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+    .requestExecute({ code }).done"""
 PICTURES = {  # name -> experiment and settings
     "docs/lab": ("pipeline", {}),
     **{
@@ -83,7 +90,79 @@ def text_of(png: bytes) -> dict:
     return json.loads(chunk.removeprefix(mark)) if chunk.startswith(mark) else {}
 
 
+def refused(experiment: str) -> dict:
+    """Settings beside the defaults that the experiment refuses; {} where all go."""
+    from bigtrain_lab.core import Impossible
+    from bigtrain_lab.experiments import Experiment
+    from bigtrain_lab.panel.controls import nearby
+
+    kind = Experiment.named(experiment)
+    first = kind()
+    for name, knob in kind.knobs().items():
+        for value in nearby(knob, kind.model_fields[name].annotation, getattr(first, name))[-3:]:
+            try:
+                first.replace(**{name: value}).predict()
+            except Impossible:
+                return {name: value}
+    return {}
+
+
+def states(folder: Path, names: list[str]) -> None:
+    """A picture of each lab in each state, for people to judge."""
+    from bigtrain_lab.experiments import Experiment
+    from tests.browser.lab import Lab, chromium, lab_server
+    from tools.setup import find_browser
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as kept,
+        lab_server(Path(kept) / "lab") as about,
+        chromium(find_browser()) as browser,
+    ):
+        for name, size in product(names or Experiment.all(), SIZES):
+            lab = Lab(browser, *about, viewport=dict(zip(("width", "height"), size)))
+            page = lab.panel("state.ipynb", call=f"panel = show({name!r})\npanel")
+
+            def take(state, lab=lab, page=page, name=name, wide=size[0]):
+                for theme in ("Light", "Dark"):
+                    lab.theme(f"JupyterLab {theme}")
+                    page.wait_for_timeout(SEEN_MS)
+                    page.screenshot(path=folder / f"{name}-{wide}-{state}-{theme.lower()}.png")
+                lab.theme("JupyterLab Light")
+
+            def run(page=page):
+                page.get_by_role("button", name="Run on").click()
+                page.wait_for_timeout(SEEN_MS)
+
+            page.wait_for_timeout(3 * SEEN_MS)
+            take("before")
+            run()
+            page.screenshot(path=folder / f"{name}-{size[0]}-during-light.png")
+            page.wait_for_selector(ENDED)
+            page.wait_for_timeout(3 * SEEN_MS)
+            take("after")
+            page.locator("button.btl-pin").click()
+            page.locator(".btl-controls .noUi-handle:visible").first.press("ArrowRight")
+            page.wait_for_timeout(3 * SEEN_MS)
+            take("pinned")
+            for state, settings in (("refused", refused(name)), ("failed", {"fault": "kill"})):
+                if not settings or settings.keys() - Experiment.named(name).knobs().keys():
+                    continue
+                told = f"panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); panel.set(**{settings})"
+                page.evaluate(EXECUTE, told)
+                page.wait_for_timeout(2 * SEEN_MS)
+                if state == "failed":
+                    run()
+                    page.wait_for_selector(".btl-failed")
+                take(state)
+            lab.close()
+            print(name, size, lab.complaints or "", flush=True)
+
+
 def main(words: list[str]) -> None:
+    if words[:1] == ["--states"]:
+        states(Path(words[1]), words[2:])
+        return
     from tests.browser.lab import Lab, chromium, lab_server
     from tools.setup import find_browser
 

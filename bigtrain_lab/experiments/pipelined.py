@@ -186,7 +186,9 @@ class Pipelined(Experiment):
                 for r in range(self.ranks)
             ),
             Quantity(
-                "bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))
+                "bytes sent, all ranks and steps",
+                "B",
+                lambda t: sum(t.bytes_sent(r) for r in range(t.ranks)),
             ),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )

@@ -51,7 +51,7 @@ class Bar(widgets.HBox):
             "Pin", "thumb-tack", "keep what is shown, to compare with", "74px"
         ).add_class("btl-pin")
         self.unpin = button(
-            "Unpin", "times", "compare with nothing any more", "84px", display=SHUT
+            "Unpin", "times", "compare with nothing any more", "84px", visibility="hidden"
         ).add_class("btl-unpin")
         self.status = widgets.HTML(layout=widgets.Layout(flex="0 1 auto", min_width="0"))
         super().__init__(

@@ -191,7 +191,7 @@ class Picture(widgets.VBox):
         for each in before:
             each.close()
         if name == RIVALS:
-            self.rivals.show(self._made)
+            self.rivals.show(self._made, trace)
         elif name == CURVES:
             self.curves.value = curves(self._made.curves, trace, self._pinned)
         elif name != PLAYER:
@@ -216,7 +216,9 @@ class Picture(widgets.VBox):
                 ),
             )
         elif whole:
-            self.player.show(trace, self._note, self._live)
+            self.player.show(
+                trace, self._note, self._live, pinned=None if self._live else self._pinned
+            )
         if whole:
             return
         last = trace.steps - count + 1

@@ -7,9 +7,12 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from ..core import Trace
 from ..view import table
 from .nearest import raised
 from .settings import PATIENCE_S, Newest
+
+MEASURED = "All predicted: what the wall clock measured is on the timeline."
 
 
 class Rivals(anywidget.AnyWidget):
@@ -22,7 +25,8 @@ class Rivals(anywidget.AnyWidget):
 
     def __init__(self, choose: Callable[[dict], None], **traits):
         super().__init__(**traits)
-        self._newest, self._wanted, self._shown, self._settings = Newest(), None, None, []
+        self._newest, self._wanted, self._shown = Newest(), None, None
+        self._settings, self._found, self._trace = [], [], None
         self._choose, self._seen = choose, False
         self.on_msg(lambda _, told, buffers: self._on_message(told))
 
@@ -31,24 +35,42 @@ class Rivals(anywidget.AnyWidget):
             self._choose(self._settings[told["row"]])
         else:
             self._seen = True
-            self.show(self._wanted)
+            self.show(self._wanted, self._trace)
 
-    def show(self, experiment) -> None:
-        """The rivals of this experiment, itself among them. Equal settings may name a class that
-        was typed anew, so each prediction's own instance counts."""
-        self._wanted = experiment
-        if self._seen and experiment is not self._shown:
+    def show(self, experiment, trace: Trace) -> None:
+        """The rivals of this experiment, itself among them, and its run, where this is the modelled
+        trace of one. Equal settings may name a class that was typed anew, so each prediction's own
+        instance counts."""
+        self._wanted, self._trace = experiment, trace
+        if not self._seen:
+            return
+        if experiment is not self._shown:
             self._shown, self.waiting = experiment, True
             self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
             self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
+        elif not self.waiting:
+            self._write()
 
-    def _tell(self, told: tuple[list[dict], str]) -> None:
-        self._settings, self.html = told
+    def _tell(self, told: tuple[list[dict], list[table.Rival]]) -> None:
+        self._settings, self._found = told
+        self._write()
         self.waiting = False
 
+    def _write(self) -> None:
+        made, clock = self._shown, self._trace.clock
+        ran = [table.Rival("this run, modelled", True, self._trace)] * (clock == "modelled")
+        title = {"modelled": "The last row ran; the others are predicted.", "measured": MEASURED}
+        self.html = table.rivals(
+            [*self._found, *ran],
+            made.capacity_bytes,
+            made.rivals_by.replace("_", " "),
+            title.get(clock, "All predicted."),
+        )
 
-def rows(experiment) -> tuple[list[dict], str]:
-    """The settings of each rival, and the table of them all."""
+
+def rows(experiment) -> tuple[list[dict], list[table.Rival]]:
+    """The settings of each rival, and what each gives; those of the run, which follows, are the
+    settings of now."""
     found, settings = [], []
     for name, changes in experiment.rivals().items():
         settings.append(changes)
@@ -58,5 +80,4 @@ def rows(experiment) -> tuple[list[dict], str]:
             found.append(table.Rival(name, own, trace))
         except Exception as error:  # a class typed by a student may raise anything
             found.append(table.Rival(name, own, None, raised(error)))
-    by = experiment.rivals_by.replace("_", " ")
-    return settings, table.rivals(found, experiment.capacity_bytes, by)
+    return [*settings, {}], found

@@ -44,9 +44,10 @@ def answers(
         fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
+    # A wall clock's number is compared with none of a modelled clock.
+    compares = pinned and clock != "pinned" and (clock == "measured") == (pinned == "measured")
     slots = [
-        slot(row, getattr(row, clock), row.pinned if clock != "pinned" and pinned else None)
-        for row in chosen[:MOST]
+        slot(row, getattr(row, clock), row.pinned if compares else None) for row in chosen[:MOST]
     ]
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
@@ -86,7 +87,7 @@ class Rival(NamedTuple):
     why: str = ""
 
 
-def rivals(given: list[Rival], limit: int | None, by: str = "") -> str:
+def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
     """A row each: what a step takes and goes to, what the fullest rank holds and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
@@ -104,7 +105,8 @@ def rivals(given: list[Rival], limit: int | None, by: str = "") -> str:
     heads = "<th tabindex='0' data-by='sent'>sent a rank</th>"
     heads = (heads + "<th>compute</th><th>waits</th><th>idle</th>") * several
     return (
-        '<div class="btl-rivals"><div class="btl-shares"><span><b>All predicted.</b></span>'
+        '<div class="btl-rivals"><div class="btl-shares"><span><b>'
+        f"{escape(title)}</b></span>"
         f"<span>{'</span><span>'.join(key)}</span></div><table><thead><tr><th>{escape(by)}</th>"
         "<th tabindex='0' data-by='time'>time a step</th><th></th>"
         f"<th tabindex='0' data-by='held'>peak, fullest rank</th><th></th>{heads}</tr></thead>"

@@ -1,6 +1,9 @@
 """The player in JupyterLab, where keys are commands too, and themes change. What it does by itself
 is proved on a run's page."""
 
+from pathlib import Path
+from xml.etree import ElementTree
+
 import pytest
 from playwright.sync_api import expect
 
@@ -56,6 +59,19 @@ def test_mouse_themes_and_another_trace(player):
     page.keyboard.up("Control")
     player.until("to", f"{VIEW} < {end} * 0.9")
     assert page.evaluate(CORNER) == [255, 255, 255]
+    for key, begins in (("g", b"<svg"), ("G", b"\x89PNG")):
+        with page.expect_download() as download:
+            player.player.locator("canvas").press(key)
+        saved = Path(download.value.path()).read_bytes()
+        assert saved.startswith(begins)
+        if key == "g":  # the very boxes and legend, as text
+            ElementTree.fromstring(saved)
+            assert b">F1<" in saved and b">B backward<" in saved and b">rank 3<" in saved
+    keys = player.player.locator(".btl-keys")
+    player.player.locator("canvas").press("?")
+    expect(keys).to_contain_text("space plays and pauses")
+    player.player.locator("canvas").press("Escape")
+    expect(keys).to_be_hidden()
     player.theme("JupyterLab Dark")
     page.wait_for_function(f"() => ({CORNER})().every(channel => channel < 60)")
     player.theme("JupyterLab Light")

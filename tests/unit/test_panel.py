@@ -2,6 +2,7 @@
 table."""
 
 import asyncio
+import json
 import re
 from types import SimpleNamespace
 
@@ -217,6 +218,13 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     before = rivals._shown
     shown.settings.predict()  # as after a class was typed again: the settings are equal
     assert rivals._shown == before and rivals._shown is not before
+    until(lambda: not rivals.waiting)
+    trace = ran(shown).traces["modelled"]
+    rows = rivals.html.split("<tr")[2:]
+    assert len(rows) == 4 + 1 and ">this run, modelled<" in rows[-1]
+    assert f'data-time="{trace.step_time}"' in rows[-1] and rivals.html.count("btl-own") == 2
+    rivals._handle_custom_msg({"row": 4}, [])  # the settings of the run are those of now
+    assert shown.experiment.stage == 2 and shown.picture.tabs.value == "modelled"
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
 
@@ -451,6 +459,7 @@ def test_a_failure_is_told_until_settings_change_or_run_is_pressed(panel):
     assert "ank 1" in panel.problem and ">failed after" in panel.status.value
     panel.read_menus()  # any other cell ran
     assert "the wave broke" in said(panel) and panel.player in parts(panel)
+    assert json.loads(panel.player.data)["failed"] == [1]  # its row is crossed out
     panel.set(ranks=4)  # what cannot be is told first
     assert panel.problem.startswith("4 ranks need") and panel.problem in said(panel)
     panel.set(ranks=2)

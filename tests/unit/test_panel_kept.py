@@ -42,6 +42,16 @@ def test_pin_keeps_the_prediction_where_nothing_ran(panel):
     assert amounts == (report.Amount(9, "slot"), report.Amount(15, "slot"))
     for words in (">pinned: micro-batches 2, now 4<", "pinned (predicted)", ">+66.7%<"):
         assert words in said(panel)
+    now, own, alone = (
+        json.loads(d) for d in (panel.player.data, pack(panel.traces["predicted"]), pack(before))
+    )
+    assert now == json.loads(pack(panel.traces["predicted"], pinned=before))
+    ranks, rows = own["ranks"], len(own["rows"])  # what is pinned stands below, on the same axis
+    below = [[row - rows, *told] for row, *told in now["spans"] if row >= rows]
+    assert below == alone["spans"] and now["spans"][: -len(below)] == own["spans"]
+    assert [[r - ranks, lane] for r, lane in now["rows"][rows:]] == alone["rows"]
+    assert now["parts"] == [[ranks, own["end"]], [2 * ranks, alone["end"]]]
+    assert now["waits"] == own["waits"] + alone["waits"] and now["end"] == own["end"]
     panel.tabs.value = "pinned"
     assert panel.player.data == pack(before) and panel.player.note == ""
 
@@ -64,12 +74,13 @@ def test_pin_again_replaces_and_unpin_takes_away(panel):
     panel.pin()
     panel.set(micro_batches=4)
     panel.pin()
-    assert panel.pinned.experiment.micro_batches == 4 and panel.bar.unpin in parts(panel)
+    unpin = panel.bar.unpin.layout
+    assert panel.pinned.experiment.micro_batches == 4 and unpin.visibility is None
     panel.tabs.value = "pinned"
     panel.bar.unpin.click()
     assert panel.pinned is None and "pinned" not in panel.tabs.options
     assert panel.tabs.value == "predicted" and panel.player.data == pack(panel.traces["predicted"])
-    assert "pinned" not in said(panel) and panel.bar.unpin not in parts(panel)
+    assert "pinned" not in said(panel) and unpin.visibility == "hidden"
 
 
 def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):

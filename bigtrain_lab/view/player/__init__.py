@@ -54,7 +54,13 @@ class Player(anywidget.AnyWidget):
 
     _esm = "".join(
         (HERE / name).read_text(encoding="utf-8")
-        for name in ("player_picture.js", "player_chunks.js", "player_peak.js", "player.js")
+        for name in (
+            "player_picture.js",
+            "player_chunks.js",
+            "player_peak.js",
+            "player_save.js",
+            "player.js",
+        )
     )
     _css = (HERE / "player.css").read_text(encoding="utf-8")
     data = traitlets.Bytes(b"").tag(sync=True)
@@ -82,16 +88,18 @@ class Player(anywidget.AnyWidget):
         live: bool = False,
         step_ends: tuple[int, ...] | None = None,
         whole: Trace | None = None,
+        pinned: Trace | None = None,
     ) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the
         note stands alone.
 
         `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of
-        a trace, where its steps end in the whole, whose peaks are marked.
+        a trace, where its steps end in the whole, whose peaks are marked. `pinned`: a trace whose
+        rows stand under those of this one, on one time axis.
         """
         with self.hold_sync():
             self.live = live
-            self.data = pack(trace, step_ends, whole) if trace is not None else b""
+            self.data = pack(trace, step_ends, whole, pinned) if trace is not None else b""
             self.note = note
 
     def play(self) -> None:
@@ -103,10 +111,49 @@ class Player(anywidget.AnyWidget):
 
 
 def pack(
-    trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None
+    trace: Trace,
+    step_ends: tuple[int, ...] | None = None,
+    whole: Trace | None = None,
+    pinned: Trace | None = None,
 ) -> bytes:
-    """The trace as the JSON that player.js reads; times in ticks since the first event.
-    `step_ends`, `whole`: as of Player.show."""
+    """The traces as the JSON that player.js reads; the others as of Player.show."""
+    told = stacked(packed(trace, step_ends, whole), pinned)
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def stacked(told: dict, pinned: Trace | None) -> dict:
+    """The rows of what is pinned under the others, without its memory. Traces of other units, and
+    collectives, are compared by tabs."""
+    if pinned is None or (pinned.unit, pinned.ticks_per_unit) != (told["unit"], told["ticks"]):
+        return told
+    if "measured" in (pinned.clock, told["clock"]) and pinned.clock != told["clock"]:
+        return told  # a wall clock beside a modelled one
+    under, ranks, rows = packed(pinned), told["ranks"], len(told["rows"])
+    if told["chunks"] or under["chunks"]:
+        return told
+    own = under["ranks"]
+    return told | {
+        "ranks": ranks + own,
+        "end": max(told["end"], under["end"]),
+        "parts": [[ranks, told["end"]], [ranks + own, under["end"]]],
+        "rows": told["rows"] + [(ranks + rank, lane) for rank, lane in under["rows"]],
+        "spans": told["spans"] + [[rows + row, *rest] for row, *rest in under["spans"]],
+        "transfers": told["transfers"]
+        + [
+            [ranks + src, ranks + dst, *rest, rows + leaves, rows + reaches]
+            for src, dst, *rest, leaves, reaches in under["transfers"]
+        ],
+        "levels": told["levels"] + [[]] * own,
+        "peaks": told["peaks"] + [None] * own,
+        "waits": told["waits"] + under["waits"],
+        "failed": told["failed"] + [ranks + rank for rank in under["failed"]],
+    }
+
+
+def packed(
+    trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None
+) -> dict:
+    """What player.js reads of one trace; times in ticks since its first event."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     rows = words.rows_of(trace)
@@ -140,32 +187,36 @@ def pack(
             inside.append(e)
     if len(inside) > INSIDE:
         inside = turns(inside)
-    return json.dumps(
-        {
-            "clock": trace.clock,
-            "unit": trace.unit,
-            "ticks": trace.ticks_per_unit,
-            "ranks": trace.ranks,
-            "step_ends": [tick - start for tick in step_ends or trace.step_ends],
-            "unfinished": bool(trace.settings.get("unfinished")),
-            "end": end - start,
-            "rows": rows,
-            "spans": spans,
-            "transfers": transfers,
-            "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
-            "inside": [
-                [e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside
-            ],
-            "terms": list(words.terms(trace).items()),
-            "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
-            "chunks": chunks_of(trace, start),
-            "waits": [
-                [[begin - start, end - start] for what, begin, end in own if what == "waits"]
-                for own in map(trace.spells.get, range(trace.ranks), repeat(()))
-            ],
-        },
-        separators=(",", ":"),
-    ).encode()
+    return {
+        "clock": trace.clock,
+        "unit": trace.unit,
+        "ticks": trace.ticks_per_unit,
+        "ranks": trace.ranks,
+        "step_ends": [tick - start for tick in step_ends or trace.step_ends],
+        "unfinished": bool(trace.settings.get("unfinished")),
+        "failed": failed(trace),
+        "parts": [[trace.ranks, end - start]],
+        "end": end - start,
+        "rows": rows,
+        "spans": spans,
+        "transfers": transfers,
+        "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
+        "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
+        "terms": list(words.terms(trace).items()),
+        "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
+        "chunks": chunks_of(trace, start),
+        "waits": [
+            [[begin - start, end - start] for what, begin, end in own if what == "waits"]
+            for own in map(trace.spells.get, range(trace.ranks), repeat(()))
+        ],
+    }
+
+
+def failed(trace: Trace) -> list[int]:
+    """The ranks that failed; a file may say anything of them."""
+    told = trace.settings.get("unfinished")
+    told = told.get("failed") if isinstance(told, dict) else None
+    return [rank for rank in range(trace.ranks) if isinstance(told, list) and rank in told]
 
 
 def chunks_of(trace: Trace, start: int) -> dict | None:

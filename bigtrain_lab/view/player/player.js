@@ -9,8 +9,9 @@
 const PLAY_SECONDS = 12, SPEEDS = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8];  // at x1 the whole trace takes 12 seconds
 const CLOCKS = { predicted: "simulated: no process ran", modelled: "real processes, on the clock of the hardware profile",
   measured: "real processes, on this machine's wall clock" };
-const HELP = "space plays and pauses; arrows step from event to event; Home and End; + and - change the speed; "
-  + "z and x zoom, f fits all; v shows weight versions; r shows each rank, or one row for ranks that are alike; p lists what the peak of memory holds";
+const HELP = ["space plays and pauses", "arrows step from event to event, Home and End go to the ends", "+ and - change the speed", "z and x zoom, f fits all, s fits a step",
+  "v shows weight versions", "r shows each rank, or one row for ranks that are alike", "p lists what the peak of memory holds", "g saves the picture as SVG, Shift g as PNG",
+  "a drag moves the playhead, Shift and a drag the view", "? shows and hides this list"];
 
 const ICONS = { first: "M2 3h2v10H2z M13 3v10L5 8z", back: "M9.5 3v10L3 8z M11.5 3H13v10h-1.5z", play: "M4 2.5v11L13 8z",
   pause: "M4 3h3v10H4z M9 3h3v10H9z", next: "M6.5 3v10L13 8z M3 3h1.5v10H3z", last: "M12 3h2v10h-2z M3 3v10l8-5z" };
@@ -24,7 +25,7 @@ function element(tag, className, text, about = {}) {
 }
 
 function buildDom(el) {
-  const d = { root: element("div", "btl-player", "", { role: "group", "aria-label": "trace player: " + HELP, "data-lm-suppress-shortcuts": "true" }) };
+  const d = { root: element("div", "btl-player", "", { role: "group", "aria-label": "trace player: " + HELP.join("; "), "data-lm-suppress-shortcuts": "true" }) };
   d.head = element("div", "btl-head", "");
   d.canvas = element("canvas", "", "", { role: "img", tabindex: "0", "aria-keyshortcuts": "Space ArrowLeft ArrowRight Home End + -" });
   d.bar = element("div", "btl-bar", "");
@@ -38,34 +39,42 @@ function buildDom(el) {
   button("out", "zoom −", "zoom out (x, or Ctrl and wheel)"); button("in", "+", "zoom in (z, or Ctrl and wheel)");
   button("step", "1 step", "one training step (s)"); button("fit", "all", "the whole trace (f)");
   button("lens", "versions", "colour by weight version (v)"); button("peak", "peak", "what is held at the peak of memory (p)");
+  button("save", "save", "save the picture as SVG (g), with Shift as PNG"); button("help", "?", "the keys (?)");
+  d.keys = element("div", "btl-keys", "", { role: "note" }); d.keys.append(...HELP.map((line) => element("div", "", line))); d.keys.hidden = true;
   d.now = element("div", "btl-now", "", { "aria-live": "polite" });
   d.tip = element("div", "btl-tip", "");
-  d.root.append(d.head, d.canvas, d.bar, d.now, d.tip);
+  d.root.append(d.head, d.canvas, d.bar, d.now, d.tip, d.keys);
   el.append(d.root);
   return d;
 }
 
+/** [text, fill, whether a gap is before it] of each item of the legend; the fills "waits" and "idle" are patterns. */
+function legendOf({ scene, look, lens }) {
+  const items = lens ? [["boxes show the weight version they used (v0, v1, ...)"]] : scene.phases.map((kind) => [`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]]);
+  const counted = lens ? "" : countedText(scene);
+  if (counted) items.push([counted]);
+  if (scene.exposes) items.push(["beside it", look.other[0]], ["exposed", look.wait]);
+  if (!scene.chunks && scene.waits.some((own) => own.length)) items.push(["waits", "waits"]);
+  if (scene.idles) items.push(["idle", "idle"]);
+  look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });
+  if (scene.chunks) items.push(["in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"]);
+  if (scene.inside.some((readings) => readings.length)) items.push(["read inside actions", look.inside]);
+  return items;
+}
+
 function drawHead(d, v, note) {
-  const { scene, look } = v, key = (text, fill, gap) => {
-    const item = element("span", "btl-key" + (gap ? " btl-gap" : ""), ""), mark = element("i", "", "");
-    mark.style.background = fill; item.append(mark, text);
-    return item;
-  };
+  const { scene, look } = v, patterns = { waits: `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`,
+    idle: `radial-gradient(${v.theme?.soft} 0.8px, transparent 1px) 0 0 / 4px 4px` };
   d.head.replaceChildren();
   if (scene) {
     const badge = element("span", "btl-badge", scene.clock, { title: CLOCKS[scene.clock] || "" });
     badge.style.background = look.clocks[scene.clock] || "#555";
-    d.head.append(badge);
-    if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
-    else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
-    const counted = v.lens ? "" : countedText(scene);
-    if (counted) d.head.append(element("span", "btl-key", counted));
-    if (scene.exposes) d.head.append(key("beside it", look.other[0]), key("exposed", look.wait));
-    if (!scene.chunks && scene.waits.some((own) => own.length)) d.head.append(key("waits", `repeating-linear-gradient(135deg, ${look.wait} 0 1px, transparent 1px 4px)`));
-    if (scene.idles) d.head.append(key("idle", `radial-gradient(${v.theme.soft} 0.8px, transparent 1px) 0 0 / 4px 4px`));
-    look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
-    if (scene.chunks) d.head.append(element("span", "btl-key", "in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"));
-    if (scene.inside.some((readings) => readings.length)) d.head.append(key("read inside actions", look.inside));
+    d.head.append(badge, ...legendOf(v).map(([text, fill, gap]) => {
+      const item = element("span", "btl-key" + (gap ? " btl-gap" : ""), ""), mark = element("i", "", "");
+      mark.style.background = patterns[fill] ?? fill;
+      item.append(...(fill ? [mark] : []), text);
+      return item;
+    }));
   }
   if (note) d.head.append(element("span", "btl-note", note));
   d.root.classList.toggle("btl-stale", Boolean(note && scene));
@@ -74,10 +83,10 @@ function drawHead(d, v, note) {
 function onKeyboard(d, act) {
   const keys = { r: act.fold, " ": act.toggle, ArrowRight: () => act.jump(1), ArrowLeft: () => act.jump(-1), Home: () => act.seek(0), End: () => act.seek(Infinity),
     "+": () => act.faster(1), "=": () => act.faster(1), "-": () => act.faster(-1), z: () => act.zoom(0.5), x: () => act.zoom(2),
-    f: () => act.show("all"), s: () => act.show("step"), v: act.lens, p: act.peak, Escape: act.shut };
+    f: () => act.show("all"), s: () => act.show("step"), v: act.lens, p: act.peak, g: () => act.save("svg"), G: () => act.save("png"), "?": act.help, Escape: act.shut };
   d.root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
-    if (event.key === " " && event.target.tagName === "BUTTON" || event.key === "Escape" && !("peak" in d.root.dataset)) return;  // a focused button presses itself
+    if (event.key === " " && event.target.tagName === "BUTTON" || event.key === "Escape" && !("peak" in d.root.dataset) && d.keys.hidden) return;  // a focused button presses itself
     event.preventDefault(); event.stopPropagation(); keys[event.key]();
   });
 }
@@ -241,7 +250,9 @@ function render({ model, el }) {
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };
   act.fold = () => { v.unfolded = !v.unfolded; data.unfolded = v.unfolded; load(); };
-  Object.assign(act, { list: (rank) => list.open(rank, true), peak: () => v.scene && list.toggle(), shut: () => list.close() });
+  Object.assign(act, { list: (rank) => list.open(rank, true), peak: () => v.scene && list.toggle(), 
+    shut: () => { if (d.keys.hidden) list.close(); else act.help(); }, save: (kind) => saveAs(v, kind),
+    help() { d.keys.hidden = !d.keys.hidden; d.help.setAttribute("aria-pressed", !d.keys.hidden); } });
   const list = peakList(d, v, act);
   function load() {
     const old = v.scene, live = model.get("live"), opensAt = model.get("opens_at");
@@ -271,6 +282,7 @@ function render({ model, el }) {
   d.slower.onclick = () => act.faster(-1); d.faster.onclick = () => act.faster(1);
   d.in.onclick = () => act.zoom(0.5); d.out.onclick = () => act.zoom(2);
   d.fit.onclick = () => act.show("all"); d.step.onclick = () => act.show("step"); d.lens.onclick = act.lens; d.peak.onclick = act.peak;
+  d.save.onclick = (event) => act.save(event.shiftKey ? "png" : "svg"); d.help.onclick = act.help;
   d.lens.setAttribute("aria-pressed", false); data.speed = 1; data.fps = 0;
   d.scrub.oninput = () => act.seek(d.scrub.value * (v.scene?.end ?? 0));
   onKeyboard(d, act); onPointer(d, v, act);

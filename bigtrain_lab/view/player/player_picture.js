@@ -7,20 +7,23 @@
 // ---- scene -----------------------------------------------------------------------------------------------------------
 
 /** Groups of ranks whose rows have the same boxes at the same times. */
-function alikeRanks({ ranks, rows, spans, transfers, chunks }) {
+function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed }) {
   const boxes = rows.map(([, lane]) => [lane]), groups = new Map();
   for (const [row, kind, , label, start, end, version] of spans) boxes[row].push(kind, label, start, end, version);
   for (const t of transfers) boxes[t.at(-1)].push(t[4], t[5]);
   for (let rank = 0; rank < ranks; rank++) {
-    const key = chunks ? rank : boxes.filter((_, i) => rows[i][0] === rank).join();
+    const key = chunks || failed.includes(rank) ? rank : [parts.findIndex(([below]) => rank < below)] + boxes.filter((_, i) => rows[i][0] === rank).join();
     if (groups.has(key)) groups.get(key).push(rank); else groups.set(key, [rank]);
   }
   return [...groups.values()];
 }
 
-/** "ranks 0-2", "ranks 0 1 4 5". */
-const ranksName = (group) => group.length === 1 ? `rank ${group[0]}`
-  : `ranks ${group.at(-1) - group[0] === group.length - 1 ? `${group[0]}\u2013${group.at(-1)}` : group.join(" ")}`;
+/** "ranks 0-2", "ranks 0 1 4 5"; of what is pinned "pinned 0-2". */
+function ranksName(group, [[own]]) {
+  const numbers = group.map((rank) => rank < own ? rank : rank - own), [first, last] = [numbers[0], numbers.at(-1)];
+  return `${group[0] < own ? `rank${group.length > 1 ? "s" : ""}` : "pinned"} ${group.length === 1 ? first
+    : last - first === group.length - 1 ? `${first}\u2013${last}` : numbers.join(" ")}`;
+}
 
 /** The trace with one rank in the place of all that are alike, the one that holds the most. */
 function folded(raw, groups) {
@@ -44,8 +47,9 @@ function readScene(bytes, look, unfolded) {
   const transfer = ([src, dst, kind, name, start, end, size, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
   scene.folds = alike.length < whole.ranks;
-  scene.names = groups.map(ranksName); scene.alike = groups.map((group) => group.length);
-  scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? `rank ${rank}`;
+  scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
+  scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw.parts);
+  scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
   scene.end = Math.max(scene.end, 1);
   const ends = [...raw.step_ends], after = scene.spans.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
   if (after) ends.push(scene.end); else ends[ends.length - 1] = scene.end;  // what follows the last step is a page too
@@ -126,7 +130,7 @@ const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22;
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
-  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.ranks : 0;
+  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.kept.filter((rank) => rank < scene.own).length : 0;
   let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const caption = ranks ? 24 : 6;
@@ -173,10 +177,13 @@ function paintLayer(c, v) {
   });
   paintAxis(c, v);
   c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom + 1); c.clip();
-  const x0 = xOf(v, 0), x1 = xOf(v, scene.end);
+  const x0 = xOf(v, 0);
   if (!scene.chunks) {
     c.fillStyle = dotted(c, theme.soft);
-    scene.rows.forEach(([, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), x1 - x0, L.row); });
+    scene.rows.forEach(([rank, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), xOf(v, scene.endOf(rank)) - x0, L.row); });
+    paintFailed(c, v);
+    const under = scene.rows.findIndex(([rank]) => rank >= scene.own), y = Math.round(L.rowY(under) - L.gap / 2) + 0.5;
+    if (under > 0) { c.strokeStyle = theme.ink; c.lineWidth = 1; c.beginPath(); c.moveTo(LEFT, y); c.lineTo(L.width - RIGHT, y); c.stroke(); }
   }
   paintBoxes(c, v);
   if (!scene.chunks) paintWaits(c, v);
@@ -207,6 +214,21 @@ function paintWaits(c, v) {
         if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.row); }
       }
     }
+  });
+}
+
+/** Behind its last box a rank that failed has nothing any more: a red line, and a cross where it ended. */
+function paintFailed(c, v) {
+  const { scene, layout: L, theme } = v;
+  scene.rows.forEach(([rank, lane], i) => {
+    if (lane !== "compute" || !scene.failed.includes(rank)) return;
+    const from = xOf(v, scene.byRow[i].at(-1)?.end ?? 0), to = xOf(v, scene.endOf(rank)), y = L.rowY(i) + L.row / 2, r = Math.min(6, L.row / 2 - 1);
+    c.fillStyle = theme.bg; c.fillRect(from, L.rowY(i), to - from + 24, L.row);
+    c.strokeStyle = c.fillStyle = theme.alarm; c.lineWidth = 2.5; c.beginPath();
+    c.moveTo(from + 3, y - r); c.lineTo(from + 3 + 2 * r, y + r); c.moveTo(from + 3 + 2 * r, y - r); c.lineTo(from + 3, y + r); c.stroke();
+    if (to - from < 70) return;
+    c.textAlign = "left"; c.font = `600 11px ${theme.font}`; c.fillText("failed", from + 2 * r + 9, y + 0.5); c.font = `11px ${theme.font}`;
+    c.lineWidth = 1; c.beginPath(); c.moveTo(from + 2 * r + 48, y); c.lineTo(to, y); c.stroke();
   });
 }
 
@@ -535,6 +557,8 @@ function countedText({ spans, terms: [[which, word]] }) {
 function doing(scene, row, t) {
   const [rank, lane] = scene.rows[row];
   if (lane !== "compute") return "free";
+  if (scene.failed.includes(rank) && t >= (scene.byRow[row].at(-1)?.end ?? 0)) return "gone: it failed";
+  if (t >= scene.endOf(rank)) return "done";
   return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something is on its way" : "idle";
 }
 
@@ -546,8 +570,8 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
-  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.all.spans.length, "box")
-    .replace("boxs", "boxes")}${scene.all.ranks > 1 ? `, ${plural(scene.all.transfers.length, "message")}, ${plural(scene.all.ranks, "rank")}` : ""}.`;
+  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
+    .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 
