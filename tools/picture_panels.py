@@ -25,6 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 WINDOW = {"width": 1366, "height": 2400}  # as wide as a laptop's, and high enough for a whole panel
 ENDED = ".btl-status:has-text(' after ')"
 KEY = b"bigtrain_lab"
+AGAIN = "panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); "
 SIZES, SEEN_MS = ((1366, 768), (1920, 1080)), 1000
 EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
     .requestExecute({ code }).done"""
@@ -148,8 +149,7 @@ def states(folder: Path, names: list[str]) -> None:
             for state, settings in (("refused", refused(name)), ("failed", {"fault": "kill"})):
                 if not settings or settings.keys() - Experiment.named(name).knobs().keys():
                     continue
-                told = f"panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); panel.set(**{settings})"
-                page.evaluate(EXECUTE, told)
+                page.evaluate(EXECUTE, AGAIN + f"panel.set(**{settings})")
                 page.wait_for_timeout(2 * SEEN_MS)
                 if state == "failed":
                     run()

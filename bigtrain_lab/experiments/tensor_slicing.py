@@ -23,7 +23,7 @@ from ..techniques.sliced_model import Cut, cut_of
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, train
 from .experiment import Quantity
-from .layered import Layered
+from .layered import Layered, on_meta
 from .of_gpt import OfGPT
 from .on_hardware import profiles
 from .pipelined import Pipelined
@@ -190,7 +190,7 @@ class TensorSlicing(OfGPT, Layered):
     def of_layer(self, trace: Trace) -> Iterator[str]:
         own = [call for call in called(trace) if call.module.startswith("layers.1.")]
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
-        layer = sum(p.numel() for p in self.recipe.model(1).parameters())
+        layer = sum(p.numel() for p in on_meta(self.config, 1, 1).parameters())
         tokens, most = self.rows * self.sequence, 3 * self.width
         yield (
             f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)};"

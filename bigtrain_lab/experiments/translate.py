@@ -295,12 +295,9 @@ class Translate(Layered):
 
     # -- theory ------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def stages(self) -> dict[int, torch.nn.Module]:
-        return {
-            at: built(lambda at=at: TranslatorPiece(self.config, at), META)
-            for at in range(count(self.config))
-        }
+        return pieces_on_meta(self.config)
 
     @property
     def weights(self) -> int:
@@ -667,6 +664,13 @@ def shape_of(pairs) -> tuple[int, int, int]:
 
 
 # -- dry runs --------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def pieces_on_meta(config: TranslatorConfig) -> dict[int, torch.nn.Module]:
+    return {
+        at: built(lambda at=at: TranslatorPiece(config, at), META) for at in range(count(config))
+    }
 
 
 @lru_cache(maxsize=1024)

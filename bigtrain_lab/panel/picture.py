@@ -20,6 +20,7 @@ from .rivals import Rivals
 PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
 PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
 HEIGHT, STEPS = 250, 34  # of the player's picture, and of the choice of steps, in pixels
+FEW, ROW, ROWS_BESIDE = 4, 18, 3  # rivals that leave room below; a row's height; rows beside them
 PINNED = "pinned"
 TABS = {
     "predicted": "simulated from the plan; redrawn at every move",
@@ -29,7 +30,6 @@ TABS = {
 }
 WIDE = {"width": "auto", "overflow": "hidden"}
 DRAWN = 8_000  # events: a move of a control stays below a third of a second
-WIDTH = 900  # of a figure: a panel's cell on a laptop, with the list of files beside it
 
 
 class Picture(widgets.VBox):
@@ -45,6 +45,7 @@ class Picture(widgets.VBox):
     ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self._made = None  # the experiment whose trace is shown
+        self._taken = 0  # of the player's height, by a short table above it
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
@@ -88,7 +89,7 @@ class Picture(widgets.VBox):
         self._figure = widgets.VBox([], layout=widgets.Layout(width="auto"))
         self.rivals = Rivals(take, layout=widgets.Layout(width="auto"))
         self.curves = widgets.HTML(layout=widgets.Layout(width="auto"))
-        self.body = widgets.VBox([self._played, self._figure, self.rivals, self.curves]).add_class(
+        self.body = widgets.VBox([self.rivals, self._played, self._figure, self.curves]).add_class(
             "btl-lens"
         )
         super().__init__(
@@ -184,9 +185,14 @@ class Picture(widgets.VBox):
         trace, name = self._trace, self.lenses.value
         if trace is None or name is None or (self._live and name != CURVES):
             name = PLAYER
-        own = {PLAYER: self._played, RIVALS: self.rivals, CURVES: self.curves}
-        for part in (*own.values(), self._figure):
-            part.layout.display = None if part is own.get(name, self._figure) else "none"
+        shown = {PLAYER: [self._played], RIVALS: [self.rivals], CURVES: [self.curves]}.get(
+            name, [self._figure]
+        )
+        self._taken = 0
+        if name == RIVALS and (rows := len(self._made.rivals())) <= FEW:
+            self._taken, shown = ROW * (rows + ROWS_BESIDE), [self.rivals, self._played]
+        for part in self.body.children:
+            part.layout.display = None if part in shown else "none"
         before, self._figure.children = self._figure.children, []
         for each in before:
             each.close()
@@ -195,7 +201,9 @@ class Picture(widgets.VBox):
         elif name == CURVES:
             self.curves.value = curves(self._made.curves, trace, self._pinned)
         elif name != PLAYER:
-            self._figure.children = [drawn(name, lambda: self._made.shown(name, trace))]
+            self._figure.children = [
+                drawn(name, lambda: self._made.shown(name, trace), self.player.room)
+            ]
         self._play(trace)
 
     def _play(self, trace: Trace | None) -> None:
@@ -205,7 +213,7 @@ class Picture(widgets.VBox):
         whole = trace is None or count == trace.steps
         told = not whole and not self._live
         self._steps.layout.display = None if told else "none"
-        self.player.height = HEIGHT - STEPS * told
+        self.player.height = HEIGHT - STEPS * told - self._taken
         if trace is not None and not trace.spans():
             self.player.show(
                 None,
@@ -233,14 +241,14 @@ class Picture(widgets.VBox):
         self.player.show(window(trace, first - 1, count), self._note, self._live, ends, trace)
 
 
-def drawn(name: str, shown: Callable[[], object]) -> widgets.DOMWidget:
-    """A figure by name, or why there is none of this trace.
+def drawn(name: str, shown: Callable[[], object], width: int) -> widgets.DOMWidget:
+    """A figure by name, as wide as the panel, or why there is none of this trace.
 
     An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the
     browser is slower than the kernel it stays empty for ever.
     """
     try:
-        figure = figures.figure(name, shown()).update_layout(width=WIDTH)
+        figure = figures.figure(name, shown()).update_layout(width=width)
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
     output = {

@@ -92,7 +92,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
     longest = max((trace.step_time for trace in traces), default=0) or 1
-    most = max((held.bytes for held in fullest if held), default=0) or 1
+    most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
         rival_row(at, rival, held, several, (longest, most, limit))
@@ -102,16 +102,16 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     looks = ("compute", "waits", "idle") if several else ("compute",)
     key = [f'<i class="btl-{name}"></i>{name}' for name in looks]
     key += [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
-    heads = "<th tabindex='0' data-by='sent'>sent a rank</th>"
-    heads = (heads + "<th>compute</th><th>waits</th><th>idle</th>") * several
+    sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
+    heads = sorts("time", "time a step") + "<th></th>"
+    heads += (sorts("held", "peak, fullest rank") + "<th></th>") * bool(most)
+    shares = "<th>compute</th><th>waits</th><th>idle</th>"
+    heads += (sorts("sent", "sent a rank") + shares) * several
     return (
-        '<div class="btl-rivals"><div class="btl-shares"><span><b>'
-        f"{escape(title)}</b></span>"
-        f"<span>{'</span><span>'.join(key)}</span></div><table><thead><tr><th>{escape(by)}</th>"
-        "<th tabindex='0' data-by='time'>time a step</th><th></th>"
-        f"<th tabindex='0' data-by='held'>peak, fullest rank</th><th></th>{heads}</tr></thead>"
-        f'<tbody>{body}</tbody></table><p class="btl-soft">Click a row to take its settings; time,'
-        " peak and what is sent sort the rows.</p></div>"
+        f'<div class="btl-rivals"><div class="btl-shares"><span><b>{escape(title)}</b> Click a row'
+        f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
+        f"<table><thead><tr><th>{escape(by)}</th>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        "</div>"
     )
 
 
@@ -138,13 +138,14 @@ def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tu
         if held and kind in held.held
     ]
     over = bool(limit and total > limit)
+    memory = f"<td>{size(total)}{' over the limit' * over}</td>"
+    memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     return (
         f'<tr class="{look} {"btl-over-limit" * over}" data-row="{at}" tabindex="0"'
         f' data-time="{trace.step_time}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
         f'<td>{duration(trace.step_time, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
-        f"</p></td><td>{size(total)}{' over the limit' * over}</td>"
-        f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>{more if several else ""}</tr>'
+        f"</p></td>{memory if most else ''}{more if several else ''}</tr>"
     )
 
 

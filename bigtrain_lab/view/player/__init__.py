@@ -70,6 +70,8 @@ class Player(anywidget.AnyWidget):
     limit_bytes = traitlets.Int(None, allow_none=True).tag(sync=True)
     height = traitlets.Int(None, allow_none=True).tag(sync=True)
     opens_at = traitlets.Int(None, allow_none=True).tag(sync=True)
+    # how wide a panel is, in a browser; until it has told: a laptop's cell beside the list of files
+    room = traitlets.Int(900).tag(sync=True)
 
     def __init__(
         self,

@@ -287,7 +287,13 @@ function render({ model, el }) {
   d.scrub.oninput = () => act.seek(d.scrub.value * (v.scene?.end ?? 0));
   onKeyboard(d, act); onPointer(d, v, act);
   const onTheme = () => { for (const wait of [0, 300, 1200]) setTimeout(() => { readTheme(); drawHead(d, v, model.get("note")); frame(); }, wait); };
+  const tellRoom = () => {  // a hidden player is no narrower than its panel
+    const room = Math.floor(d.root.closest(".btl-panel")?.clientWidth ?? 0) - 24;
+    if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
+  };
+  setTimeout(tellRoom, 300);
   const size = new ResizeObserver(() => {
+    tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
     if (!resize()) return;
     if (hidden) { hidden = false; v.from = 0; v.to = v.scene.end; act.show(mode === "own" ? "auto" : mode); }
