@@ -1,7 +1,7 @@
 """Take the pictures of panels that lessons and README show, from a Chromium that drives JupyterLab.
 
     python tools/picture_panels.py               all of them
-    python tools/picture_panels.py zero lab      some, by name
+    python tools/picture_panels.py zero loop     some, by name
     python tools/picture_panels.py --states FOLDER [zero ...]
         panels in each state, to look at: before, during and after a run, pinned, refused, failed;
         two sizes, light and dark
@@ -16,6 +16,7 @@ import struct
 import sys
 import tempfile
 import zlib
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 
@@ -25,12 +26,13 @@ sys.path.insert(0, str(REPOSITORY))
 WINDOW = {"width": 1366, "height": 2400}  # as wide as a laptop's, and high enough for a whole panel
 ENDED = ".btl-status:has-text(' after ')"
 KEY = b"bigtrain_lab"
+WIDE, FOOT, FILMED, FRAME_MS, LEFT, RIGHT = 900, 132, 40, 150, 96, 17  # of the moving picture
 AGAIN = "panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); "
 SIZES, SEEN_MS = ((1366, 768), (1920, 1080)), 1000
 EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
     .requestExecute({ code }).done"""
 PICTURES = {  # name -> experiment and settings
-    "docs/lab": ("pipeline", {}),
+    "docs/loop": ("pipeline", {"micro_batches": 4}),
     **{
         f"notebooks/pictures/{name}": shown
         for name, shown in {
@@ -89,6 +91,46 @@ def text_of(png: bytes) -> dict:
     (size,) = struct.unpack(">I", png[33:37])
     chunk, mark = png[37 : 41 + size], b"tEXt" + KEY + b"\0"
     return json.loads(chunk.removeprefix(mark)) if chunk.startswith(mark) else {}
+
+
+def film(page) -> bytes:
+    """A moving picture: a slider moves, a run starts, its schedule is played. It takes Pillow."""
+    from PIL import Image
+
+    panel, frames = page.locator(".btl-panel").first, []
+
+    def shoot(count):
+        for _ in range(count):
+            frames.append(Image.open(BytesIO(panel.screenshot())).convert("RGB"))
+
+    page.get_by_role("button", name="timeline").click()
+    page.wait_for_timeout(SEEN_MS)
+    shoot(4)
+    for _ in range(4):
+        page.locator(".btl-controls .noUi-handle:visible").nth(1).press("ArrowRight")
+        page.wait_for_timeout(SEEN_MS)
+        shoot(3)
+    page.get_by_role("button", name="Run on").click()
+    page.wait_for_selector(ENDED)
+    canvas = page.locator(".btl-player canvas")
+    for at in range(FILMED + 1):  # as if played
+        box = canvas.bounding_box()
+        left, right = box["x"] + LEFT, box["x"] + box["width"] - RIGHT
+        page.mouse.click(left + (right - left) * at / FILMED, box["y"] + 10)
+        page.mouse.move(0, 0)
+        shoot(1)
+    high = min(frame.height for frame in frames) - FOOT
+    frames = [
+        frame.crop((0, 0, frame.width, high)).resize(
+            (WIDE, high * WIDE // frame.width), Image.LANCZOS
+        )
+        for frame in frames
+    ]
+    colours = frames[-1].quantize(128)
+    first, *others = [each.quantize(palette=colours, dither=Image.Dither.NONE) for each in frames]
+    moving = BytesIO()
+    first.save(moving, "PNG", save_all=True, append_images=others, duration=FRAME_MS, loop=0)
+    return moving.getvalue()
 
 
 def refused(experiment: str) -> dict:
@@ -179,6 +221,11 @@ def main(words: list[str]) -> None:
                 f"{Path(name).name}.ipynb",
                 call=f"panel = show({experiment!r}, **{settings})\npanel",
             )
+            if name == "docs/loop":
+                moving = with_text(film(page), told(experiment, settings))
+                (REPOSITORY / f"{name}.png").write_bytes(moving)
+                lab.close()
+                continue
             page.get_by_role("button", name="Run on").click()
             page.wait_for_selector(ENDED)
             page.wait_for_timeout(2000)  # a short run is played once

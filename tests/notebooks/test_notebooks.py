@@ -258,7 +258,7 @@ def test_a_picture_of_a_panel_shows_the_present_numbers(name):
 def test_each_picture_of_a_panel_can_be_taken_again():
     assert {*PICTURES} == {
         f"notebooks/pictures/{path.stem}" for path in (NOTEBOOKS / "pictures").glob("*.png")
-    } | {"docs/lab"}
+    } | {"docs/loop"}
 
 
 # -- the tool --------------------------------------------------------------------------------------
