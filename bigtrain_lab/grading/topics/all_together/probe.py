@@ -22,8 +22,8 @@ def scenes(draw):
     max_norm."""
     for (dp, pp, tp), share in (
         ((3, 1, 1), 0.5),
-        ((1, 1, 3), 0.5),
-        ((1, 2, 1), 0.5),
+        ((1, 1, 3), 0.85),  # and the norm of each rank below it
+        ((1, 2, 1), 0.85),
         ((2, 2, 2), 0.5),
         ((2, 2, 2), 1.15),  # and the norms of replicas above it
         ((1, 3, 2), 0.1),

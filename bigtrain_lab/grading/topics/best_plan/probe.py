@@ -37,6 +37,7 @@ def scenes(draw):
         (draw.randint(9, 11), draw.randint(2, 3)),
         (12, draw.randint(3, 5)),
         (12, 9),
+        (12, 2),
     ):
         name = f"{layers} equal layers and room for {slots}"
         yield name, {"sizes": [1] * layers, "costs": [1] * layers, "budget": slots}

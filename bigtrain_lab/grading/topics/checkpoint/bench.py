@@ -12,8 +12,8 @@ from ...trainings import Refused
 
 
 class Noted:
-    """fn(x, z=1, mask=1) = y = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or a tuple of y,
-    scale exp(y), and exp(y) without a gradient.
+    """fn(x, z=1, mask=1, late=1) = y = dropout(tanh(linear(sin(linear(cos(sin(x) z)))))) mask, or a
+    tuple of y, scale exp(y) late, and exp(y) without a gradient.
 
     kept: weak references to storages, those that a graph of the first run keeps and all of later
     ones. A second run may stop once all is there that the backward needs, so what it meets is noted
@@ -38,14 +38,15 @@ class Noted:
         h = note(x.sin())
         for other in others:
             h = h if other is None else note(h * other)
-        a = note(self.linear(note(note(h.cos()).sin())), False)
+        a = note(self.linear(note(note(self.linear(note(h.cos()))).sin())), False)
         self.formats.append(str(a.dtype))
         drawn = note(dropout(torch.ones_like(a), self.share))
         self.drawn.append(drawn.tolist())
         y = note(a.tanh()) * drawn
+        late = named.pop("late", 1)
         for mask in named.values():
             y = y if mask is None else note(y) * mask
-        made = y, note(y.exp()) * self.linear.scale, y.detach().exp()
+        made = y, note(y.exp()) * self.linear.scale * late, y.detach().exp()
         return tuple(note(made[each], False) for each in self.results) or note(y, False)
 
     def alive(self) -> int:
@@ -95,6 +96,7 @@ def play(
         "what fn was given in each run": fn.given,
         "runs of fn in the forward": len(fn.given),
         "the output": outputs,
+        "results with a graph": [each.requires_grad for each in ours],
         "it has a graph": all(loss.requires_grad for loss in losses),
         "tensors inside fn alive after the forward": fn.alive() if len(calls) == 1 else 0,
         "numbers drawn after the forward": torch.rand(3).tolist(),

@@ -64,6 +64,11 @@ def scenes(draw):
             [plain],
             {"share": 0.5, "results": TWO, "used": 0},
         ),
+        (
+            "a fn of which one result alone has an input, and is not used",
+            [call(X, late=X)],
+            {"results": TWO, "used": 0},
+        ),
         ("two micro-batches, each with its mask", masked, {"share": 0.5}),
         *(
             (

@@ -92,25 +92,29 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
 
 
 def launches(seen: list, sizes: list[int], limit: int) -> dict:
-    """What a rank sent in two batches, and did in the backwards of the first."""
+    """What a rank sent in two batches, and did in their backwards."""
     during, now = defaultdict(list), "end"
     for what, where, _ in seen:
         if where == MARK and what != "gradient":
             now = what
         elif what == "launch" or where in ("", MARK):  # else a lane does it
             during[now].append(what)
-    quiet, last = during["under no_sync"], during["last of batch 0"]
-    later = last[last.index("launch") :] if "launch" in last else []
+    quiet, lasts = during["under no_sync"], [during["last of batch 0"], during["last of batch 1"]]
+    later = [last[last.index("launch") :] if "launch" in last else [] for last in lasts]
     sent = [size for what, _, size in seen if what == "all_reduce" and size > 8]
     lane = [size for what, where, size in seen if what == "all_reduce" and where not in ("", MARK)]
     beyond = [size - limit for size in sent if size > limit and size not in sizes]
     enough = 2 * (sum(sizes) // limit + 1)
     return {
         "collectives under no_sync": len(quiet) - quiet.count("gradient"),
-        "waits inside the backward": last.count("wait") + last.count("all_reduce"),
-        "launches before the backward ends": bool(later),
+        "waits inside the backward": sum(
+            last.count("wait") + last.count("all_reduce") for last in lasts
+        ),
+        "launches before the backward ends": all(later),
         "the first launch sends a bucket": max(lane[:1], default=0) > 8,
-        "launches when two gradients are to come": later.count("gradient") >= 2,
+        "launches when two gradients are to come": all(
+            each.count("gradient") >= 2 for each in later
+        ),
         "bytes of a bucket beyond the limit": max(beyond, default=0),
         "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),
         "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2, 1),

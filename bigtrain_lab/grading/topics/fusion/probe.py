@@ -28,6 +28,7 @@ def scenes(draw):
         ("a reduction at the end", "a: x, b: a, !s: b b", "s"),
         ("a result that a reduction reads", "a: x, !s: a", "a s"),
         ("softmax", "!m: x, a: x m, e: a, !s: e, y: e s", "y"),
+        ("softmax, a value inside returned too", "!m: x, a: x m, e: a, !s: e, y: e s", "y e"),
         ("a reduction beside a chain", "a: x, !s: a, b: a y, c: b s", "c"),
         ("two reductions in turn", "a: x, !s: a, b: s, !t: b, c: a t", "c"),
         ("the other way round", "b: y, a: x, !s: b, c: s x, !t: a, d: t y", "c d"),

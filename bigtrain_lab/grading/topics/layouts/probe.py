@@ -35,6 +35,8 @@ def scenes(draw):
     sizes = [dict.fromkeys("ndf", size) for size in (6, 12)]
     calls = [[LINE, size, {dim: "rows"}, THREE] for size, dim in zip(sizes, "nd")]
     yield "two calls", {"calls": calls}
+    calls = [[LINE, sizes[1], {"d": "rows"}, {"rows": ranks}] for ranks in (2, 4)]
+    yield "two calls, on other ranks", {"calls": calls}
     for _ in range(12):
         equation, axes = draw.choice(EQUATIONS), draw.choice(AXES)
         cut = draw.sample(names_of(equation), min(len(names_of(equation)), len(axes)))

@@ -4,7 +4,7 @@ import torch
 
 
 def play(answer, rule, events, trainings=1, momentum=0.0, idle=True) -> list[dict]:
-    """What each "end" shows. Events: [number of the training, method, what it is given]; "save",
+    """What each "end" shows. Events: [number of the training, what, what it is given]; "save",
     and "load" of what was saved first."""
     every = [Training(answer(**rule), momentum, idle) for _ in range(trainings)]
     ends, saved = [], []
@@ -12,6 +12,8 @@ def play(answer, rule, events, trainings=1, momentum=0.0, idle=True) -> list[dic
         mine = every[number]
         if what == "begin":
             mine.begin(*given)
+        elif what == "change":
+            mine.change(*given)
         elif what == "end":
             ends.append(mine.end(*given))
         elif what == "save":
@@ -52,10 +54,18 @@ class Training:
         for optimizer in self.given if unscale else ():
             self.scaler.unscale_(optimizer)
 
-    def end(self, steps=2) -> dict:
-        """`steps`: of how many optimizers."""
+    def change(self, least, most) -> None:
+        """Gradients between these two, as clipping by value leaves them; of a nan there, nan."""
+        for p in self.reached:
+            if p.grad is not None:
+                p.grad.clamp_(least, most)
+
+    def end(self, steps=2, early=False) -> dict:
+        """`steps`: of how many optimizers; `early`: gradients are zeroed before update."""
         for optimizer in self.given[:steps]:
             self.scaler.step(optimizer)
+        for p in self.reached if early else ():
+            p.grad = None
         self.scaler.update()
         shown = {
             "scaled loss, and the loss": self.losses,

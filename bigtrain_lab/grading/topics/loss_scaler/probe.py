@@ -31,6 +31,8 @@ def scenes(draw):
     good, both, bad = step([slope]), step([slope, slope]), step([INF], rest=slope)
     left = step([slope, INF], True)[:1] + [[0, "end", 1]]
     still = step([slope, slope], True)[:1] + [[0, "end", 0]]
+    begun, early = step([INF], True, rest=slope)[:1], [[0, "end", 1, True]]
+    clipped, broken_late = [[0, "change", -1.0, 1.0]], [[0, "change", NAN, NAN]]
     used = [*bad, [0, "save"], *of_another(good), [1, "load"], *of_another(good) * (n + 1)]
     begins, ends = zip(step([slope], True), of_another(step([slope], True)))
     saved = [*bad, *good, [0, "save"], *good * 5, [0, "save"]]
@@ -81,6 +83,14 @@ def scenes(draw):
         ("two optimizers, unscaled, one with an inf and without a step", [*left, *both], {}),
         ("two optimizers, unscaled, and no step", [*still * (n + 1), *both], {}),
         ("many skipped steps", [*bad * 9, *good], {}),
+        ("an inf, clipped after unscale_", [*begun, *clipped, [0, "end"], *good], {}),
+        ("a nan after unscale_", [*step([slope], True)[:1], *broken_late, [0, "end"]], {}),
+        ("an inf, and gradients zeroed before update", [*bad[:1], *early, *good], {}),
+        (
+            "a scale below 1, saved",
+            [*bad * 12, [0, "save"], [1, "load"], *of_another(good)],
+            {"trainings": 2},
+        ),
         ("many good steps", good * 6 * n, {}),
         ("two scalers in turns", [*good, *of_another(bad)] * 2 * n, {"trainings": 2}),
         ("two scalers at once", [*begins, *ends], {"trainings": 2}),
@@ -90,6 +100,8 @@ def scenes(draw):
         yield scene(name, usual, events, **more)
     one = usual | {"init_scale": 1.0}  # which leaves gradients as large as they were
     yield scene("gradients whose sum float32 does not hold", one, step([2.0**127]))
+    high = usual | {"init_scale": 2.0**31, "growth_interval": 1}
+    yield scene("a scale that grows past 2^32", high, good * 3)
     for interval in range(1, 5):
         rule = usual | {
             "growth_interval": interval,

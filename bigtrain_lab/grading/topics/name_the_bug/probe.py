@@ -47,7 +47,7 @@ def run(draw, fault: str, first: bool) -> dict:
     again = Action("W", at[0] % stages, at[1] * m + draw.randrange(max(m - 1, 1)))
     lanes = {}
     for rank in range(mesh.size):
-        planted = fault if rank == at[0] else ""
+        planted = fault if rank == at[0] and (first or fault != "early all-reduce") else ""
         ops = pipelines.lanes[rank, "compute"]
         lanes[rank, "compute"] = tuple(computed(ops, m, planted, at[1], again))
         lanes[rank, "comm"] = tuple(summed(mesh, rank, fault, at))
@@ -59,12 +59,17 @@ def run(draw, fault: str, first: bool) -> dict:
         trace = simulate(plan, costs)
     spans = [told(span, m) for span in trace.spans()]
     for span in spans:
-        late = fault == "late all-reduce" and span["kind"] == "all_reduce"
-        span["start"] += late and (span["rank"], span["step"]) == at
+        if span["kind"] == "all_reduce" and (span["rank"], span["step"]) == at:
+            span["start"] += fault == "late all-reduce"
+            span["start"] -= fault == "early all-reduce" and not first
     messages = [[t.src, t.rank, t.kind, t.bytes] for t in trace.transfers()]
     if fault == "wide gradients":
-        of_one = [each for each in messages if each[2] == "B" and at[0] in each[:2]]
-        of_one[0 if first else -1][-1] *= 2
+        backwards = [each for each in messages if each[2] == "B"]
+        of_one = [each for each in backwards if at[0] in each[:2]]
+        wide = of_one[0 if first else -1]
+        wide[-1] = wide[-1] * draw.choice((5, 6, 8)) // 4
+        for each in backwards if not first else ():  # the others have less, and all have no more
+            each[-1] //= 1 if each is wide else 2
     return {
         "stages": stages,
         "micro_batches": m,

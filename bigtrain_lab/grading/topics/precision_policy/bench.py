@@ -39,6 +39,8 @@ DELICATE = {
     "x.log()": lambda x: x.log(),
     "x ** 2": lambda x: x**2,
     "1.2 ** x": lambda x: 1.2**x,
+    "torch.pow of 1.2 and x": lambda x: torch.pow(1.2, x),
+    "x.sum() under torch.no_grad()": lambda x: torch.no_grad()(torch.sum)(x),
     "torch.pow": lambda x: torch.pow(x, 2),
     "x.sum()": lambda x: x.sum(),
     "torch.sum": lambda x: torch.sum(x),
@@ -61,6 +63,9 @@ OTHERS = {
     "torch.log1p": lambda x, y: torch.log1p(x),
     "x.exp_()": lambda x, y: (less := x * 0.01, less.exp_())[0],
     "torch.norm_except_dim": lambda x, y: torch.norm_except_dim(x, 2, 0),  # begins like norm
+    # whose names hold those of others
+    "torch.cummax": lambda x, y: torch.cummax(x, 0).values,
+    "F.bilinear": lambda x, y: F.bilinear(x, y, torch.stack([x, y]).diag_embed() / 300),
     "F.relu": lambda x, y: F.relu(x),
     "F.gelu": lambda x, y: F.gelu(x),
     "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y])),

@@ -3,6 +3,7 @@
 from ...trainings import Refused, drawn
 
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 13.0, "large": 400.0, "small": 3e-7}  # around 10
+SCALES = {"still": 0, "faint": 1e-11}  # of gradients
 DUPLICATES = "norm", "unreached", "norm at times"
 # Of four steps, those in which it has a gradient.
 REACHED = {"unreached": (), "at times": (2,), "norm at times": (1, 2), "first's at times": (3,)}
@@ -29,7 +30,7 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
     optimizer = answer([p.requires_grad_() for p in mine.values()], pieces, group, **settings)
     for step in range(steps):
         for part, p in mine.items():
-            gradient = next(draws[part]) * 0.1 * (part != "still")
+            gradient = next(draws[part]) * 0.1 * SCALES.get(part, 1)
             if step % 4 not in REACHED.get(part, (0, 1, 2, 3)):
                 p.grad = None
             elif p.grad is None:

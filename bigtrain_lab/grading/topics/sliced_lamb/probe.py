@@ -19,6 +19,7 @@ def scenes(draw):
         ("one rank, three steps", 1, ["rows", "norm"], 3, some),
         ("one rank, zeros", 1, ["rows", "zeros"], 2, some),
         ("one rank, no gradient but zeros", 1, ["rows", "still"], 2, 0.0),
+        ("one rank, no decay and a gradient of 1e-12", 1, ["rows", "faint"], 2, 0.0),
         ("one rank, decay alone, which asks for a ratio of 50", 1, ["rows", "still"], 2, 0.02),
         ("two ranks, one piece each", 2, ["rows"], 1, some),
         (f"{many} ranks, pieces", many, ["rows", "columns", "zeros"], 2, some),

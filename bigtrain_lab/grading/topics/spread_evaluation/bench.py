@@ -4,6 +4,7 @@ before a rename, and started again."""
 
 import io
 import os
+import sys
 from pathlib import Path
 from random import Random
 from threading import get_ident
@@ -15,14 +16,16 @@ from ....data.bleu import bleu, counted
 from ...trainings import Refused, flat
 
 VOCABULARY, LONGEST, MOST_EPOCHS = 8, 6, 12
-# Of each epoch's translations, as a share: the sixth is as good as the fourth, and no better.
-RIGHT_WORDS = (0.3, 0.55, 0.4, 0.95, 0.65, 0.95, 0.5)
+# Of each epoch's translations, as a share: the first two say nothing; the seventh is as good as the
+# fifth, and no better.
+RIGHT_WORDS = (0, 0, 0.55, 0.4, 0.95, 0.65, 0.95, 0.5)
 FILES = "best.pt", "last.pt"
 SAVE, RENAME, REPLACE = torch.save, os.rename, os.replace
 
 
 class Saves:
-    """In place of torch.save and renames, on each rank's own thread: counts, and is killed."""
+    """In place of torch.save and renames, on each rank's own thread: counts, and is killed. Whoever
+    writes into a checkpoint itself changes it as a rename would."""
 
     of = {}  # a rank's thread -> its saves
 
@@ -42,11 +45,22 @@ class Saves:
 
     @classmethod
     def rename(cls, *given, **named):
+        cls.changed()
+        return REPLACE(*given, **named)
+
+    @classmethod
+    def changed(cls):
+        """A checkpoint is about to become another."""
         if self := cls.of.get(get_ident()):
             self.renames += 1
             if self.renames == self.killed_before:
                 self.group.kill()
-        return REPLACE(*given, **named)
+
+    @classmethod
+    def heard(cls, event: str, told: tuple):
+        if event == "open" and get_ident() in cls.of and isinstance(told[0], (str, os.PathLike)):
+            if told[2] & (os.O_WRONLY | os.O_RDWR) and Path(told[0]).name in FILES:
+                cls.changed()
 
     @classmethod
     def save(cls, state, file, *given, **named):
@@ -64,6 +78,9 @@ class Saves:
         else:
             Path(file).write_bytes(half)
         self.group.kill()
+
+
+sys.addaudithook(Saves.heard)
 
 
 def play(
@@ -88,10 +105,14 @@ def play(
         return files(folder, there.read_text(encoding="utf-8").split() if there.exists() else FILES)
     torch.manual_seed(seed)
     layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
+    layers[2].weight.data *= 16  # the first gradients are longer than 1
     model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
     groups = [{"params": [*layer.parameters()]} for layer in layers[::2]]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
     rates, epochs, scored, gradients = [], [], [], []
+    modes = {model: [], model.module: []}  # whether it trains, at each forward
+    for module, own in modes.items():
+        module.register_forward_pre_hook(lambda each, _, own=own: own.append(each.training))
 
     def note(*_):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -143,6 +164,8 @@ def play(
         "scored": len(scored),
         "scores": scores,
         "saves": saves.count,
+        "not in training mode": modes[model.module].count(False),
+        "past the wrapper": len(modes[model.module]) - len(modes[model]),
         "weights": flat(model.parameters()),
     } | (files(folder, FILES) if group.rank == 0 else {})
 
@@ -152,7 +175,7 @@ def counts_of(sentence, epoch: int, seed: int) -> torch.Tensor:
     words = [word for word in sentence[1][0].tolist() if word]
     chance, draw = RIGHT_WORDS[min(epoch, len(RIGHT_WORDS) - 1)], Random(f"{seed} {words}")
     said = []
-    for word in words:
+    for word in words if chance else ():
         luck, other = draw.random(), draw.randint(1, VOCABULARY - 1)
         said.append(word if luck < chance else other)
     texts = [[" ".join(f"w{word}" for word in each)] for each in (said, words)]

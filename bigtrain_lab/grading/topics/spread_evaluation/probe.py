@@ -14,8 +14,8 @@ GRADIENT, EPOCHS = "gradient of the first update", "epochs"
 
 
 def scenes(draw):
-    """Each life of a run: what is the same on all ranks. The sixth and seventh saves are those of
-    an epoch that is better than all before and after it."""
+    """Each life of a run: what is the same on all ranks. The seventh and eighth saves and
+    renames are those of an epoch that is better than all before and after it."""
     many, lives = (
         draw.randint(3, 4),
         dict.fromkeys(("kill_epoch", "kill_save", "kill_rename", "asked")),
@@ -31,8 +31,9 @@ def scenes(draw):
         ("2 ranks, killed after 3 epochs and started again", 2, {"kill_epoch": 3}, {}),
         ("1 rank, killed after 5 epochs and started again", 1, {"kill_epoch": 5}, {}),
         ("1 rank, ended and started again", 1, {}, {}),
-        ("1 rank, killed in its sixth save and started again", 1, {"kill_save": 6}, {}),
         ("1 rank, killed in its seventh save and started again", 1, {"kill_save": 7}, {}),
+        ("1 rank, killed in its eighth save and started again", 1, {"kill_save": 8}, {}),
+        ("1 rank, killed before its eighth rename and started again", 1, {"kill_rename": 8}, {}),
     ):
         common = {"seed": draw.randrange(2**31), "held_out": HELD_OUT, "windows": WINDOWS}
         own = [{"own_seed": draw.randrange(2**31)} for _ in range(ranks)]
@@ -46,7 +47,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         return {f"{name} after it": "whole" if "names" in file else file for name, file in files}
     if common["asked"] == GRADIENT:
         return {GRADIENT: came[0]["gradient"]}
-    row = {} if common["kill_save"] else evaluated(came)
+    row = {} if common["kill_save"] or common["kill_rename"] else evaluated(came)
     if common["asked"] == EPOCHS:
         return row
     row["weights at the end"] = [each["weights"] for each in came]
@@ -66,5 +67,7 @@ def evaluated(came: list[dict]) -> dict:
         "how many sentences are scored an epoch": sum(scored),
         "how many by one rank beyond its share": max(0, max(scored) - -(-HELD_OUT // ranks)),
         "BLEU [rank] [epoch]": [each["scores"] for each in came],
+        "forwards in evaluation mode": [each["not in training mode"] for each in came],
+        "forwards past the wrapper": [each["past the wrapper"] for each in came],
         "ranks beside rank 0 that save": [n for n in range(1, ranks) if came[n]["saves"]],
     }

@@ -21,6 +21,7 @@ def scenes(draw):
     yield "a slow launch", device(launch=draw.uniform(0.05, 0.2))
     for name, which, every in (
         ("every fourth call disturbed", (3,), 4),
+        ("every third call disturbed", (2,), 3),
         ("the second call disturbed, and every fifth", (1,), 5),
         ("the third call disturbed, and every fifth", (2,), 5),
         ("the fifth call disturbed, and every fifth", (4,), 5),

@@ -11,6 +11,7 @@ NAME, FEW = "zero-1", 6
 # Numbers whose copies show in a process, and how many it may keep after a step: right answers keep
 # 4.0 to 4.3, a buffer makes it 5.3, and the whole state 6.0 to 6.1, wherever it lies.
 MANY, MOST = 2 * 10**6, 5.6
+STEEP = 30
 
 
 def scenes(draw):
@@ -60,10 +61,12 @@ def given(
     first, targets, optimizer, settings, clip=None, frozen=None, groups=(), steps=3, every=1
 ) -> dict:
     """clip: max_norm as a share of the first gradient's norm; gradients are then about 10^-2, and
-    rates so much larger, so that torch's 1e-6 beside the norm shows."""
+    rates so much larger, so that torch's 1e-6 beside the norm shows; SGD's steps are then about
+    1, so that a norm in float32 shows too."""
     scale = 1.0 if clip is None else 1e-2
+    rate = 1 / scale if clip is None or optimizer != "SGD" else STEEP / scale
     slower = [
-        dict(each, lr=each["lr"] / scale) if "lr" in each else dict(each)
+        dict(each, lr=each["lr"] * rate) if "lr" in each else dict(each)
         for each in (settings, *groups)
     ]
     norm = 0.0

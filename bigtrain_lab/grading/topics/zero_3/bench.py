@@ -23,7 +23,7 @@ class Memory(TorchDispatchMode):
     others      number -> its place: "parameters" or "whole gradients", the layer, and where in it
     storages    id -> each storage that an operator returned, and the places of its numbers
     most        "parameters in the forward" -> how many
-    saved       what layers were to be handed again
+    saved       what layers returned: outputs, and what they were to be handed again
     """
 
     def __init__(self):
@@ -84,7 +84,7 @@ class Layer:
         y = computed(flat, x)
         self.group.pause()  # while it computes
         self.memory.look()
-        self.memory.saved.append(weakref.ref(x := x.view_as(x)))
+        self.memory.saved += [weakref.ref(x := x.view_as(x)), weakref.ref(y)]
         return y, x
 
     @torch.enable_grad()

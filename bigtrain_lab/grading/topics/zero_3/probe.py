@@ -23,7 +23,8 @@ def scenes(draw):
     for name, ranks, layers, widths, steps, small in (
         ("2 ranks, 2 layers", 2, 2, (6, 8), 2, None),
         ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), 1, None),
-        ("4 ranks, 5 layers, a slow lane", 4, 5, (6, 7), 1, None),
+        # 9 and 12 numbers, which padding makes equally many
+        ("4 ranks, 5 layers, a slow lane", 4, 5, (3,), 1, None),
         ("2 ranks, 4 layers", 2, 4, (6, 7), 1, None),
         ("3 ranks, a layer of one number", 3, 4, (5, 7), 1, 1),
         ("1 rank", 1, 3, (5, 6), 1, None),
