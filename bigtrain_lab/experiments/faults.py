@@ -67,7 +67,7 @@ class Faults(Staleness):
     )
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
     schedule: str = knob(
-        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all()
+        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True
     )
     learning_rate: float = knob(
         1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True, more=True

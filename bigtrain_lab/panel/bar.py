@@ -11,11 +11,11 @@ import ipywidgets as widgets
 
 from ..core.files import printable
 from .controls import fixed
-from .history import Past
+from .history import Past, table_of
+from .rows import Rows
 
 ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 SHUT, OPEN = "none", None  # of a layout's display
-ROWS = 5  # of the list of runs
 AUTO = widgets.Layout(width="auto")
 WHY, NUMBERS, MORE, HISTORY, COMMAND = (
     "Why?",
@@ -28,7 +28,7 @@ TOLD = (
     "why it takes as long as it does",
     "predicted, modelled and measured, side by side",
     "the other settings",
-    "the runs kept under runs/; choose one to reopen it",
+    "the runs kept under runs/: reopen, star or delete them",
     "copy the same run for a shell, and show it for torchrun",
 )
 SINCE = {"settings": "with other settings", "order": "of an earlier order"}
@@ -101,23 +101,21 @@ class Foot(widgets.VBox):
     """Below the picture, one tab in view, in a frame that keeps its height: why, the numbers, the
     other settings, the runs that are kept, the commands.
 
-    `opened(tab)` is told of each press; `choose` is given the Past that was chosen, `copy` the text
-    to be copied.
+    `opened(tab)` is told of each press; `choose` is given the Past that was pressed and what of it,
+    `copy` the text to be copied.
     """
 
     def __init__(self, more: widgets.Widget, opened, choose, copy):
         self._copy = copy
         self.why, self.numbers = widgets.HTML(), widgets.HTML()
         self.lines = widgets.VBox([]).add_class("btl-commands")
-        self.past = widgets.Select(rows=ROWS, layout=AUTO).add_class("btl-history")
-        self.past.tooltip = "choose a run to reopen it"
-        self.past.observe(lambda change: choose(change["new"]) if change["new"] else None, "value")
-        self.about_past = widgets.HTML()
+        self.past = Rows(lambda row, what: choose(self.runs[row], what))
+        self.runs: list[Past] = []
         self._panes = {
             WHY: self.why,
             NUMBERS: self.numbers,
             MORE: more,
-            HISTORY: widgets.VBox([self.past, self.about_past]),
+            HISTORY: self.past,
             COMMAND: self.lines,
         }
         for pane in self._panes.values():
@@ -160,19 +158,8 @@ class Foot(widgets.VBox):
             self._copy(self.texts[at])
 
     def list_past(self, runs: list[Past], older: int) -> None:
-        """The list, nothing chosen."""
-        self.past.value = None  # first: where something is chosen, new options choose their first
-        self.past.options = [(str(past), past) for past in runs]
-        left = (
-            f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. "
-            if older
-            else ""
-        )
-        self.about_past.value = (
-            f'<div class="btl-soft">{left}Choose a run to reopen it, without processes.</div>'
-            if runs
-            else '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>'
-        )
+        """The kept runs, a row each."""
+        self.runs, self.past.html = runs, table_of(runs, older)
 
 
 class Press:

@@ -5,7 +5,9 @@ before a run is chosen.
 """
 
 import re
+import shutil
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from ..view import report
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
+STAR = "starred"  # an empty file in the run's directory
 WIDE = 90  # letters of settings in a line of the list, which a laptop shows whole
 LAST_S = 4e9  # a file may claim any time
 NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobody named
@@ -33,11 +36,41 @@ class Past(NamedTuple):
     state: str
     told: str
 
-    def __str__(self) -> str:
-        return printable(
-            f"{when(self.started)}  {self.name}  {self.state} "
-            f" {shorten(self.told, WIDE, placeholder=' ...')}"
-        )
+    @property
+    def starred(self) -> bool:
+        return (self.directory / STAR).exists()
+
+    def star(self) -> None:
+        """Give it a star, or take it away: what has one stands first."""
+        (self.directory / STAR).unlink() if self.starred else (self.directory / STAR).touch()
+
+    def delete(self) -> None:
+        """Remove the directory; of a run that goes on it stays, Impossible."""
+        if self.state == "running":
+            raise Impossible(f"The run in {self.directory} goes on: stop it, then delete it.")
+        shutil.rmtree(self.directory)
+
+
+def table_of(runs: list[Past], older: int) -> str:
+    """A row each, pressed to reopen it; `older` ones are left out."""
+    if not runs:
+        return '<p class="btl-soft">There are no runs in runs/ yet: press Run.</p>'
+    rows = "".join(
+        f'<tr data-row="{at}" tabindex="0"><td data-do="star" title="star: stands first">'
+        f"{'★' if past.starred else '☆'}</td><td>{escape(when(past.started))}</td>"
+        f"<td>{escape(printable(past.name))}</td><td>{escape(printable(past.state))}</td>"
+        f"<td>{escape(printable(shorten(past.told, WIDE, placeholder=' ...')))}</td>"
+        '<td data-do="delete" data-sure="sure?" title="delete its directory">delete</td></tr>'
+        for at, past in enumerate(runs)
+    )
+    left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each."
+    heads = "".join(
+        f"<th>{head}</th>" for head in ("", "began", "lab", "ended", "settings beside defaults", "")
+    )
+    return (
+        f'<div class="btl-rivals btl-past"><table><thead><tr>{heads}</tr></thead><tbody>{rows}'
+        f'</tbody></table><p class="btl-soft">{left if older else ""}</p></div>'
+    )
 
 
 def when(started: str) -> str:
@@ -49,15 +82,15 @@ def when(started: str) -> str:
 
 
 def listed(own: type) -> tuple[list[Past], int]:
-    """(runs of this experiment, newest first, then the others, newest first; how many older ones
-    are left out)."""
+    """(what has a star, then runs of this experiment, then the others, newest first each; how many
+    older ones are left out)."""
     paths = [path for path in FOLDER.iterdir() if path.is_dir()] if FOLDER.is_dir() else []
     paths.sort(
         key=lambda path: (f"-{own.name}-" in path.name, began(path)), reverse=True
     )  # what is left out is not even opened
     found = [about(path, own) for path in paths[:LISTED]]
     found.sort(key=lambda past: (past.started, past.directory.name), reverse=True)
-    found.sort(key=lambda past: past.name != own.name)  # stable
+    found.sort(key=lambda past: (not past.starred, past.name != own.name))  # stable
     return found, len(paths) - len(found)
 
 

@@ -170,7 +170,7 @@ class Panel(widgets.VBox):
             predicting=self.settings.predicting,
             running=self._running,
         )
-        self.foot.past.disabled = self._running
+        self.foot.past.waiting = self._running
 
     # -- drawing -----------------------------------------------------------------------------------
 
@@ -420,9 +420,13 @@ class Panel(widgets.VBox):
             self._write_commands()
             self.foot.copy()
 
-    def _choose(self, past: history.Past) -> None:
+    def _choose(self, past: history.Past, what: str) -> None:
         try:
-            self.reopen(past.directory)
+            if what:
+                past.star() if what == "star" else past.delete()
+                self._on_foot(HISTORY)
+            else:
+                self.reopen(past.directory)
         except Exception as error:  # a class typed by a student may raise anything
             self._fail(raised(error))
 

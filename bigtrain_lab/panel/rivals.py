@@ -2,40 +2,29 @@
 row takes its settings."""
 
 from collections.abc import Callable
-from pathlib import Path
-
-import anywidget
-import traitlets
 
 from ..core import Trace
 from ..view import table
 from .nearest import raised
+from .rows import Rows
 from .settings import PATIENCE_S, Newest
 
 MEASURED = "All predicted: what the wall clock measured is on the timeline."
 
 
-class Rivals(anywidget.AnyWidget):
+class Rivals(Rows):
     """Predicted once a browser shows them; what takes long comes later, in grey until then.
     `choose(settings)` is called for the row that was clicked."""
 
-    _esm = Path(__file__).with_name("rivals.js").read_text(encoding="utf-8")
-    html = traitlets.Unicode("").tag(sync=True)
-    waiting = traitlets.Bool(False).tag(sync=True)
-
     def __init__(self, choose: Callable[[dict], None], **traits):
-        super().__init__(**traits)
+        super().__init__(lambda row, _: choose(self._settings[row]), self._on_seen, **traits)
         self._newest, self._wanted, self._shown = Newest(), None, None
         self._settings, self._found, self._trace = [], [], None
-        self._choose, self._seen = choose, False
-        self.on_msg(lambda _, told, buffers: self._on_message(told))
+        self._seen = False
 
-    def _on_message(self, told: dict) -> None:
-        if "row" in told:
-            self._choose(self._settings[told["row"]])
-        else:
-            self._seen = True
-            self.show(self._wanted, self._trace)
+    def _on_seen(self) -> None:
+        self._seen = True
+        self.show(self._wanted, self._trace)
 
     def show(self, experiment, trace: Trace) -> None:
         """The rivals of this experiment, itself among them, and its run, where this is the modelled

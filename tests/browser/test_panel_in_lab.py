@@ -161,12 +161,11 @@ def test_run_pin_run_again_and_reopen(lab):
     expect(page.locator(".btl-command code")).to_have_count(4)
     page.get_by_role("button", name="History").focus()
     page.keyboard.press(" ")
-    listed = page.locator(".btl-history select")
-    expect(listed.locator("option").first).to_contain_text("pipeline  done  micro-batches 9")
+    listed = page.locator(".btl-past tr[data-row]")
+    expect(listed.first).to_contain_text("micro-batches 9")
     assert page.evaluate(CUT) == []
-    listed.focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowDown")  # the run before
+    listed.nth(1).focus()
+    page.keyboard.press("Enter")  # the run before
     until_row(lab, "step time", "33 slots", "33 slots", "✓ modelled")
     expect(page.locator(".btl-status")).to_contain_text("reopened")
     expect(page.locator(".widget-readout").nth(1)).to_have_text("8")
@@ -193,9 +192,8 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
     expect(panel.locator(".btl-trouble")).to_contain_text(TAG)
     expect(panel.locator(".btl-waits")).to_contain_text("<img src=x onerror")
     panel.get_by_role("button", name="History").click()
-    listed = panel.locator(".btl-history select")
-    done = listed.locator("option", has_text=TAG).filter(has_text="  done  ").first
-    listed.select_option(label=done.text_content())
+    listed = panel.locator(".btl-past tr[data-row]", has_text="done")
+    listed.first.click()
     expect(panel.locator(".btl-status")).to_contain_text("done on")
     assert not page.evaluate("'hacked' in window") and page.locator(".btl-panel img").count() == 0
 

@@ -126,7 +126,12 @@ def kept(three, panel, tmp_path):
 
 
 def listed(panel):
-    return [past for _, past in panel.foot.past.options]
+    assert panel.foot.past.html.count("data-row") == len(panel.foot.runs)
+    return panel.foot.runs
+
+
+def press(panel, past, what=""):
+    panel.foot.past._handle_custom_msg({"row": panel.foot.runs.index(past), "do": what}, [])
 
 
 TOLD = ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
@@ -134,24 +139,38 @@ TOLD = ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
 
 def test_history_lists_the_newest_first_with_what_differs(kept):
     panel, runs = kept
-    assert [past.told for past in runs] == TOLD and panel.foot.past.value is None
+    assert [past.told for past in runs] == TOLD
     assert [past.state for past in runs] == ["done", "failed", "done"]
+
+
+def test_a_star_lifts_a_run_and_delete_removes_its_directory(kept):
+    panel, (last, failed, first) = kept
+    press(panel, first, "star")
+    assert listed(panel) == [first, last, failed] and panel.foot.past.html.count("★") == 1
+    press(panel, first, "star")
+    assert listed(panel) == [last, failed, first] and "★" not in panel.foot.past.html
+    press(panel, failed, "delete")
+    assert listed(panel) == [last, first] and not failed.directory.exists()
+    going = last._replace(state="running")
+    with pytest.raises(Impossible, match="goes on: stop it"):
+        going.delete()
+    assert last.directory.exists() and panel.experiment == Waves()
 
 
 def test_choosing_reopens_settings_traces_and_failure(kept):
     panel, (last, failed, first) = kept
-    panel.foot.past.value = first
+    press(panel, first)
     assert panel.experiment.micro_batches == panel.controls["micro_batches"].value == 3
     assert not panel.stale and panel.problem == ""
     assert panel.rows[1].modelled.value == 6 and "reopened" in panel.status.value
-    panel.foot.past.value = failed
+    press(panel, failed)
     assert "the wave broke" in panel.problem and panel.controls["trouble"].value == "raise"
     assert not panel.run_button.disabled
-    panel.foot.past.value = last
+    press(panel, last)
     assert panel.problem == "" and panel.experiment == Waves()
     panel.foot.tabs.value = HISTORY  # the failure had opened its own
     ran(panel, micro_batches=4)  # the list is read again
-    assert panel.foot.past.value is None and len(listed(panel)) == 4
+    assert len(listed(panel)) == 4
     assert "reopened" not in panel.status.value
 
 
@@ -166,18 +185,18 @@ def test_damaged_and_foreign_runs_say_why(kept):
     found, before = listed(panel), panel.experiment
     assert [past.state for past in found] == ["done", "failed", "damaged", "damaged"]
     for past in found[1:]:
-        panel.foot.past.value = past
+        press(panel, past)
         why = "test-waves has no setting 'colour'" if past is found[1] else past.told
         assert panel.experiment is before and panel.problem.startswith(why)
-    panel.foot.past.value = found[0]
+    press(panel, found[0])
     assert panel.problem == ""
 
 
 def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, monkeypatch):
     panel, (last, _, first) = kept
-    panel.foot.past.value = first
+    press(panel, first)
     monkeypatch.setattr(Waves, "restored", lambda *told: 1 / 0)
-    panel.foot.past.value = last
+    press(panel, last)
     assert panel.problem.startswith("ZeroDivisionError: division by zero (in")
     assert panel.run.directory.samefile(first.directory)
 
@@ -200,7 +219,7 @@ def test_a_run_of_another_experiment_brings_its_controls(kept):
     runs = listed(panel)
     assert [past.name for past in runs] == [*["test-waves"] * 3, "staleness"]  # its own first
     panel.pin()
-    panel.foot.past.value = runs[3]
+    press(panel, runs[3])
     assert type(panel.experiment) is Staleness and "learning_rate" in panel.controls
     assert panel.rows[0].modelled == panel.rows[0].predicted
     assert "pinned: experiment test-waves, now staleness" in said(panel)
@@ -208,12 +227,12 @@ def test_a_run_of_another_experiment_brings_its_controls(kept):
 
 def test_no_run_is_reopened_while_one_goes_on_and_its_end_is_listed(panel, tmp_path):
     panel.foot.tabs.value = HISTORY
-    assert listed(panel) == [] and "no runs in runs/ yet" in said(panel)
+    assert listed(panel) == [] and "no runs in runs/ yet" in panel.foot.past.html
     before = ran(panel).run.directory
     assert len(listed(panel)) == 1
     panel.set(gate=str(tmp_path / "gate"))
     panel.start()
-    assert panel.foot.past.disabled
+    assert panel.foot.past.waiting
     with pytest.raises(Impossible, match="A run goes on in this panel"):
         panel.reopen(before)
     (tmp_path / "gate").touch()
