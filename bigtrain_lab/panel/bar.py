@@ -51,11 +51,11 @@ class Bar(widgets.HBox):
             "Pin", "thumb-tack", "keep what is shown, to compare with", "74px"
         ).add_class("btl-pin")
         self.unpin = button(
-            "Unpin", "times", "compare with nothing any more", "84px", visibility="hidden"
+            "Unpin", "times", "compare with nothing any more", "84px", display=SHUT
         ).add_class("btl-unpin")
         self.status = widgets.HTML(layout=widgets.Layout(flex="0 1 auto", min_width="0"))
         super().__init__(
-            [self.run, self.stop, self.pin, self.unpin], layout=widgets.Layout(flex="0 0 auto")
+            [self.unpin, self.run, self.stop, self.pin], layout=widgets.Layout(flex="0 0 auto")
         )
 
     def enable(self, impossible: bool, runs: bool, predicting: bool, running: bool) -> None:

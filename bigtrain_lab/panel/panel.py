@@ -258,7 +258,7 @@ class Panel(widgets.VBox):
     def _fit_pinned(self) -> None:
         """A tab and a column for what is pinned."""
         self.picture.offer(pinned=bool(self.pinned))
-        self.bar.unpin.layout.visibility = None if self.pinned else "hidden"
+        self.bar.unpin.layout.display = None if self.pinned else "none"
         self._draw()
 
     def _write_commands(self) -> None:
