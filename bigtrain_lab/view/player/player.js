@@ -305,9 +305,14 @@ function render({ model, el }) {
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
+  const say = (text) => {
+    const said = element("div", "btl-said", text, { role: "status" });
+    (d.root.closest(".btl-panel") ?? d.root).append(said);
+    setTimeout(() => said.remove(), 4000);
+  };
   const onMessage = ({ do: what, text }) => {
     if (what === "echo") model.send({ echo: text });
-    else if (what === "copy") navigator.clipboard?.writeText(text).catch(() => {});  // may be forbidden; the panel shows the text too
+    else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
     else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
   };
