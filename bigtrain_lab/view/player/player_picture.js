@@ -126,7 +126,7 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22;
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 12;
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
@@ -143,10 +143,12 @@ function layoutOf(scene, width, wanted) {
     strip = Math.max(6, (wanted - TOP - AXIS - caption - rows * (row + gap)) / ranks - space);
   }
   const memoryTop = TOP + rows * (row + gap) + caption;
-  const bottom = memoryTop + ranks * (strip + space);
+  let strips = Array.from({ length: ranks }, (_, rank) => rank);  // the ranks whose memory is drawn
+  if (wanted && ranks > 1 && strip < THIN) { strip = Math.min(80, ranks * (strip + space) - space); strips = [highest(scene)]; }  // readable, or none is
+  const bottom = memoryTop + strips.length * (strip + space);
   const chunks = scene.chunks && chunksLayout(scene.chunks, bottom + AXIS + 6, width);
-  return { width, height: Math.ceil(bottom + AXIS + under), chunks, row, gap, strip, space, memoryTop, bottom, ranks, rows,
-    rowY: (i) => TOP + i * (row + gap), stripY: (rank) => memoryTop + rank * (strip + space) };
+  return { width, height: Math.ceil(bottom + AXIS + under), chunks, row, gap, strip, space, memoryTop, bottom, strips, ranks, rows,
+    rowY: (i) => TOP + i * (row + gap), stripY: (rank) => memoryTop + strips.indexOf(rank) * (strip + space) };
 }
 
 const xOf = (v, t) => LEFT + (t - v.from) / (v.to - v.from) * (v.layout.width - LEFT - RIGHT);
@@ -340,7 +342,7 @@ const memoryY = (v, rank, bytes) => v.layout.stripY(rank) + v.layout.strip * (1 
 
 function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
-  for (let rank = 0; rank < L.ranks; rank++) {
+  for (const rank of L.strips) {
     const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
     const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.end;
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
@@ -383,7 +385,7 @@ function paintMemory(c, v, look) {
       c.setLineDash([5, 4]); c.beginPath(); c.moveTo(right - taken + 12, at - 4); c.lineTo(right - taken + 35, at - 4); c.stroke(); c.setLineDash([]);
     }
   }
-  const scale = `memory by kind, 0 to ${size(scene.peak)}`;
+  const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const caption = [`${scale}; left: held now (at the end: the peak)`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`];
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
@@ -392,9 +394,9 @@ function paintMemory(c, v, look) {
 /** The markers of the peaks: where, and of which rank; of ranks whose strips are thin the highest peak's alone. Of a peak before
  * (`off` -1) or behind (1) the view, at the view's edge. */
 function marksOf(v) {
-  const { scene, layout: L } = v, thin = L.strip < 12, most = highest(scene);
-  return scene.peaks.slice(0, L.ranks).flatMap((peak, rank) => {
-    if (!peak || (thin && rank !== most)) return [];
+  const { scene, layout: L } = v, thin = L.strip < THIN, most = highest(scene);
+  return scene.peaks.flatMap((peak, rank) => {
+    if (!peak || !L.strips.includes(rank) || (thin && rank !== most)) return [];
     const off = (peak.tick > v.to) - (peak.tick < v.from);
     return [{ rank, off, x: xOf(v, off > 0 ? v.to : off ? v.from : peak.tick), y: Math.max(memoryY(v, rank, peak.bytes), L.stripY(rank) + 2) }];
   });
@@ -444,7 +446,7 @@ function paintFrame(c, v) {
   c.beginPath(); c.moveTo(on, 0); c.lineTo(on, L.bottom + 4); c.stroke(); c.setLineDash([]);
   c.beginPath(); c.moveTo(on - (off ? 0 : 5), 0); c.lineTo(on + (off ? 8 * off : 5), off ? 5 : 0); c.lineTo(on, off ? 10 : 7); c.fill();
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
-  for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
+  for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
     const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank]?.bytes ?? 0 : level ? sum(level) : 0)}`;
     c.fillStyle = theme.ink; if (two) c.fillText(scene.names[rank], LEFT - 8, y + L.strip / 2 - 7);
@@ -477,8 +479,8 @@ function find(v, x, y) {
   const mark = L.ranks && marksOf(v).find((m) => Math.hypot(x - m.x, y - m.y) < 9);
   if (mark) return { peak: mark.rank };
   if (scene.folds && x < LEFT && y < L.memoryTop - 20) return { fold: true };
-  for (let rank = 0; rank < L.ranks && x < LEFT; rank++)
-    if (scene.peaks[rank] && y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { peak: rank };
+  for (const rank of L.strips)
+    if (x < LEFT && scene.peaks[rank] && y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { peak: rank };
   if (x < LEFT || x > L.width - RIGHT + 2) return null;
   for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.row) {
     const row = scene.byRow[i], span = spanAt(row, t) || row.find((s) => s.start === s.end && Math.abs(s.start - t) < slack);
@@ -492,7 +494,7 @@ function find(v, x, y) {
     if (d < near) { near = d; best = { transfer: m }; }
   }
   if (best) return best;
-  for (let rank = 0; rank < L.ranks; rank++) if (y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { memory: rank, t };
+  for (const rank of L.strips) if (y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { memory: rank, t };
   return null;
 }
 
