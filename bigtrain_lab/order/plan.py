@@ -7,6 +7,7 @@ and never written by hand.
 """
 
 import gc
+import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..core import Impossible, Mesh
@@ -357,17 +359,25 @@ def lower(plan, steps: int = 1) -> Plan:
     )
 
 
+PAUSED = SimpleNamespace(lock=threading.Lock(), threads=0, was_on=True)
+
+
 @contextmanager
 def collector_paused():
     """A plan is hundreds of thousands of small tuples and none is garbage: searching them for
-    cycles took a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
+    cycles took a third of the time. Of threads that pause it together, the last one lets it on."""
+    with PAUSED.lock:
+        if not PAUSED.threads:
+            PAUSED.was_on = gc.isenabled()
+        PAUSED.threads += 1
+        gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        with PAUSED.lock:
+            PAUSED.threads -= 1
+            if PAUSED.was_on and not PAUSED.threads:
+                gc.enable()
 
 
 @collector_paused()

@@ -32,7 +32,7 @@ from .shards import STEPPED
 
 def adapt(model: nn.Module, mp) -> None:
     """Register hooks on the model: functions that have a name, since torch.save saves them too."""
-    guard.PREPARED.add(mp)
+    guard.PREPARED.models.add(mp)
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))
@@ -49,7 +49,7 @@ def adapt(model: nn.Module, mp) -> None:
 def precisions(modules: Iterable[nn.Module]) -> set:
     """Collect the MixedPrecisions that prepared any of the modules' parameters."""
     own = {weight for module in modules for weight in module.parameters()}
-    return {mp for mp in guard.PREPARED if not own.isdisjoint(mp.model.parameters())}
+    return {mp for mp in guard.PREPARED.models if not own.isdisjoint(mp.model.parameters())}
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:

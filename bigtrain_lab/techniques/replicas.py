@@ -408,7 +408,7 @@ class Replicas:
             node.register_prehook(partial(tell, comes, number))
             weight.register_post_accumulate_grad_hook(partial(tell, added, number))
             self.sites.append(Site(at[weight], found, node, self))
-        AVERAGING.add(self)
+        AVERAGING.models.add(self)
 
     def _averaged(self, members: Sequence[Sequence[Home]]) -> list[Averaged]:
         """Lay gradients side by side in a flat tensor a dtype, in the order of the backward."""

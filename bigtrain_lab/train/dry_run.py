@@ -23,6 +23,7 @@ formulas of the FLOPs.
 """
 
 import json
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -178,6 +179,9 @@ def is_of(action: str, step: int) -> bool:
     return action[2:] == str(step)
 
 
+ALONE = threading.RLock()  # what one thread holds for a moment, another's would count as alive
+
+
 def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     """Run program(rank) without values, on a DryRank.
 
@@ -186,13 +190,13 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     place        index, size, arriving: which of how many ranks, see Unsent; slices: how many share
                  a layer; replica, replicas: which of how many, where ranks hold different things
     """
-    with collector_paused():
+    with ALONE, collector_paused():
         return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False, **place) -> "Account":
     """The same, storage by storage."""
-    with collector_paused():
+    with ALONE, collector_paused():
         return followed(program, unobserved, **place)[1].account()
 
 

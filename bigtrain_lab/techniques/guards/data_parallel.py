@@ -32,7 +32,7 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, strategy) -
         ),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (
-            {*parameters.values()} & {p for each in AVERAGING for p in each.pieces},
+            {*parameters.values()} & {p for each in AVERAGING.models for p in each.pieces},
             "Ranks average parameters of the module already: wrap a module once, or give a "
             "ZeroOptimizer parameters that nobody averages.",
         ),

@@ -11,8 +11,6 @@ Two mistakes of a training loop are minded by no operator:
         a stand-in that refuses all use
 """
 
-from weakref import WeakSet
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -22,6 +20,7 @@ from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import APEX, LEVELS, Level
 from ..shards import STEPPED
 from . import Gone, gone, refuse
+from .optimizers import Made
 
 
 def level_of(level: str | Level) -> Level:
@@ -164,13 +163,13 @@ def of_master(weight: nn.Parameter) -> Gone:
     )
 
 
-PREPARED = WeakSet()  # MixedPrecisions that have a model
+PREPARED = Made()  # MixedPrecisions that have a model
 
 
 def refuse_bare_step(optimizer: Optimizer, *_) -> None:
     """A step by gradients that a scaled loss brought and nothing has divided."""
     held = {p for p in held_by([optimizer]) if p.grad is not None}
-    for mp in [each for each in PREPARED if each.scaler and each.scaler.scaled]:
+    for mp in [each for each in PREPARED.models if each.scaler and each.scaler.scaled]:
         undivided = held - mp.scaler.learnt
         refuse(
             (

@@ -3,6 +3,7 @@ mean of the ranks: refused before anything moves.
 
 Whether an optimizer needs whole tensors is tried: it steps a small tensor, and the parts of it."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -18,8 +19,16 @@ from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 from . import who
 
-# Torch's hook is global, and has to find what it is about.
-AVERAGING = WeakSet()  # data parallel models
+
+class Made(threading.local):
+    """Models that this thread made. Torch's hook on steps is global, and has to find what it is
+    about: what another thread trains, or predicts by a dry run, it leaves alone."""
+
+    def __init__(self):
+        self.models = WeakSet()
+
+
+AVERAGING = Made()  # by data parallel
 SHARDED = WeakIdKeyDictionary()  # a piece -> True; a module's own parameter, now empty -> the rank
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then
 
@@ -30,7 +39,7 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer) != len(held):
         refuse_across(optimizer, SHARDED.get)
-    for model in AVERAGING:
+    for model in AVERAGING.models:
         own = model is getattr(optimizer, "replicas", None)  # whose step finishes them
         for name, parameter in () if own else model.unfinished():
             if id(parameter) in held:
