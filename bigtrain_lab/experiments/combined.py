@@ -168,7 +168,8 @@ class Combined(OfGPT, Sharded):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return super().facts | {"mesh": dict(self.mesh.axes)}
+        terms = {"micro_batch": "micro-batch", "stage": "layer"}
+        return super().facts | {"mesh": dict(self.mesh.axes), "terms": terms}
 
     @property
     def further(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
             crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
             sentences.append(
                 f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before"
-                f" {short(own[0].name)} has crossed {listed(crossed)}."
+                f" {short(own[0].name, schedule)} has crossed {listed(crossed)}."
             )
         sentences += middle(rank, own, trace, schedule)
         if (wait := end - own[-1].end) > 0:
@@ -82,9 +82,10 @@ def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list
         return []
     wait, after = max(like, key=lambda of: of[0])
     what = {"input": "input has crossed", "gradient": "gradient has come back through"}[kind]
+    way = listed(ranks_before(Action.parse(after.name.split("+")[0]), schedule))
     said = (
-        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until"
-        f" its {what} {listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}."
+        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name, schedule)}: it cannot"
+        f" start until its {what} {way}."
     )
     if len(like) > 1:
         said += f" {len(like)} such waits take {amount(trace, sum(wait for wait, _ in like))}."
@@ -209,10 +210,11 @@ def ranks_before(action: Action, schedule: Schedule) -> list[int]:
     )
 
 
-def short(name: str) -> str:
-    """ "2F0" as "F0": the sentence has named the rank."""
+def short(name: str, schedule: Schedule) -> str:
+    """ "2F0" as "F0": the sentence has named the rank, which has one stage; of several it stays."""
     action = Action.parse(name.split("+")[0])
-    return f"{action.kind}{action.micro_batch}"
+    stage = action.stage if schedule.stages > schedule.ranks else ""
+    return f"{stage}{action.kind}{action.micro_batch}"
 
 
 def listed(ranks: list[int]) -> str:

@@ -115,6 +115,11 @@ class Compared:
             )
 
     @property
+    def told_of(self) -> str:
+        """The clock that the sentences are of."""
+        return "modelled" if not self.changed and self.said else "predicted"
+
+    @property
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did,
         where it is of these settings, else why the prediction does."""

@@ -127,6 +127,7 @@ class Panel(widgets.VBox):
         self._refusal, self._offer, self._compared.refused = (
             (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         )
+        self.run_button.description = "Run"
         if not self._refusal:
             changed = self._compared.predict(tried)
             if changed:
@@ -237,7 +238,9 @@ class Panel(widgets.VBox):
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
         trouble = table.trouble(self._failure, self._failed) if self._failure else ""
-        self.foot.why.value = trouble + table.why(self._compared.sentences)
+        of = self._compared.told_of
+        of = "" if of == self.tabs.value else of
+        self.foot.why.value = trouble + table.why(self._compared.sentences, of)
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
         told += f'<p class="btl-soft">{escape(self._cost)}</p>'
         self.foot.numbers.value = f'<div class="btl-results">{told}</div>'

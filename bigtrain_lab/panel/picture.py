@@ -238,7 +238,11 @@ class Picture(widgets.VBox):
                 " are drawn, their time from 0; the table tells of all</div>"
             )
         ends = trace.step_ends[first - 1 : first - 1 + count]
-        self.player.show(window(trace, first - 1, count), self._note, self._live, ends, trace)
+        fits = self._pinned and not self._live and self._pinned.steps >= first - 1 + count
+        beside = window(self._pinned, first - 1, count) if fits else None
+        self.player.show(
+            window(trace, first - 1, count), self._note, self._live, ends, trace, beside
+        )
 
 
 def drawn(name: str, shown: Callable[[], object], width: int) -> widgets.DOMWidget:

@@ -12,6 +12,11 @@ from .waits import drawing
 
 FULLEST = "peak memory, fullest rank"
 SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
+LOOKS = {  # of the ranks' time
+    "compute": "an action runs",
+    "waits": "the rank has nothing else to do, while a message or a sum for it is on its way",
+    "idle": "the rank has nothing to do, and nothing for it is on its way yet",
+}
 STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 
 
@@ -72,9 +77,9 @@ def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | 
 def bar(shares: list[float]) -> str:
     """Compute, waits and idle, which are together 100."""
     drawn = said = ""
-    for name, share in zip(("compute", "waits", "idle"), shares):
+    for name, share in zip(LOOKS, shares):
         drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
-        said += f'<span><i class="btl-{name}"></i>{name} {share:.1f}%</span>'
+        said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{name} {share:.1f}%</span>'
     return f'<div class="btl-shares"><p>{drawn}</p>{said}</div>'
 
 
@@ -99,7 +104,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         for at, (rival, held) in enumerate(zip(given, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}
-    looks = ("compute", "waits", "idle") if several else ("compute",)
+    looks = LOOKS if several else ("compute",)
     key = [f'<i class="btl-{name}"></i>{name}' for name in looks]
     key += [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
     sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
@@ -206,9 +211,9 @@ def told_changes(changes: list[str]) -> str:
     )
 
 
-def why(sentences: list[str]) -> str:
+def why(sentences: list[str], of: str = "") -> str:
     """What is said of the whole comes first and bold, then the ranks; the first few are shown, the
-    rest is folded."""
+    rest is folded. `of`: the clock that they are of, where another one is shown."""
     told = [
         f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
         for s in report.whole_first(sentences)
@@ -218,7 +223,8 @@ def why(sentences: list[str]) -> str:
         if len(told) > SHOWN
         else ""
     )
-    return f'<div class="btl-why">{"".join(told[:SHOWN])}{folded}</div>' if told else ""
+    head = f'<p class="btl-soft">Of what is {escape(of)}:</p>' * bool(of)
+    return f'<div class="btl-why">{head}{"".join(told[:SHOWN])}{folded}</div>' if told else ""
 
 
 def cell(amount: report.Amount | None) -> str:

@@ -1,6 +1,7 @@
 """The lab of ZeRO: the paper's bytes, those of the dry run and of a run's ledger, and what one
 process learns."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -31,6 +32,15 @@ def padded(asked: Zero) -> int:
     weights, units = weights_of(asked.stages, asked.order, 0)
     parts, _ = parts_of(weights, units, asked.stage, asked.replicas, asked.bucket_bytes)
     return sum(part.weight_bytes for part in parts) // 4
+
+
+def test_predictions_of_two_threads_do_not_tell_each_other_s_memory():
+    """A panel predicts in threads, and so do the rivals beside it."""
+    asked = [Zero(**SMALL, stage=stage, rows=rows) for rows in (1, 2) for stage in (3, 1, 2)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        together = [*pool.map(Zero.predict, asked)]
+    sharded.dried.cache_clear()
+    assert [each.events for each in together] == [each.predict().events for each in asked]
 
 
 def test_the_numbers_of_the_paper():

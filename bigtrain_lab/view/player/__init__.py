@@ -137,6 +137,7 @@ def stacked(told: dict, pinned: Trace | None) -> dict:
     return told | {
         "ranks": ranks + own,
         "end": max(told["end"], under["end"]),
+        "pinned_step": under["step_ends"][0],
         "parts": [[ranks, told["end"]], [ranks + own, under["end"]]],
         "rows": told["rows"] + [(ranks + rank, lane) for rank, lane in under["rows"]],
         "spans": told["spans"] + [[rows + row, *rest] for row, *rest in under["spans"]],

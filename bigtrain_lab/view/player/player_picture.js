@@ -48,12 +48,16 @@ function readScene(bytes, look, unfolded) {
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
   scene.folds = alike.length < whole.ranks;
   scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
+  const highestOf = (rank) => whole.peaks[rank]?.[2].reduce((total, [, bytes]) => total + bytes, 0);
+  scene.holders = groups.map((group, k) => group.some((rank) => highestOf(rank) !== highestOf(group[0])) ? `rank ${raw.kept[k]}, most` : scene.names[k]);
   scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw.parts);
   scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
   scene.end = Math.max(scene.end, 1);
-  const ends = [...raw.step_ends], after = scene.spans.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
-  if (after) ends.push(scene.end); else ends[ends.length - 1] = scene.end;  // what follows the last step is a page too
+  const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
+  const after = own.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
+  if (after) ends.push(scene.endOf(0)); else ends[ends.length - 1] = Math.max(scene.endOf(0), 1);  // what follows the last step is a page too
   scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
+  scene.pages[0][1] = Math.max(scene.pages[0][1], raw.pinned_step ?? 0);  // the first step of both is seen whole
   scene.byRow = raw.rows.map(() => []);
   for (const s of scene.spans) scene.byRow[s.row].push(s);
   const silent = new Set(scene.byRow.flatMap((row, i) => (row.some((s) => s.kind !== "R") ? [] : [i])));  // a lane that only receives shows its messages as boxes
@@ -387,7 +391,7 @@ function paintMemory(c, v, look) {
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const caption = [`${scale}; left: held now (at the end: the peak)`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`];
+  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`];
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
@@ -448,9 +452,9 @@ function paintFrame(c, v) {
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
-    const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank]?.bytes ?? 0 : level ? sum(level) : 0)}`;
-    c.fillStyle = theme.ink; if (two) c.fillText(scene.names[rank], LEFT - 8, y + L.strip / 2 - 7);
-    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "")}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
+    const now = size(level ? sum(level) : 0), most = size(scene.peaks[rank]?.bytes ?? 0), bytes = now === most ? now : `${now.replace(now.endsWith(most.slice(-2)) ? /\s\S+$/ : "", "")} of ${most}`;
+    c.fillStyle = theme.ink; if (two) c.fillText(scene.holders[rank], LEFT - 8, y + L.strip / 2 - 7);
+    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
   }
   if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
     const whole = right - LEFT;
@@ -520,7 +524,7 @@ function tell(v, u) {
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     const open = waitedIn(scene, rank, s.start, s.end);
     if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
-    if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
+    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${s.message} from rank ${s.src}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
     return lines;
@@ -542,7 +546,7 @@ function tell(v, u) {
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
   return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
-    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which waits for ${next.message} from rank ${next.src}` : "")
+    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${next.message} from rank ${next.src}` : "")
     : "nothing more to do"];
 }
 

@@ -12,16 +12,17 @@ from ...trainings import Refused
 
 
 class Noted:
-    """fn(x, z=1, mask=1, late=1) = y = dropout(tanh(linear(sin(linear(cos(sin(x) z)))))) mask, or a
-    tuple of y, scale exp(y) late, and exp(y) without a gradient.
+    """fn(x, z=1, mask=1, late=1) = y = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or a tuple
+    of y, scale exp(y) late, and exp(y) without a gradient; one linear more where it is `twice`.
 
     kept: weak references to storages, those that a graph of the first run keeps and all of later
     ones. A second run may stop once all is there that the backward needs, so what it meets is noted
     as it begins.
     """
 
-    def __init__(self, share: float, results: list):
+    def __init__(self, share: float, results: list, twice: bool):
         self.linear, self.share, self.results = torch.nn.Linear(6, 6), share, results
+        self.twice = twice
         self.linear.scale = torch.nn.Parameter(torch.rand(6))
         self.given, self.drawn, self.formats, self.kept = [], [], [], []
 
@@ -38,7 +39,8 @@ class Noted:
         h = note(x.sin())
         for other in others:
             h = h if other is None else note(h * other)
-        a = note(self.linear(note(note(self.linear(note(h.cos()))).sin())), False)
+        h = self.linear(h) if self.twice else h
+        a = note(self.linear(note(note(h.cos()).sin())), False)
         self.formats.append(str(a.dtype))
         drawn = note(dropout(torch.ones_like(a), self.share))
         self.drawn.append(drawn.tolist())
@@ -68,12 +70,13 @@ def play(
     under=None,
     before=None,
     graph=True,
+    twice=False,
 ) -> dict:
     """`calls`: the arguments of each, and the format of autocast around it; `backwards`: of which
     call each is, or of their sum; `used`: the one result that the loss is of; `before`: each
     weight's .grad."""
     torch.manual_seed(seed)
-    fn, tensors, losses, outputs, y = Noted(share, results), {}, [], [], None
+    fn, tensors, losses, outputs, y = Noted(share, results, twice), {}, [], [], None
     for name, p in fn.linear.named_parameters():
         tensors[f"the {name} inside fn"] = p
         p.grad = None if before is None else torch.full_like(p, before)
@@ -96,7 +99,6 @@ def play(
         "what fn was given in each run": fn.given,
         "runs of fn in the forward": len(fn.given),
         "the output": outputs,
-        "results with a graph": [each.requires_grad for each in ours],
         "it has a graph": all(loss.requires_grad for loss in losses),
         "tensors inside fn alive after the forward": fn.alive() if len(calls) == 1 else 0,
         "numbers drawn after the forward": torch.rand(3).tolist(),

@@ -84,6 +84,11 @@ def scenes(draw):
             )
         ),
         (
+            "the forward under bfloat16, where a weight is used twice",
+            [call(X, under="bfloat16")],
+            {"twice": True},
+        ),
+        (
             "one forward under autocast and one without, with dropout",
             [call(X, under="bfloat16", mask=1.0), call(X, mask=1.0)],
             {"share": 0.5},
