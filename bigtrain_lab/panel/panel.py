@@ -127,8 +127,9 @@ class Panel(widgets.VBox):
         self._refusal, self._offer, self._compared.refused = (
             (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         )
-        self.run_button.description = "Run"
-        if not self._refusal:
+        if self._refusal:
+            self.run_button.description = "Run"
+        else:
             changed = self._compared.predict(tried)
             if changed:
                 self._failure = self._broken = ""
