@@ -21,7 +21,6 @@ from ..order.collective import Collective, provenance, sizes
 from ..order.holdings import HOLDS, MOST, place
 from ..order.plan import Compute, Plan, Recv, lower_collective
 from ..order.schedule import Action
-from ..order.simulate import simulate
 from ..runtime.talk.execute import execute
 from ..runtime.talk.moves import Chunks
 from .experiment import MB, Quantity
@@ -130,10 +129,8 @@ class AllReduce(OnHardware):
         )
 
     def predict(self) -> Trace:
-        trace = simulate(self.lowered, self.cost())
-        return Trace.of(
-            [*trace.events, *self.holdings(trace)], **{**trace.header(), "settings": self.told}
-        )
+        trace = super().predict()
+        return Trace.of([*trace.events, *self.holdings(trace)], **trace.header())
 
     def holdings(self, trace: Trace) -> list[Scalar]:
         """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run

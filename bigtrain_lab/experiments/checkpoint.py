@@ -45,7 +45,6 @@ from ..order.recompute.plan import (
     turn,
 )
 from ..order.schedule import Action, Step
-from ..order.simulate import simulate
 from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint_sequential, selective
 from ..techniques.one_process import Sample
@@ -307,10 +306,6 @@ class Checkpoint(OfGPT, OneDevice):
     def looked_into(self, trace: Trace) -> Trace:
         """Of a long plan the ends of actions are predicted, and not what happens inside them."""
         return super().looked_into(trace) if len(self.ops) <= MOST_FOLLOWED else trace
-
-    def simulated(self) -> Trace:
-        """The prediction without what a picture needs beside it, for those who compare many."""
-        return simulate(self.lowered, self.cost())
 
     # -- what is told ------------------------------------------------------------------------------
 

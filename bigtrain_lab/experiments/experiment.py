@@ -5,10 +5,10 @@ Its fields are knobs; panel, command line, catalogue and tests are made from the
 experiment is one new file.
 """
 
-import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +20,7 @@ from ..core.peak import readings
 from ..core.words import counted
 from ..order.explain import does_not_fit, not_finite
 from ..order.holdings import MOST
+from ..order.simulate import simulate
 from ..runtime import Run, launch
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
 from ..train.optimizer import Optimizer
@@ -174,9 +175,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         order = order_of(trace.settings)
         facts = {**self.facts, **({"order": order} if order else {})}
         others = {name: value for name, value in trace.settings.items() if name != "facts"}
-        return dataclasses.replace(
-            trace, settings={**others, **({"facts": facts} if facts else {})}
-        )
+        return replace(trace, settings={**others, **({"facts": facts} if facts else {})})
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -299,9 +298,14 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def cost(self) -> Cost:
         """What each action costs, for the prediction and for the ranks' virtual clocks."""
 
-    @abstractmethod
     def predict(self) -> Trace:
         """The simulated trace: no processes, instant."""
+        return replace(self.simulated(), settings=self.told)
+
+    def simulated(self) -> Trace:
+        """The prediction without what a picture needs beside it, for those who compare many. A
+        subclass says what is `lowered`, its Plan, or predicts otherwise."""
+        return simulate(self.lowered, self.cost())
 
     @property
     def recipe(self) -> Recipe:

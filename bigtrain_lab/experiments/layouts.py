@@ -19,7 +19,6 @@ from ..core.words import duration, size
 from ..order.holdings import MOST
 from ..order.plan import Compute, Plan, Together
 from ..order.schedule import Action
-from ..order.simulate import simulate
 from ..techniques.mesh_tensor import collectives, einsum, laid_out, part_shape
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
@@ -175,12 +174,6 @@ class Layouts(OnHardware):
                 **self.profile.prices(self.ranks),
             )
         )
-
-    def simulated(self) -> Trace:
-        return simulate(self.lowered, self.cost())
-
-    def predict(self) -> Trace:
-        return replace(self.simulated(), settings=self.told)
 
     # -- reality ----------------------------------------------------------------------------------
 

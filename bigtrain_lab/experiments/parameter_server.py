@@ -222,8 +222,9 @@ class ParameterServing(OnHardware):
                 held["resident"][server] += (("gradients", size),)
         return held
 
-    def predict(self) -> Trace:
-        return replace(simulate(self.order(self.requests), self.cost()), settings=self.told)
+    @property
+    def lowered(self) -> Plan:
+        return self.order(self.requests)
 
     @property
     def facts(self) -> dict[str, Any]:

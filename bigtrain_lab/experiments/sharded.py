@@ -20,6 +20,7 @@ from ..techniques.shards import Flat
 from ..techniques.sliced_model import cut_of
 from ..train.dry_run import META, Acted, DryRun, Likened, dry_run
 from ..train.recipe import Recipe
+from .experiment import Experiment
 from .layered import Layered
 
 
@@ -137,7 +138,7 @@ class Sharded(Layered):
     def predict(self) -> Trace:
         if not self.sharded:
             return super().predict()
-        return self.likened.looked_into(replace(self.simulated(), settings=self.told))
+        return self.likened.looked_into(Experiment.predict(self))
 
 
 @lru_cache(maxsize=128)

@@ -27,7 +27,7 @@ from ..data.parallel import Parallel, generated, read_pairs
 from ..data.tokens import BEGIN, END, PAD
 from ..models import Noise, TranslatorConfig, built
 from ..models.blocks import word_cross_entropy
-from ..models.decoding import beam_search, greedy
+from ..models.decoding import decoded
 from ..models.translator import Translator
 from ..models.translator_pieces import TranslatorPiece, count, joined
 from ..order.plan import Compute, Plan, Together
@@ -43,17 +43,13 @@ from ..train import tracking
 from ..train.dry_run import META, Work, dry_run
 from ..train.recipe import Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
-from .experiment import Quantity
+from .experiment import Experiment, Quantity
 from .layered import Layered, by_layers
 from .on_hardware import profiles
 from .pipelined import Pipelined
-from .translation import Evaluation, Translation
+from .translation import Evaluation, Translation, adam
 
 EVALUATED = 4 + COUNTS  # numbers that ranks add up
-
-
-def adam(weights):
-    return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
 
 
 HOST = Wire(
@@ -247,7 +243,6 @@ class Translate(Layered):
             updates=self.steps,
             smoothing=self.smoothing,
             clip=self.clip or None,
-            optimizer=adam,
             precision=None if self.precision == "none" else self.precision,
             seed=self.seed,
             watched=self.watched,
@@ -406,8 +401,7 @@ class Translate(Layered):
         ]
         return with_evaluations(with_loads(plan, self.training.loading, windows), self.training)
 
-    def predict(self) -> Trace:
-        return replace(self.simulated(), settings=self.told)
+    predict = Experiment.predict  # what a translation holds depends on what it says
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -760,10 +754,7 @@ def evaluation_works(
         with rank.span(Action("L", 0, 0)):
             word_cross_entropy(model(source, target), target, PAD)
         with rank.span(Action("T", 0, 0)):
-            if beam == 1:
-                greedy(model, source, BEGIN, END, PAD, T)
-            else:
-                beam_search(model, source, BEGIN, END, PAD, T, beam)
+            decoded(model, source, BEGIN, END, PAD, T, beam=beam)
 
     actions = dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

@@ -186,16 +186,15 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     place        index, size, arriving: which of how many ranks, see Unsent; slices: how many share
                  a layer; replica, replicas: which of how many, where ranks hold different things
     """
-    with collector_paused():
-        return followed(program, unobserved, **place)[0]
+    return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False, **place) -> "Account":
     """The same, storage by storage."""
-    with collector_paused():
-        return followed(program, unobserved, **place)[1].account()
+    return followed(program, unobserved, **place)[1].account()
 
 
+@collector_paused()
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
     wake()
@@ -410,9 +409,16 @@ class Likened(NamedTuple):
 
 class OnMeta(Alone):
     """A group of several ranks that carries nothing: collectives return what has the right
-    shape."""
+    shape, and are noted by `of`, where there is one."""
+
+    _of: "DryRank | None" = None
+
+    def _note(self, kind: str, size_bytes: int, name: str) -> None:
+        if self.size > 1 and self._of:
+            self._of.called(kind, size_bytes, name)
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._note("all_reduce", tensor.nbytes, name)
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def all_gather(self, tensor, out=None, name="all_gather"):
@@ -449,10 +455,6 @@ class Replica(OnMeta):
         pass
 
     settle = wait
-
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._of.called("all_reduce", tensor.nbytes, name)
-        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         own = self._parts(tensor, name)[self.rank]
@@ -491,14 +493,6 @@ class Slices(OnMeta):
     def __init__(self, rank: DryRank | None, size: int):
         super().__init__(META)
         self.size, self._of = size, rank
-
-    def _note(self, kind: str, size_bytes: int, name: str) -> None:
-        if self.size > 1 and self._of:
-            self._of.called(kind, size_bytes, name)
-
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._note("all_reduce", tensor.nbytes, name)
-        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         parts = self._parts(tensor, name)
@@ -687,8 +681,6 @@ def storages_of(values) -> set[int]:
 
 
 def on_meta(values) -> list[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        return [values] if values.is_meta else []
     return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
 
 
@@ -824,8 +816,7 @@ class Journal(Balance):
             return
         super().change(storage, state, wall)
         self._changes.append((self.action, storage, before, state))
-        if self.total > self.highest_now:
-            self.highest_now = self.total
+        self.highest_now = max(self.highest_now, self.total)
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
 

@@ -420,8 +420,7 @@ class Training:
         acts = step if self.parallel and step[0].kind != "U" else ()
         for action in acts:
             self.parallel.needed(action)
-        beside = bool(self.parallel and self.parallel.under_way)
-        with self.pipe.span(step, version, beside=beside):
+        with self.pipe.span(step, version, bool(self.parallel and self.parallel.under_way)):
             yield
         for action in acts:
             self.parallel.done(action)
