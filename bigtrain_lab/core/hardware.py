@@ -145,13 +145,15 @@ class Hardware:
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""
         return [
-            Constant(self.name, path, self._at(path), *told.split(": ", 1))
+            Constant(
+                self.name,
+                path,
+                reduce(lambda value, part: getattr(value, part, None), path.split("."), self),
+                *told.split(": ", 1),
+            )
             for path, told in self.sources.items()
             if ": " in told
         ]
-
-    def _at(self, path: str):
-        return reduce(lambda value, part: getattr(value, part, None), path.split("."), self)
 
 
 # -- the library's profiles ------------------------------------------------------------------------

@@ -300,8 +300,7 @@ class Trace:
         # What one action frees and takes at its end happens at once: one level for each (time,
         # action).
         for (start, _), group in groupby(events, key=lambda e: (e.start, e.name)):
-            for event in group:
-                level[event.kind] = event.bytes
+            level.update((event.kind, event.bytes) for event in group)
             changes.append((start, level[kind] if kind else sum(level.values())))
         return changes
 

@@ -151,8 +151,7 @@ def key(topic: str, pieces: list) -> str:
 @cache
 def exercise_digest(topic: str) -> str:
     """A hash of all files that decide on an answer."""
-    graders = Path(grading.__file__).parent.glob("*.py")
-    files = [*graders, *Topic.named(topic).folder.rglob("*")]
+    files = [*Path(grading.__file__).parent.glob("*.py"), *Topic.named(topic).folder.rglob("*")]
     texts = [path.read_bytes() for path in sorted(files) if path.suffix in (".py", ".md")]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 

@@ -205,9 +205,9 @@ class DataParallel(OfGPT, Layered):
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
-            right = recipe.data_parallel["all_reduce"]
-            astray = {"all_reduce": Astray(self.mistake, self.fault_at, right)}
-            wrong = {"data_parallel": recipe.data_parallel | astray}
+            right = recipe.data_parallel
+            astray = Astray(self.mistake, self.fault_at, right["all_reduce"])
+            wrong = {"data_parallel": right | {"all_reduce": astray}}
             recipe = replace(
                 recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong
             )

@@ -144,9 +144,6 @@ class TensorSlicing(OfGPT, Layered):
             if weight.dim() == 2 and not name.endswith("position.weight")
         ]
 
-    def whole_matrices(self) -> dict[str, torch.Tensor]:
-        return dict(self.matrices({at: self.recipe.model(at) for at in range(self.config.pieces)}))
-
     # -- what is told ------------------------------------------------------------------------------
 
     @property
@@ -185,9 +182,10 @@ class TensorSlicing(OfGPT, Layered):
         said = super(Pipelined, self).explain(trace)
         if self.slices == 1 or trace.settings.get("unfinished") or trace.clock == "measured":
             return said
-        return [*said, *self.of_layer(trace), *self.of_loss(trace)]
+        return [*said, *self.why(trace)]
 
-    def of_layer(self, trace: Trace) -> Iterator[str]:
+    def why(self, trace: Trace) -> Iterator[str]:
+        """Of a layer, then of the loss."""
         own = [call for call in called(trace) if call.module.startswith("layers.1.")]
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
         layer = sum(p.numel() for p in on_meta(self.config, 1, 1).parameters())
@@ -233,12 +231,10 @@ class TensorSlicing(OfGPT, Layered):
                 " the backward gathers the inputs of column-cut matrices once more. A rank keeps"
                 f" {size(kept[0])} of activations in place of {size(kept[1])}."
             )
-
-    def of_loss(self, trace: Trace) -> Iterator[str]:
-        tokens, item = self.rows * self.sequence, self.config.dtype.itemsize
+        values_bytes = tokens * self.config.dtype.itemsize
         yield (
-            f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would"
-            f" move {size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as"
+            f"The loss sums 3 values a token, {size(3 * values_bytes)}; gathering the logits would"
+            f" move {size(self.vocabulary * values_bytes)}, {self.vocabulary / 3:,.0f} times as"
             " much."
         )
 
@@ -252,7 +248,8 @@ class ReadsOff(Lens):
     def window(self, number, stages, samples):
         if number == 0:
             with self.rank.aside():
-                whole = self.lab.whole_matrices()
+                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
+                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
                 for name, own in self.lab.matrices(stages):
                     for part in found(name, own.detach().cpu(), whole[name].detach()):
                         self.rank.log(HOLDS + str(part), numbers(part))

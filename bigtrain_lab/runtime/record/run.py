@@ -43,9 +43,6 @@ class Run:
     """`state` is "running", "done", "failed" or "stopped"; `diagnosis` says why in the last two
     cases."""
 
-    directory: Path
-    settings: dict
-
     def __init__(self, directory, watch=None):
         self.directory = Path(directory)
         self._watch = watch  # of the processes; None where they are not ours
@@ -98,8 +95,11 @@ class Run:
         is whole."""
         if (state := self.state) == "running":
             return None
-        lost = [log.lost(state == "done") for log in self._logs()]
-        told = [f"the log of rank {rank} {words}" for rank, words in enumerate(lost) if words]
+        told = [
+            f"the log of rank {rank} {words}"
+            for rank, log in enumerate(self._logs())
+            if (words := log.lost(state == "done"))
+        ]
         if state == "done":
             told += [
                 f"the result of rank {rank} is missing"
@@ -174,8 +174,9 @@ class Run:
         logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        items = (item for log in logs for item in log.items)
-        events = [event for item in items if (event := getattr(item, clock, None))]
+        events = [
+            event for log in logs for item in log.items if (event := getattr(item, clock, None))
+        ]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done; its numbers are not those of what was asked for.
