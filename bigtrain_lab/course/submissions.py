@@ -289,9 +289,8 @@ def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: s
     written, untouched = (
         [piece.text for piece in sliced([text], exercise.answer)] for text in (own.source, start)
     )
-    if written == untouched:
-        return "The exercise is as it was handed out: there is no answer yet."
-    return ""
+    same = "The exercise is as it was handed out: there is no answer yet."
+    return same if written == untouched else ""
 
 
 def defects_of(cells: list[Cell], source: Source) -> Iterator[str]:

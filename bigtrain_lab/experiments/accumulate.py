@@ -351,7 +351,7 @@ class Accumulate(OfGPT, OneDevice):
         ]
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        trained = train(self.recipe, rank, BesideLarge(rank) if self.compare else Lens())
+        trained = train(self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens())
         return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
     def reference(self) -> dict[str, np.ndarray]:
@@ -397,9 +397,6 @@ def counting(targets: torch.Tensor) -> int:
 class BesideLarge(Lens):
     """Beside the run each window is taken as one large batch too: how far is each rule's gradient
     from that?"""
-
-    def __init__(self, rank):
-        self.rank = rank
 
     def window(self, number, stages, samples):
         with self.rank.aside():

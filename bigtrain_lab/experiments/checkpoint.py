@@ -483,7 +483,7 @@ class Checkpoint(OfGPT, OneDevice):
             )
 
         recipe = replace(self.recipe, recompute=planned)
-        trained = train(recipe, rank, Operations(rank))
+        trained = train(recipe, rank, Operations(self, rank))
         return recipe.arrays(trained.weights, trained.losses)
 
     def sample(self, step: int) -> Sample:
@@ -522,9 +522,6 @@ def updated(
 class Operations(Lens):
     """Each operation of the plan is a span of its own, in place of the forward and the backward
     that it is part of."""
-
-    def __init__(self, rank):
-        self.rank = rank
 
     def span(self, step, version):
         return self.rank.span(step, version) if step[0].kind == "U" else nullcontext()

@@ -242,9 +242,6 @@ class TensorSlicing(OfGPT, Layered):
 class ReadsOff(Lens):
     """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
 
-    def __init__(self, lab: TensorSlicing, rank):
-        self.lab, self.rank = lab, rank
-
     def window(self, number, stages, samples):
         if number == 0:
             with self.rank.aside():

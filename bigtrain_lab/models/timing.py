@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ..core import Impossible, write_whole
+from ..core import Impossible
+from ..runtime.machine import keep
 from ..runtime.process.border import cache_directory, place_given
 from .blocks import cross_entropy
 from .config import GPTConfig
@@ -43,11 +44,7 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
                 " torchrun, or take the counted profile."
             )
         kept[about] = timed(config, batch)
-        try:
-            kept_in().parent.mkdir(parents=True, exist_ok=True)
-            write_whole(kept_in(), json.dumps(kept, indent=1))
-        except (OSError, Impossible):
-            pass  # nowhere to keep it: it is timed again next time
+        keep(kept_in(), kept)
     return of_pieces(config, kept[about])
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from ..core import Hardware, Impossible, write_whole
+from ..core import Hardware, Impossible
 from ..core.hardware import Wire
+from .machine import keep
 from .process.border import cache_directory, place_given
 
 NAME, VERSION = "this-machine", 2
@@ -60,13 +61,8 @@ def key() -> dict:
 
 def calibrate() -> Hardware:
     """Measure this machine now, and keep the profile in place of an earlier one."""
-    path = kept_in()
     found = {**key(), **measured()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(found, indent=1))
-    except (OSError, Impossible):
-        pass  # nowhere to keep it: it is measured again next time
+    keep(kept_in(), found)
     return hardware_of(found)
 
 

@@ -251,6 +251,9 @@ class Lens:
 
     span: Callable | None = None  # (step, weight version) -> what is around it, if not a span
 
+    def __init__(self, lab=None, rank=None):
+        self.lab, self.rank = lab, rank
+
     def inputs(self) -> Sequence[Tensor]:
         """Tensors that are no part of what the training holds."""
         return ()
