@@ -97,5 +97,4 @@ def test_traces_of_strangers_and_of_many_ranks_tell_no_chunks():
         )
     ]
     assert holdings(Trace.of(wrong, "modelled", ranks=2)) is None
-    mixed = Trace.of([*trace.events, *wrong[:2]], **trace.header())
-    assert holdings(mixed) == holdings(trace)
+    assert holdings(Trace.of([*trace.events, *wrong[:2]], **trace.header())) == holdings(trace)

@@ -25,8 +25,7 @@ class Signed(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 kept = self.state[p].setdefault("mean", torch.zeros_like(p))
-                step = kept.lerp(p.grad, 1 - group["betas"][0]).sign()
-                p.sub_(step, alpha=group["lr"])
+                p.sub_(kept.lerp(p.grad, 1 - group["betas"][0]).sign(), alpha=group["lr"])
                 kept.lerp_(p.grad, 1 - group["betas"][1])
 
 

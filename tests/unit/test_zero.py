@@ -116,8 +116,7 @@ def trained(make, group, stage, backwards=1):
     for step in range(STEPS):
         for part in range(backwards):
             x, y, spare = samples(step, group.rank, group.size, part if backwards > 1 else None)
-            waits = stage == 1 and part + 1 < backwards
-            with optimizer.no_sync() if waits else nullcontext():
+            with optimizer.no_sync() if (stage == 1 and part + 1 < backwards) else nullcontext():
                 (mse_loss(model(x, spare), y) / backwards).backward()
         optimizer.clip_grad_norm_(clip(step))
         optimizer.step()
@@ -155,8 +154,7 @@ def learnt(group, names):
 )
 def test_ranks_learn_what_one_process_learns(over, ranks, names):
     """Every optimizer, both stages, clipping, accumulation."""
-    results = over(partial(learnt, names=names), ranks)
-    for name, found in product(names, results):
+    for name, found in product(names, over(partial(learnt, names=names), ranks)):
         expected = alone(OPTIMIZERS[name])
         for stage, backwards in WAYS:
             key = f"{name} stage {stage} of {backwards}"
@@ -171,8 +169,7 @@ def test_what_buckets_learn_the_naive_one_learns():
         lambda params, group: ZeroOptimizer(params, group=group, bucket_bytes=100, **adam),
     )
     for way in ways:
-        results = on_threads(partial(naive, way), 3)
-        assert all(far(found, expected) <= 1e-12 for found in results)
+        assert all(far(found, expected) <= 1e-12 for found in on_threads(partial(naive, way), 3))
 
 
 class TwoHeads(nn.Module):
