@@ -132,8 +132,7 @@ def purpose(experiment_class: type) -> str:
 
 def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
-    typed = cls.__module__ == "__main__"
-    return first_words(cls if typed else sys.modules[cls.__module__])
+    return first_words(cls if cls.__module__ == "__main__" else sys.modules[cls.__module__])
 
 
 def first_words(documented) -> str:

@@ -37,8 +37,9 @@ class Wire:
     bytes_per_s: Amount
 
     def link(self) -> Link:
-        alpha = round(self.alpha_s * TICKS_PER_SECOND)
-        return Link(alpha, TICKS_PER_SECOND, round(self.bytes_per_s))
+        return Link(
+            round(self.alpha_s * TICKS_PER_SECOND), TICKS_PER_SECOND, round(self.bytes_per_s)
+        )
 
 
 @dataclass(frozen=True)

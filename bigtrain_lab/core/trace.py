@@ -104,8 +104,8 @@ class Trace:
     @classmethod
     def of(cls, events, clock: str, **header) -> "Trace":
         """A trace of events given in each lane's order."""
-        ordered = sorted(events, key=IN_TIME)  # stable: a lane keeps its order
-        return cls(tuple(ordered), clock, **header)
+        # a stable sort: a lane keeps its order
+        return cls(tuple(sorted(events, key=IN_TIME)), clock, **header)
 
     # -- choosing ----------------------------------------------------------------------------------
 

@@ -274,12 +274,10 @@ class Accumulate(OfGPT, OneDevice):
         values = [expected] if trace.clock == "predicted" else values
         return times * sum(values) / len(values) if values else None
 
-    @property
-    def relief(self) -> str:
-        return (
-            "Fewer sequences in a micro-batch, and more micro-batches for the same window, would"
-            " need less."
-        )
+    relief: ClassVar[str] = (
+        "Fewer sequences in a micro-batch, and more micro-batches for the same window, would"
+        " need less."
+    )
 
     def explain(self, trace: Trace) -> list[str]:
         saved, k, counts = (

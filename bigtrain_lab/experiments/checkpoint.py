@@ -146,12 +146,13 @@ class Checkpoint(OfGPT, OneDevice):
 
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
-        if self.model == "gpt":
-            chain, *work = gpt_weights(self.config, self.rows, selective if inside else None)
-        else:
-            chain, *work = mlp_weights(
+        chain, *work = (
+            gpt_weights(self.config, self.rows, selective if inside else None)
+            if self.model == "gpt"
+            else mlp_weights(
                 self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype)
             )
+        )
         if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
             forwards = [1] * chain.layers
             backwards = [Fraction(b.flops, f.flops) if f.flops else 2 for f, b in zip(*work)]

@@ -198,7 +198,7 @@ class Compile(OnOneRank):
             }
             for way, own in self.kernels().items()
         }
-        return {**super().facts, "terms": self.terms, "graph": drawn, "block": self.block}
+        return {**super().facts, "graph": drawn, "block": self.block}
 
     # -- reality ----------------------------------------------------------------------------------
 
@@ -306,8 +306,7 @@ class Compile(OnOneRank):
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
-        element = getattr(torch, self.dtype).itemsize + 2
-        return [self.rows * self.columns * element * ALIVE]
+        return [self.rows * self.columns * (getattr(torch, self.dtype).itemsize + 2) * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 

@@ -223,10 +223,10 @@ class DataParallel(OfGPT, Layered):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, str]:
         """Where a step has one micro-batch, a box is told by its layer."""
-        terms = {"terms": {"stage": "layer", "micro_batch": "step"}}
-        return super().facts | (terms if self.pipeline == self.micro_batches == 1 else {})
+        by_layer = self.pipeline == self.micro_batches == 1
+        return {"stage": "layer", "micro_batch": "step"} if by_layer else {}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

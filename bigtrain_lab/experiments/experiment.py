@@ -65,6 +65,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     quantities: ClassVar[
         tuple[Quantity, ...]
     ] = ()  # a property where the rows depend on the settings
+    # What would need less memory, in a sentence that names settings, with which a run ends that
+    # exceeds its devices' memory; a property where it depends on the settings.
+    relief: ClassVar[str] = ""
+    mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     says_itself: ClassVar[tuple[str, ...]] = (
         "fault",
     )  # knobs with a menu that have a sentence of their own for what is not on it
@@ -229,11 +233,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return super().__getstate__() | {"typed": typed}
 
     @property
-    def mesh(self) -> Mesh | None:
-        """The axes along which its ranks lie; None: one."""
-        return None
-
-    @property
     def watts(self) -> float | None:
         """Power of one device, for the energy of a run; None where the profile states none."""
         return getattr(getattr(self, "profile", None), "watts", None)
@@ -245,12 +244,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return round(self.memory_mb * MB) or getattr(
             getattr(self, "profile", None), "memory_bytes", None
         )
-
-    @property
-    def relief(self) -> str:
-        """What would need less memory, in a sentence that names settings; a run that exceeds its
-        devices' memory ends with it."""
-        return ""
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:

@@ -296,10 +296,7 @@ class LargeBatch(OnHardware, Pipelined):
         }
         return rehearsed(tuple(settings.items()), rehearsal)
 
-    @property
-    def messages(self) -> dict[str, int]:
-        """One stage sends nothing on."""
-        return dict.fromkeys("FBI", 0)
+    messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
 
     def durations(self) -> dict:
         if self.profile.textbook:
@@ -350,9 +347,7 @@ class LargeBatch(OnHardware, Pipelined):
             (update for update, value in zip(self.evaluated, found) if value >= self.target), None
         )
 
-    @property
-    def relief(self) -> str:
-        return "Fewer samples at once would need less."
+    relief: ClassVar[str] = "Fewer samples at once would need less."
 
     def explain(self, trace: Trace) -> list[str]:
         said, times = super(Pipelined, self).explain(trace), self.batch / BASE

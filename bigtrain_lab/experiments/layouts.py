@@ -284,12 +284,9 @@ class Layouts(OnHardware):
             "sizes": self.sizes,
         }
 
-    @property
-    def relief(self) -> str:
-        return (
-            "A layout that splits more, more ranks, or smaller n, d, f would need less on each "
-            "device."
-        )
+    relief: ClassVar[str] = (
+        "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."
+    )
 
     def describe(self) -> str:
         axes = dict(self.mesh.axes)

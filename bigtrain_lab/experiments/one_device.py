@@ -30,9 +30,7 @@ class OneDevice(OnOneRank):
         True  # every operator's storages are followed, not only what is held at action boundaries
     )
 
-    terms: ClassVar[dict[str, str]] = {
-        "micro_batch": "step"
-    }  # what the numbers of an action count (view/words.py)
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "step"}
 
     # -- what a subclass says ----------------------------------------------------------------------
 
@@ -66,10 +64,6 @@ class OneDevice(OnOneRank):
 
     def acted(self, action: Action) -> Acted:
         return self.dry.actions[str(self.like(action))]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts, "terms": self.terms}
 
     # -- theory ------------------------------------------------------------------------------------
 

@@ -151,8 +151,8 @@ class Pipelined(Experiment):
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
         those of one."""
-        plan = lower(self.order, self.steps if self.order.asynchronous else 1)
-        return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
+        lanes = lower(self.order, self.steps if self.order.asynchronous else 1).lanes
+        return [[*place, ops] for place, ops in lanes.items()]
 
     def predict(self) -> Trace:
         return self.rehearsed.looked_into(super().predict(), self.place)

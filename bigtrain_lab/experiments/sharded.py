@@ -60,8 +60,9 @@ class Sharded(Layered):
     def duplicate_bytes(self, rank: int) -> int:
         if not self.sharded:
             return super().duplicate_bytes(rank)
-        stages = self.stages_at(self.further.get("precision"))
-        weights, units = weights_of(stages, self.order, self.place(rank))
+        weights, units = weights_of(
+            self.stages_at(self.further.get("precision")), self.order, self.place(rank)
+        )
         parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
         total = 0
         for part in parts:

@@ -146,9 +146,7 @@ class TensorSlicing(OfGPT, Layered):
 
     # -- what is told ------------------------------------------------------------------------------
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": "step"}}
+    terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "step"}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -174,9 +172,7 @@ class TensorSlicing(OfGPT, Layered):
         weights."""
         return float(port_share("all_reduce", self.slices) * weights * self.config.dtype.itemsize)
 
-    @property
-    def relief(self) -> str:
-        return "More slices, or fewer rows, would need less on each device."
+    relief: ClassVar[str] = "More slices, or fewer rows, would need less on each device."
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)

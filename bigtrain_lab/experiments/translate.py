@@ -423,16 +423,12 @@ class Translate(Layered):
         one = self.replace(replicas=1, fault="none")
         return simulate(one.lowered, one.cost(memory=False)).makespan
 
-    @property
-    def relief(self) -> str:
-        return (
-            "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
-            " more ranks (replicas) would need less."
-        )
+    relief: ClassVar[str] = (
+        "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
+        " more ranks (replicas) would need less."
+    )
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": "step"}}
+    terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "step"}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -582,8 +578,8 @@ class InPieces(Translation):
 
     def shape(self, micro_batch: int) -> tuple[int, int, int]:
         """(B, S, T): lengths with their ends."""
-        pairs = self.batches.pairs
-        return shape_of([pairs[number] for number in self.batches.sentences(micro_batch)])
+        batches = self.batches
+        return shape_of([batches.pairs[number] for number in batches.sentences(micro_batch)])
 
     @cached_property
     def held_out_shapes(self) -> list[tuple[int, int, int]]:
@@ -598,8 +594,11 @@ class InPieces(Translation):
     def program(self, rank) -> dict[str, np.ndarray]:
         recipe = self.recipe
         windows = [window[rank.index :: self.replicas] for window in recipe.windows]
-        loader = Loader(recipe.data, windows, self.loading, rank)
-        trained = train(replace(recipe, data=loader), rank, OfPieces(self, rank))
+        trained = train(
+            replace(recipe, data=Loader(recipe.data, windows, self.loading, rank)),
+            rank,
+            OfPieces(self, rank),
+        )
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
 

@@ -175,9 +175,9 @@ class Zero(OfGPT, Sharded):
     # -- theory ---------------------------------------------------------------------------------
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, str]:
         number = "step" if self.micro_batches == 1 else "micro-batch"
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": number}}
+        return {"stage": "layer", "micro_batch": number}
 
     # -- what it shows -----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..core import Impossible
+from ..runtime.devices import threads
 from ..runtime.machine import keep
 from ..runtime.process.border import cache_directory, place_given
 from .blocks import cross_entropy
@@ -81,13 +82,8 @@ def read_kept() -> dict:
 def timed(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
     """Embedding, block, head. The number of threads and torch's generator are what they were,
     afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return [seconds(config, at, batch) for at in (0, 1, config.pieces - 1)]
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), torch.random.fork_rng(devices=[]):
+        return [seconds(config, at, batch) for at in (0, 1, config.pieces - 1)]
 
 
 def seconds(config: GPTConfig, at: int, batch: int) -> tuple[float, float]:

@@ -80,8 +80,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
     stashing = True  # asynchronous: an update keeps the old weights while an action still uses them
 
     def __post_init__(self):
-        named = ("ranks", "micro_batches", "chunks")
-        refuse_counts("schedule", {name: getattr(self, name) for name in named})
+        counts = {"ranks": self.ranks, "micro_batches": self.micro_batches, "chunks": self.chunks}
+        refuse_counts("schedule", counts)
 
     @abstractmethod
     def steps(self, rank: int) -> list[Step]:

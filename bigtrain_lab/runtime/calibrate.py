@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from ..core import Hardware, Impossible
 from ..core.hardware import Wire
+from .devices import threads
 from .machine import keep
 from .process.border import cache_directory, place_given
 
@@ -148,9 +149,7 @@ def round_trips(rank) -> dict:
 def speeds() -> dict:
     """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is
     restored."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         flops = {}
         for name in ("float32", "float64", "bfloat16"):
             a = torch.rand(MATMUL, MATMUL).to(getattr(torch, name))
@@ -163,8 +162,6 @@ def speeds() -> dict:
             "launch_s": fastest(lambda: number * number, 0.1),
             "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3),
         }
-    finally:
-        torch.set_num_threads(threads)
 
 
 def fastest(work, for_s: float) -> float:

@@ -312,8 +312,7 @@ class DryRank:
     def called(self, kind: str, size_bytes: int, name: str) -> None:
         """An action calls a collective."""
         if self._called is not None:
-            done = self._operators.work() - self._done
-            self._called.append(Called(done, kind, size_bytes, name))
+            self._called.append(Called(self._operators.work() - self._done, kind, size_bytes, name))
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -422,9 +421,8 @@ class OnMeta(Alone):
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def all_gather(self, tensor, out=None, name="all_gather"):
-        if out is None:
-            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
-        return out
+        whole = self.size * len(tensor), *tensor.shape[1:]
+        return tensor.new_empty(whole) if out is None else out
 
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor
@@ -635,8 +633,7 @@ class Operators:
             ):
                 self._ways[operator] = CALL
                 return result
-        work = self.work() - before
-        self._known[key] = isinstance(result, torch.Tensor), looks, *work
+        self._known[key] = isinstance(result, torch.Tensor), looks, *(self.work() - before)
         return result
 
     def _called(self, operator, args, kwargs):

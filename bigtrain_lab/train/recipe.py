@@ -429,10 +429,11 @@ class Training:
             self.parallel.done(action)
 
     def loss(self, output, targets):
-        if self.slices:
-            loss = self.recipe.sliced_loss(output, targets, self.slices)
-        else:
-            loss = self.recipe.loss(output, targets)
+        loss = (
+            self.recipe.sliced_loss(output, targets, self.slices)
+            if self.slices
+            else self.recipe.loss(output, targets)
+        )
         first = self.number == 0 and all(loss is None for loss in self.pipeline.losses)
         guard.refuse_loss(self.recipe, loss, output if first else None)
         self.rank.log("loss", loss.item())

@@ -110,8 +110,9 @@ def read_settings(directory: Path) -> dict:
         if type(version) is not int:
             raise TypeError(version)
     except OSError as error:
-        why = f"choose one that holds a settings.json ({error.strerror})"
-        raise Impossible(f"{not_one}: {why}.") from error
+        raise Impossible(
+            f"{not_one}: choose one that holds a settings.json ({error.strerror})."
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Impossible(f"{not_one}: its settings.json is not a run's.") from error
     if version != FORMAT:

@@ -239,9 +239,9 @@ class Run:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read
         at most."""
         recorded = range(self.ranks if self.settings["record"] else 0)
-        most = MOST_ITEMS // self.ranks
         return [
-            (self.directory / f"events-{rank}.jsonl", rank, self.ranks, most) for rank in recorded
+            (self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
+            for rank in recorded
         ]
 
     # -- results -----------------------------------------------------------------------------------

@@ -48,8 +48,12 @@ class Lookout:
         self._job, self._directory = job, Path(job.directory)
         self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
         self._pulse = Pulse(os.getpid())
-        pulses = {**self._mates, self.index: self._pulse}
-        self._progress = Progress(job, stall_s, lambda: self._store.count("signs"), pulses)
+        self._progress = Progress(
+            job,
+            stall_s,
+            lambda: self._store.count("signs"),
+            {**self._mates, self.index: self._pulse},
+        )
         self._exits: dict[int, Exit] = {}
         self._holds = place.hosts
         self._parent = os.getppid() if place.agent else None
