@@ -176,8 +176,10 @@ class Zero(OfGPT, Sharded):
 
     @property
     def terms(self) -> dict[str, str]:
-        number = "step" if self.micro_batches == 1 else "micro-batch"
-        return {"stage": "layer", "micro_batch": number}
+        return {
+            "stage": "layer",
+            "micro_batch": "step" if self.micro_batches == 1 else "micro-batch",
+        }
 
     # -- what it shows -----------------------------------------------------------------------------
 

@@ -379,8 +379,9 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
         set(),
         set(),
     )  # saved by records of the forward: that stays an activation
-    after = zip(ops, storages(ops, chain))
-    for at, (((kind, layer, _), _), (alive, result, record)) in enumerate(after):
+    for at, (((kind, layer, _), _), (alive, result, record)) in enumerate(
+        zip(ops, storages(ops, chain))
+    ):
         in_backward, passing = at >= first_backward, set()
         if kind == "B":
             on_its_way = chain.states[layer]

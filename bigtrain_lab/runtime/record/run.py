@@ -43,6 +43,8 @@ class Run:
     """`state` is "running", "done", "failed" or "stopped"; `diagnosis` says why in the last two
     cases."""
 
+    directory: Path
+
     def __init__(self, directory, watch=None):
         self.directory = Path(directory)
         self._watch = watch  # of the processes; None where they are not ours
