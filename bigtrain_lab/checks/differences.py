@@ -4,14 +4,13 @@ apart, each in a sentence."""
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import zip_longest
 
 import numpy as np
 
 from ..core import Trace
 from ..core.words import duration, size
 from ..view.words import label
-from .clocks import by_lane
+from .clocks import by_lane, first_differences
 from .parity import relative_errors
 
 RANKED = ("Span", "Transfer", "Memory")  # of differences at the same time, what is told
@@ -22,20 +21,10 @@ def first_difference(a: Trace, b: Trace) -> str | None:
     same, event for event."""
     scale = math.lcm(a.ticks_per_unit, b.ticks_per_unit)
     ours, theirs = (rows_of(trace, scale // trace.ticks_per_unit) for trace in (a, b))
-    differing = []
-    for row in sorted(ours | theirs):
-        pair = next(
-            (
-                pair
-                for pair in zip_longest(ours.get(row, []), theirs.get(row, []))
-                if pair[0] != pair[1]
-            ),
-            None,
-        )
-        if pair:
-            rank, _, kind_of_event = row
-            start = min(event[3] for event in pair if event)
-            differing.append((start, RANKED.index(kind_of_event), rank, *pair))
+    differing = [
+        (min(event[3] for event in (x, y) if event), RANKED.index(kind_of_event), rank, x, y)
+        for (rank, _, kind_of_event), _, x, y in first_differences(ours, theirs)
+    ]
     if not differing:
         return None
     _, _, rank, x, y = min(differing, key=lambda each: each[:3])
@@ -101,7 +90,11 @@ def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A"
             f"of different models: {shapes[0]} has shape {ours[shapes[0]].shape} against"
             f" {theirs[shapes[0]].shape}."
         )
-    other = [name for name in ours if not same_bits(ours[name], theirs[name])]
+    other = [
+        name
+        for name, a in ours.items()
+        if (a.dtype, a.tobytes()) != (theirs[name].dtype, theirs[name].tobytes())
+    ]
     if not other:
         return f"equal bit for bit, in all {len(ours)} tensors."
     if text := [
@@ -116,7 +109,3 @@ def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A"
         else f", where {letters[0]} has zeros alone"
     )
     return f"{len(other)} of {len(ours)} tensors differ, most {worst}: by {errors[worst]:.3g}{of}."
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()

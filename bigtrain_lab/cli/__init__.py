@@ -132,8 +132,7 @@ def purpose(experiment_class: type) -> str:
 
 def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
-    typed = cls.__module__ == "__main__"
-    return first_words(cls if typed else sys.modules[cls.__module__])
+    return first_words(cls if cls.__module__ == "__main__" else sys.modules[cls.__module__])
 
 
 def first_words(documented) -> str:
@@ -218,8 +217,9 @@ def compare(
             console.print(note, soft_wrap=True)
     settings, lines = reopen.settings_that_differ(sides), reopen.lines(sides, traces)
     orders = ", the orders are not" if reopen.orders_differ(sides) else ""
-    same = f"The settings are the same{orders}."
-    console.print(settings_apart(letters, settings) if settings else same)
+    console.print(
+        settings_apart(letters, settings) if settings else f"The settings are the same{orders}."
+    )
     if lines:
         console.print(amounts_apart(letters, traces[0].clock, lines))
     for side, trace in zip(sides[1:], traces[1:], strict=True):
@@ -305,13 +305,12 @@ def doctor(
 ) -> int:
     """Check what the labs need: one line each, with the mend."""
     from ..doctor import findings, peer_findings
+    from ..runtime.torchrun.peers import Peer
     from .screen import census, finding_line, screen
 
     if constants:
         screen().print(*census(), sep="\n")
         return 0
-    if peer is not None:
-        from ..runtime.torchrun.peers import Peer
     if ranks < 1:
         raise Impossible(f"ranks is {ranks}: ask for at least 1.")
     console, errors = screen(), screen(stderr=True)

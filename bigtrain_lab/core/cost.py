@@ -150,10 +150,11 @@ class Cost:
             )
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
-            if len(step) > 1 and together in self.durations:
-                total = self._price(self.durations[together], step[0].stage)
-            else:
-                total = sum(self._price(self._of(a, rank), a.stage) for a in step)
+            total = (
+                self._price(self.durations[together], step[0].stage)
+                if len(step) > 1 and together in self.durations
+                else sum(self._price(self._of(a, rank), a.stage) for a in step)
+            )
             total *= (
                 exact(self.slowdown.get(rank, 1))
                 * (exact(self.overlap_slowdown) if beside else 1)

@@ -37,8 +37,9 @@ class Wire:
     bytes_per_s: Amount
 
     def link(self) -> Link:
-        alpha = round(self.alpha_s * TICKS_PER_SECOND)
-        return Link(alpha, TICKS_PER_SECOND, round(self.bytes_per_s))
+        return Link(
+            round(self.alpha_s * TICKS_PER_SECOND), TICKS_PER_SECOND, round(self.bytes_per_s)
+        )
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,15 @@ class Hardware:
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""
         return [
-            Constant(self.name, path, self._at(path), *told.split(": ", 1))
+            Constant(
+                self.name,
+                path,
+                reduce(lambda value, part: getattr(value, part, None), path.split("."), self),
+                *told.split(": ", 1),
+            )
             for path, told in self.sources.items()
             if ": " in told
         ]
-
-    def _at(self, path: str):
-        return reduce(lambda value, part: getattr(value, part, None), path.split("."), self)
 
 
 # -- the library's profiles ------------------------------------------------------------------------

@@ -104,8 +104,8 @@ class Trace:
     @classmethod
     def of(cls, events, clock: str, **header) -> "Trace":
         """A trace of events given in each lane's order."""
-        ordered = sorted(events, key=IN_TIME)  # stable: a lane keeps its order
-        return cls(tuple(ordered), clock, **header)
+        # a stable sort: a lane keeps its order
+        return cls(tuple(sorted(events, key=IN_TIME)), clock, **header)
 
     # -- choosing ----------------------------------------------------------------------------------
 
@@ -300,8 +300,7 @@ class Trace:
         # What one action frees and takes at its end happens at once: one level for each (time,
         # action).
         for (start, _), group in groupby(events, key=lambda e: (e.start, e.name)):
-            for event in group:
-                level[event.kind] = event.bytes
+            level.update((event.kind, event.bytes) for event in group)
             changes.append((start, level[kind] if kind else sum(level.values())))
         return changes
 

@@ -119,11 +119,10 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    name = name_in(topic.start)
+    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-    asked = f"#{topic.asked}\n\n### Steps\n\n{listed}"
-    yield cell("markdown", asked, f"asked-{topic.name}")
+    yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")
     yield cell("markdown", folded(topic.hints), f"hints-{topic.name}")
     own = {"topic": topic.name, "answer": name, "start": topic.start}
     solution = renamed(next(iter(topic.right.values())), name)
@@ -149,12 +148,6 @@ def cell(kind: str, source: str, name: str, nbgrader=(), own=()) -> NotebookNode
     told |= {"locked": True, "task": False} | dict(nbgrader)
     metadata = {"nbgrader": told} | ({"bigtrain": dict(own)} if own else {})
     return make(source, id=name, metadata=metadata)
-
-
-def name_in(start: str) -> str:
-    """The name that a starter defines last."""
-    defined = [each.name for each in ast.parse(start).body if hasattr(each, "name")]
-    return defined[-1]
 
 
 def renamed(answer: str, name: str) -> str:

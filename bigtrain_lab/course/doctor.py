@@ -18,14 +18,16 @@ MEND = "grade on Linux 5.13 or newer, or in a container that you throw away."
 def machine() -> Iterator[Finding]:
     """What of the fence holds here, and whether there is a gradebook."""
     for what, kept in fence().items():
-        if kept:
-            yield Finding("ok", "fence", f"an answer cannot reach {what}.")
-        else:
-            yield Finding("warn", "fence", f"an answer can reach {what} on this machine", MEND)
-    if find_spec("nbgrader") is None:
-        yield Finding("warn", "nbgrader", NO_NBGRADER)
-    else:
-        yield Finding("ok", "nbgrader", "installed: marks go into its gradebook.")
+        yield (
+            Finding("ok", "fence", f"an answer cannot reach {what}.")
+            if kept
+            else Finding("warn", "fence", f"an answer can reach {what} on this machine", MEND)
+        )
+    yield (
+        Finding("ok", "nbgrader", "installed: marks go into its gradebook.")
+        if find_spec("nbgrader")
+        else Finding("warn", "nbgrader", NO_NBGRADER)
+    )
 
 
 def findings(folder: Path, cores: int, assignments: tuple[str, ...] = ()) -> Iterator[Finding]:

@@ -98,12 +98,11 @@ def grade(
         write_whole(store, json.dumps(verdicts, indent=1))
     sheets = [marked(each, verdicts, broken) for each in handed_in]
     before = reports.kept(folder)
-    changes = differences(before, sheets)
     notes = [f"{BROKEN} for {name}: {why}. Grade again." for name, why in broken.items()]
     reports.write(folder, sheets, before, handed_in)
     if (folder / "submitted").is_dir():
         notes += record(folder, found, handed_in, sheets)
-    return Graded(sheets, len(tasks) - len(broken), changes, notes)
+    return Graded(sheets, len(tasks) - len(broken), differences(before, sheets), notes)
 
 
 def marked(submission: Submission, verdicts: dict, broken: dict) -> Sheet:
@@ -118,8 +117,7 @@ def marked(submission: Submission, verdicts: dict, broken: dict) -> Sheet:
     lines = []
     for check in submission.source.checks:
         step = Topic.named(check.topic).steps[check.step - 1]
-        share = own[check.topic]["shares"].get(step.title, 0.0)
-        points = round(check.points * share, 2)
+        points = round(check.points * own[check.topic]["shares"].get(step.title, 0.0), 2)
         lines.append(Line(check.id, check.topic, step.title, points, check.points))
     by_hand = sum(question.points for question in submission.source.questions)
     defects = [*submission.defects, *(UNSTEADY for each in own.values() if not each["steady"])]
@@ -151,8 +149,7 @@ def key(topic: str, pieces: list) -> str:
 @cache
 def exercise_digest(topic: str) -> str:
     """A hash of all files that decide on an answer."""
-    graders = Path(grading.__file__).parent.glob("*.py")
-    files = [*graders, *Topic.named(topic).folder.rglob("*")]
+    files = [*Path(grading.__file__).parent.glob("*.py"), *Topic.named(topic).folder.rglob("*")]
     texts = [path.read_bytes() for path in sorted(files) if path.suffix in (".py", ".md")]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 

@@ -109,17 +109,18 @@ def table(sheets: list[Sheet]) -> str:
     names = list(dict.fromkeys(line.id for sheet in sheets for line in sheet.lines))
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
-    heads = (
-        "student",
-        "assignment",
-        "notebook",
-        "points",
-        "of",
-        "by hand, of",
-        *names,
-        "to look at",
+    rows.writerow(
+        (
+            "student",
+            "assignment",
+            "notebook",
+            "points",
+            "of",
+            "by hand, of",
+            *names,
+            "to look at",
+        )
     )
-    rows.writerow(heads)
     for sheet in sheets:
         points = {line.id: line.points for line in sheet.lines}
         rows.writerow(
@@ -142,14 +143,19 @@ def junit(sheets: list[Sheet]) -> str:
     root = ElementTree.Element("testsuites")
     for sheet in sheets:
         failed = [line for line in sheet.lines if line.points < line.of]
-        counts = {"tests": str(len(sheet.lines)), "failures": str(len(failed))}
-        suite = ElementTree.SubElement(root, "testsuite", {"name": sheet.name, **counts})
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            {"name": sheet.name, "tests": str(len(sheet.lines)), "failures": str(len(failed))},
+        )
         for line in sheet.lines:
-            about = {"classname": f"{sheet.notebook}.{sheet.student}", "name": line.id}
-            case = ElementTree.SubElement(suite, "testcase", about)
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                {"classname": f"{sheet.notebook}.{sheet.student}", "name": line.id},
+            )
             if line in failed:
-                told = f"{line.points:g} of {line.of:g} points"
-                failure = ElementTree.SubElement(case, "failure", {"message": told})
+                failure = ElementTree.SubElement(case, "failure", {"message": points_of(line)})
                 failure.text = printable("\n".join(sheet.told(line)))
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
@@ -172,9 +178,14 @@ def rows_of(heads: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def field(value) -> str:
-    if isinstance(value, str):
-        return f"<td>{escape(printable(value))}</td>"
-    return f'<td class="number">{value:g}</td>'
+    is_text = isinstance(value, str)
+    return (
+        f"<td>{escape(printable(value))}</td>" if is_text else f'<td class="number">{value:g}</td>'
+    )
+
+
+def points_of(marked: Line | Sheet) -> str:
+    return f"{marked.points:g} of {marked.of:g} points"
 
 
 def bullets(sentences) -> str:
@@ -189,7 +200,7 @@ def in_html(markdown: str) -> str:
 
 def student_page(sheet: Sheet) -> str:
     """What was asked, what each step gave, what is wrong, what the answer printed."""
-    told = f"{sheet.points:g} of {sheet.of:g} points by the checks."
+    told = f"{points_of(sheet)} by the checks."
     if sheet.by_hand:
         told += f" Questions worth {sheet.by_hand:g} points are marked by a person."
     parts = [f"<p><b>{told}</b></p>"]
@@ -202,8 +213,7 @@ def student_page(sheet: Sheet) -> str:
         parts.append(f"<h2>{escape(title)}</h2>")
         said = set()  # what is said of two steps is said once
         for line in lines:
-            points = f"{line.points:g} of {line.of:g} points"
-            parts.append(f"<h3>{escape(line.title)}: {points}</h3>")
+            parts.append(f"<h3>{escape(line.title)}: {points_of(line)}</h3>")
             told = [each for each in sheet.told(line) if each not in said]
             parts.append(bullets(told) if told else "")
             said |= {*sheet.told(line)}
@@ -226,8 +236,7 @@ def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
         shares[line.topic, line.title].append(100 * line.points / line.of)
     hardest = sorted((round(mean(each)), *step) for step, each in shares.items())
     mistakes = Counter(mistake for sheet in sheets for mistake in mistakes_of(sheet))
-    pairs = list(alike_pairs(handed_in))
-    pairs.sort(key=lambda pair: -pair.similarity)
+    pairs = sorted(alike_pairs(handed_in), key=lambda pair: -pair.similarity)
     return page(
         f"{notebook}: the class",
         f"<p>{told}.</p>",

@@ -9,7 +9,7 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,7 +240,6 @@ def handed_in(home: Path, name: str) -> tuple[Path | None, str]:
 
 def submission(student, source: Source, path, cells: list[Cell], defects: list[str]) -> Submission:
     """A student's answers out of the cells of a notebook."""
-    made = Submission(student, source, path, {}, {}, {}, ())
     if cells:
         defects = [*defects, *defects_of(cells, source)]
     pieces, why, texts = {}, {}, {}
@@ -259,7 +258,7 @@ def submission(student, source: Source, path, cells: list[Cell], defects: list[s
         same = [each for each in cells if each.id == question.id]
         written = latest(same, source.start(question.id))
         texts[question.id] = written.source if written else ""
-    return replace(made, pieces=pieces, why=why, texts=texts, defects=tuple(defects))
+    return Submission(student, source, path, pieces, why, texts, tuple(defects))
 
 
 def chosen(cells: list[Cell], exercise: Exercise, start: str) -> Cell | None:
@@ -290,9 +289,8 @@ def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: s
     written, untouched = (
         [piece.text for piece in sliced([text], exercise.answer)] for text in (own.source, start)
     )
-    if written == untouched:
-        return "The exercise is as it was handed out: there is no answer yet."
-    return ""
+    same = "The exercise is as it was handed out: there is no answer yet."
+    return same if written == untouched else ""
 
 
 def defects_of(cells: list[Cell], source: Source) -> Iterator[str]:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models.config import require_count
+from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.one_process import Sample
@@ -39,8 +39,7 @@ class Batches:
     `parts`: micro-batches of one."""
 
     def __init__(self, pairs: Sequence[Ids], tokens: int, parts: int = 1, seed: int = 0):
-        require_count("tokens", tokens)
-        require_count("parts", parts)
+        require_counts(tokens=tokens, parts=parts)
         self.pairs, self.tokens, self.parts, self.seed = pairs, tokens, parts, seed
         self.lengths = np.array([1 + max(len(source), len(target)) for source, target in pairs])
         if (longest := self.lengths.max()) > tokens:

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models.config import require_count
+from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import stable_seed
 
 from . import numerals
@@ -62,9 +62,7 @@ def generated(
     seed: int = 0, pairs: int = 20_000, held_out: int = 500, digits: int = 8, into: str = "chinese"
 ) -> Parallel:
     """Numbers and dates from English into Chinese, or into "english"."""
-    require_count("pairs", pairs)
-    require_count("held_out", held_out)
-    require_count("digits", digits)
+    require_counts(pairs=pairs, held_out=held_out, digits=digits)
     if into not in ("chinese", "english"):
         raise Impossible(f"into is {into!r}: choose chinese or english.")
 
@@ -115,8 +113,7 @@ def of_pairs(
     size: int = 8000,
 ) -> Parallel:
     """Split by source text, a tenth at most held out, with a vocabulary of the training pairs."""
-    require_count("held_out", held_out)
-    require_count("size", size)
+    require_counts(held_out=held_out, size=size)
     pairs = [tuple(side.strip() for side in pair) for pair in pairs]
     for number, pair in enumerate(pairs, 1):
         for side, text in zip(("source", "target"), pair):

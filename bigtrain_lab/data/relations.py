@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from bigtrain_lab.models.config import require_count
+from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator, stable_seed
 
 from .grammar import (
@@ -247,8 +247,7 @@ class Relations:
     dev_size: int = 2048
 
     def __post_init__(self):
-        require_count("train_size", self.train_size)
-        require_count("dev_size", self.dev_size)
+        require_counts(train_size=self.train_size, dev_size=self.dev_size)
 
     @cached_property
     def train(self) -> Examples:
@@ -261,6 +260,6 @@ class Relations:
     def batch(self, step: int, batch: int, micro_batch: int = 0) -> Examples:
         """Training sentences drawn with a generator seeded by (seed, step, micro-batch): the same
         whoever asks, whenever."""
-        require_count("batch", batch)
+        require_counts(batch=batch)
         draw = generator("relations", self.seed, step, micro_batch)
         return self.train.at(torch.randint(self.train_size, (batch,), generator=draw))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models.config import require_count
+from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 
 
@@ -41,8 +41,7 @@ class ByteText:
 
     def batch(self, seed: int, step: int, micro_batch: int, batch: int, sequence: int):
         """(inputs, targets), int64, each (batch, sequence): a function of its arguments only."""
-        require_count("batch", batch)
-        require_count("sequence", sequence)
+        require_counts(batch=batch, sequence=sequence)
         last_start = len(self) - sequence - 1
         if last_start < 0:
             raise Impossible(

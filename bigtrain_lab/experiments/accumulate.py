@@ -274,12 +274,10 @@ class Accumulate(OfGPT, OneDevice):
         values = [expected] if trace.clock == "predicted" else values
         return times * sum(values) / len(values) if values else None
 
-    @property
-    def relief(self) -> str:
-        return (
-            "Fewer sequences in a micro-batch, and more micro-batches for the same window, would"
-            " need less."
-        )
+    relief: ClassVar[str] = (
+        "Fewer sequences in a micro-batch, and more micro-batches for the same window, would"
+        " need less."
+    )
 
     def explain(self, trace: Trace) -> list[str]:
         saved, k, counts = (
@@ -351,7 +349,7 @@ class Accumulate(OfGPT, OneDevice):
         ]
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        trained = train(self.recipe, rank, BesideLarge(rank) if self.compare else Lens())
+        trained = train(self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens())
         return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
     def reference(self) -> dict[str, np.ndarray]:
@@ -397,9 +395,6 @@ def counting(targets: torch.Tensor) -> int:
 class BesideLarge(Lens):
     """Beside the run each window is taken as one large batch too: how far is each rule's gradient
     from that?"""
-
-    def __init__(self, rank):
-        self.rank = rank
 
     def window(self, number, stages, samples):
         with self.rank.aside():

@@ -21,7 +21,6 @@ from ..order.collective import Collective, provenance, sizes
 from ..order.holdings import HOLDS, MOST, place
 from ..order.plan import Compute, Plan, Recv, lower_collective
 from ..order.schedule import Action
-from ..order.simulate import simulate
 from ..runtime.talk.execute import execute
 from ..runtime.talk.moves import Chunks
 from .experiment import MB, Quantity
@@ -67,6 +66,7 @@ class AllReduce(OnHardware):
     )
 
     steps: ClassVar[int] = 1
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "round", "stage": "rank"}
     must_exist: ClassVar[tuple[str, ...]] = ("lowered",)
 
     # -- what the settings mean --------------------------------------------------------------------
@@ -130,10 +130,8 @@ class AllReduce(OnHardware):
         )
 
     def predict(self) -> Trace:
-        trace = simulate(self.lowered, self.cost())
-        return Trace.of(
-            [*trace.events, *self.holdings(trace)], **{**trace.header(), "settings": self.told}
-        )
+        trace = super().predict()
+        return Trace.of([*trace.events, *self.holdings(trace)], **trace.header())
 
     def holdings(self, trace: Trace) -> list[Scalar]:
         """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run
@@ -178,7 +176,7 @@ class AllReduce(OnHardware):
             ]
         )
 
-    def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
+    def brought(self, chunk: int, every: int, count: int) -> torch.Tensor:
         """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so
         many one more."""
         lengths = sizes(self.elements, self.order.chunks)
@@ -189,7 +187,7 @@ class AllReduce(OnHardware):
     def held(self, chunk: int, tensor: torch.Tensor) -> int:
         """The set of ranks whose gradients add up to the chunk's first elements, rank r as bit 1 <<
         r; 0 where no set does."""
-        terms = self.terms(chunk, 1, LOOKED_AT).double()
+        terms = self.brought(chunk, 1, LOOKED_AT).double()
         subsets = torch.arange(1 << self.ranks)[:, None] >> torch.arange(self.ranks) & 1
         off = (subsets.double() @ terms - tensor[:LOOKED_AT].double()).abs().amax(1)
         near = int(off.argmin())
@@ -206,18 +204,17 @@ class AllReduce(OnHardware):
         rank.watch(lambda: {"gradients": {"gradient": gradient}})
         execute(self.lowered, rank, work := Seen(self, rank, gradient))
         work.store(gradient)
-        parts = enumerate(gradient.tensor_split(self.order.chunks))
         return {
             f"chunk {chunk}": part[:: every(part)].numpy()
-            for chunk, part in parts
+            for chunk, part in enumerate(gradient.tensor_split(self.order.chunks))
             if self.order.wants(rank.index, chunk)
         }
 
     def reference(self) -> dict[str, Any]:
-        parts = enumerate(torch.empty(self.elements, device="meta").tensor_split(self.order.chunks))
+        whole = torch.empty(self.elements, device="meta")
         return {
-            f"chunk {chunk}": self.terms(chunk, every(part), len(part)).sum(0).numpy()
-            for chunk, part in parts
+            f"chunk {chunk}": self.brought(chunk, every(part), len(part)).sum(0).numpy()
+            for chunk, part in enumerate(whole.tensor_split(self.order.chunks))
         }
 
     def needed_bytes(self) -> list[int]:
@@ -243,13 +240,10 @@ class AllReduce(OnHardware):
     def facts(self) -> dict[str, Any]:
         return {
             **super().facts,
-            "terms": {"micro_batch": "round", "stage": "rank"},
             "chunks": self.order.chunks,
         }
 
-    @property
-    def relief(self) -> str:
-        return "A smaller gradient (megabytes) would need less on each device."
+    relief: ClassVar[str] = "A smaller gradient (megabytes) would need less on each device."
 
     def describe(self) -> str:
         chunks, rounds = self.order.chunks, len(self.planned())

@@ -45,7 +45,6 @@ from ..order.recompute.plan import (
     turn,
 )
 from ..order.schedule import Action, Step
-from ..order.simulate import simulate
 from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint_sequential, selective
 from ..techniques.one_process import Sample
@@ -147,12 +146,13 @@ class Checkpoint(OfGPT, OneDevice):
 
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
-        if self.model == "gpt":
-            chain, *work = gpt_weights(self.config, self.rows, selective if inside else None)
-        else:
-            chain, *work = mlp_weights(
+        chain, *work = (
+            gpt_weights(self.config, self.rows, selective if inside else None)
+            if self.model == "gpt"
+            else mlp_weights(
                 self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype)
             )
+        )
         if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
             forwards = [1] * chain.layers
             backwards = [Fraction(b.flops, f.flops) if f.flops else 2 for f, b in zip(*work)]
@@ -307,10 +307,6 @@ class Checkpoint(OfGPT, OneDevice):
     def looked_into(self, trace: Trace) -> Trace:
         """Of a long plan the ends of actions are predicted, and not what happens inside them."""
         return super().looked_into(trace) if len(self.ops) <= MOST_FOLLOWED else trace
-
-    def simulated(self) -> Trace:
-        """The prediction without what a picture needs beside it, for those who compare many."""
-        return simulate(self.lowered, self.cost())
 
     # -- what is told ------------------------------------------------------------------------------
 
@@ -488,7 +484,7 @@ class Checkpoint(OfGPT, OneDevice):
             )
 
         recipe = replace(self.recipe, recompute=planned)
-        trained = train(recipe, rank, Operations(rank))
+        trained = train(recipe, rank, Operations(self, rank))
         return recipe.arrays(trained.weights, trained.losses)
 
     def sample(self, step: int) -> Sample:
@@ -527,9 +523,6 @@ def updated(
 class Operations(Lens):
     """Each operation of the plan is a span of its own, in place of the forward and the backward
     that it is part of."""
-
-    def __init__(self, rank):
-        self.rank = rank
 
     def span(self, step, version):
         return self.rank.span(step, version) if step[0].kind == "U" else nullcontext()

@@ -10,7 +10,6 @@ machine.
 import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +22,6 @@ from ..core.words import counted, duration, size
 from ..order.plan import Compute, Plan
 from ..order.rates import apart, last, samples
 from ..order.schedule import Action
-from ..order.simulate import simulate
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
 
@@ -180,9 +178,12 @@ class Compile(OnOneRank):
             )
         )
 
+    @property
+    def lowered(self) -> Plan:
+        return Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
+
     def predict(self) -> Trace:
-        plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
-        trace = replace(simulate(plan, self.cost()), settings=self.told)
+        trace = super().predict()
         told = Scalar(0, "compute", "scalar", BYTES, trace.events[-1].end, self.moved())
         return Trace.of([*trace.events, *[told] * (self.compiler not in WHOLE)], **trace.header())
 
@@ -197,7 +198,7 @@ class Compile(OnOneRank):
             }
             for way, own in self.kernels().items()
         }
-        return {**super().facts, "terms": self.terms, "graph": drawn, "block": self.block}
+        return {**super().facts, "graph": drawn, "block": self.block}
 
     # -- reality ----------------------------------------------------------------------------------
 
@@ -305,8 +306,7 @@ class Compile(OnOneRank):
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
-        element = getattr(torch, self.dtype).itemsize + 2
-        return [self.rows * self.columns * element * ALIVE]
+        return [self.rows * self.columns * (getattr(torch, self.dtype).itemsize + 2) * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 

@@ -205,9 +205,9 @@ class DataParallel(OfGPT, Layered):
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
-            right = recipe.data_parallel["all_reduce"]
-            astray = {"all_reduce": Astray(self.mistake, self.fault_at, right)}
-            wrong = {"data_parallel": recipe.data_parallel | astray}
+            right = recipe.data_parallel
+            astray = Astray(self.mistake, self.fault_at, right["all_reduce"])
+            wrong = {"data_parallel": right | {"all_reduce": astray}}
             recipe = replace(
                 recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong
             )
@@ -223,10 +223,10 @@ class DataParallel(OfGPT, Layered):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, str]:
         """Where a step has one micro-batch, a box is told by its layer."""
-        terms = {"terms": {"stage": "layer", "micro_batch": "step"}}
-        return super().facts | (terms if self.pipeline == self.micro_batches == 1 else {})
+        by_layer = self.pipeline == self.micro_batches == 1
+        return {"stage": "layer", "micro_batch": "step"} if by_layer else {}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

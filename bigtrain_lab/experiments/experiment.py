@@ -5,10 +5,10 @@ Its fields are knobs; panel, command line, catalogue and tests are made from the
 experiment is one new file.
 """
 
-import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +20,7 @@ from ..core.peak import readings
 from ..core.words import counted
 from ..order.explain import does_not_fit, not_finite
 from ..order.holdings import MOST
+from ..order.simulate import simulate
 from ..runtime import Run, launch
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
 from ..train.optimizer import Optimizer
@@ -64,6 +65,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     quantities: ClassVar[
         tuple[Quantity, ...]
     ] = ()  # a property where the rows depend on the settings
+    # What would need less memory, in a sentence that names settings, with which a run ends that
+    # exceeds its devices' memory; a property where it depends on the settings.
+    relief: ClassVar[str] = ""
+    mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     says_itself: ClassVar[tuple[str, ...]] = (
         "fault",
     )  # knobs with a menu that have a sentence of their own for what is not on it
@@ -174,9 +179,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         order = order_of(trace.settings)
         facts = {**self.facts, **({"order": order} if order else {})}
         others = {name: value for name, value in trace.settings.items() if name != "facts"}
-        return dataclasses.replace(
-            trace, settings={**others, **({"facts": facts} if facts else {})}
-        )
+        return replace(trace, settings={**others, **({"facts": facts} if facts else {})})
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -230,11 +233,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return super().__getstate__() | {"typed": typed}
 
     @property
-    def mesh(self) -> Mesh | None:
-        """The axes along which its ranks lie; None: one."""
-        return None
-
-    @property
     def watts(self) -> float | None:
         """Power of one device, for the energy of a run; None where the profile states none."""
         return getattr(getattr(self, "profile", None), "watts", None)
@@ -246,12 +244,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return round(self.memory_mb * MB) or getattr(
             getattr(self, "profile", None), "memory_bytes", None
         )
-
-    @property
-    def relief(self) -> str:
-        """What would need less memory, in a sentence that names settings; a run that exceeds its
-        devices' memory ends with it."""
-        return ""
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
@@ -299,9 +291,14 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def cost(self) -> Cost:
         """What each action costs, for the prediction and for the ranks' virtual clocks."""
 
-    @abstractmethod
     def predict(self) -> Trace:
         """The simulated trace: no processes, instant."""
+        return replace(self.simulated(), settings=self.told)
+
+    def simulated(self) -> Trace:
+        """The prediction without what a picture needs beside it, for those who compare many. A
+        subclass says what is `lowered`, its Plan, or predicts otherwise."""
+        return simulate(self.lowered, self.cost())
 
     @property
     def recipe(self) -> Recipe:

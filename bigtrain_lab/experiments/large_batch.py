@@ -23,7 +23,6 @@ from ..models import GPT, Classifier, GPTConfig, built
 from ..order.plan import Plan
 from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
 from ..order.schedule import Schedule
-from ..order.simulate import simulate
 from ..techniques.learning_rates import (
     linear_scaling,
     polynomial_decay,
@@ -34,7 +33,7 @@ from ..techniques.replica_plan import with_replicas
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
-from .experiment import Quantity
+from .experiment import Experiment, Quantity
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
@@ -297,10 +296,7 @@ class LargeBatch(OnHardware, Pipelined):
         }
         return rehearsed(tuple(settings.items()), rehearsal)
 
-    @property
-    def messages(self) -> dict[str, int]:
-        """One stage sends nothing on."""
-        return dict.fromkeys("FBI", 0)
+    messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
 
     def durations(self) -> dict:
         if self.profile.textbook:
@@ -320,9 +316,7 @@ class LargeBatch(OnHardware, Pipelined):
         stages = {0: built(self.model, torch.device("meta"))}
         return with_replicas(self.order, self.steps, self.replicas, stages, Recipe.bucket_bytes)
 
-    def predict(self) -> Trace:
-        """What is held is told at the ends of actions alone."""
-        return replace(simulate(self.lowered, self.cost()), settings=self.told)
+    predict = Experiment.predict  # what is held is told at the ends of actions alone
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -353,9 +347,7 @@ class LargeBatch(OnHardware, Pipelined):
             (update for update, value in zip(self.evaluated, found) if value >= self.target), None
         )
 
-    @property
-    def relief(self) -> str:
-        return "Fewer samples at once would need less."
+    relief: ClassVar[str] = "Fewer samples at once would need less."
 
     def explain(self, trace: Trace) -> list[str]:
         said, times = super(Pipelined, self).explain(trace), self.batch / BASE

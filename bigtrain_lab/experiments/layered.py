@@ -88,13 +88,12 @@ class Layered(OnHardware, Pipelined):
 
     @property
     def recipe(self) -> Recipe:
-        optimizer = self.optimizer_class.at(self.learning_rate)
         return training(
             self.config,
             len(self.pieces),
             self.pieces,
             self.samples,
-            optimizer,
+            self.optimizer_class.at(self.learning_rate),
             self.seed,
             schedule=self.order,
             steps=self.steps,
@@ -106,8 +105,9 @@ class Layered(OnHardware, Pipelined):
         )
 
     def samples(self, micro_batch: int) -> one_process.Sample:
-        text = chosen_text(self.text)
-        inputs, targets = text.batch(self.seed, 0, micro_batch, self.rows, self.sequence)
+        inputs, targets = chosen_text(self.text).batch(
+            self.seed, 0, micro_batch, self.rows, self.sequence
+        )
         return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
 
     # -- how replicas average their gradients ------------------------------------------------------
@@ -223,9 +223,8 @@ class Layered(OnHardware, Pipelined):
 
     def time(self, work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
-        if self.profile.textbook:
-            return work.flops
-        return work.seconds(self.profile, self.format, tensors)
+        textbook = self.profile.textbook
+        return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
 
     @property
     def format(self) -> str:

@@ -19,7 +19,6 @@ from ..core.words import duration, size
 from ..order.holdings import MOST
 from ..order.plan import Compute, Plan, Together
 from ..order.schedule import Action
-from ..order.simulate import simulate
 from ..techniques.mesh_tensor import collectives, einsum, laid_out, part_shape
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
@@ -176,12 +175,6 @@ class Layouts(OnHardware):
             )
         )
 
-    def simulated(self) -> Trace:
-        return simulate(self.lowered, self.cost())
-
-    def predict(self) -> Trace:
-        return replace(self.simulated(), settings=self.told)
-
     # -- reality ----------------------------------------------------------------------------------
 
     @property
@@ -291,12 +284,9 @@ class Layouts(OnHardware):
             "sizes": self.sizes,
         }
 
-    @property
-    def relief(self) -> str:
-        return (
-            "A layout that splits more, more ranks, or smaller n, d, f would need less on each "
-            "device."
-        )
+    relief: ClassVar[str] = (
+        "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."
+    )
 
     def describe(self) -> str:
         axes = dict(self.mesh.axes)

@@ -31,6 +31,9 @@ def with_links(hardware: Hardware, ranks_per_node: int, gb_s: float = 0.0) -> Ha
 class OnHardware(Experiment):
     """Needs the field `hardware`, a knob with `choices=profiles`."""
 
+    # What the numbers of an action count (view/words.py); or a property.
+    terms: ClassVar[dict[str, str]] = {}
+
     def model_post_init(self, facts):
         """A run that is opened again is priced by the machine that it kept."""
         super().model_post_init(facts)
@@ -50,7 +53,7 @@ class OnHardware(Experiment):
     @property
     def facts(self) -> dict[str, Any]:
         machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
-        return {**super().facts, **machine}
+        return {**super().facts, **machine, **({"terms": self.terms} if self.terms else {})}
 
 
 class OnOneRank(OnHardware):

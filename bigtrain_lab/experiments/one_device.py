@@ -7,7 +7,6 @@ memory is found by its dry run.
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar
@@ -16,7 +15,6 @@ from ..core import Cost, Trace
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
-from ..order.simulate import simulate
 from ..train.dry_run import Acted, DryRun, Likened, dry_run
 from .experiment import Quantity
 from .on_hardware import OnOneRank
@@ -32,9 +30,7 @@ class OneDevice(OnOneRank):
         True  # every operator's storages are followed, not only what is held at action boundaries
     )
 
-    terms: ClassVar[dict[str, str]] = {
-        "micro_batch": "step"
-    }  # what the numbers of an action count (view/words.py)
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "step"}
 
     # -- what a subclass says ----------------------------------------------------------------------
 
@@ -69,10 +65,6 @@ class OneDevice(OnOneRank):
     def acted(self, action: Action) -> Acted:
         return self.dry.actions[str(self.like(action))]
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts, "terms": self.terms}
-
     # -- theory ------------------------------------------------------------------------------------
 
     def cost(self) -> Cost:
@@ -104,7 +96,7 @@ class OneDevice(OnOneRank):
         return self.likened.held([chain.from_iterable(self.order())])
 
     def predict(self) -> Trace:
-        return self.looked_into(replace(simulate(self.lowered, self.cost()), settings=self.told))
+        return self.looked_into(super().predict())
 
     @property
     def lowered(self) -> Plan:

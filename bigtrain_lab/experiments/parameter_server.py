@@ -111,6 +111,7 @@ class ParameterServing(OnHardware):
     )
     seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
 
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "batch", "stage": "worker"}
     unused: ClassVar[tuple] = (
         ("mode", lambda name: name != "bounded", {"bound"}),
         ("hiccups", lambda share: not share, {"hiccup"}),
@@ -222,14 +223,14 @@ class ParameterServing(OnHardware):
                 held["resident"][server] += (("gradients", size),)
         return held
 
-    def predict(self) -> Trace:
-        return replace(simulate(self.order(self.requests), self.cost()), settings=self.told)
+    @property
+    def lowered(self) -> Plan:
+        return self.order(self.requests)
 
     @property
     def facts(self) -> dict[str, Any]:
         return {
             **super().facts,
-            "terms": {"micro_batch": "batch", "stage": "worker"},
             "served": {"requests": [*self.requests], **self.how},
         }
 
@@ -253,9 +254,13 @@ class ParameterServing(OnHardware):
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
-        optimizer = partial(torch.optim.SGD, lr=self.learning_rate)
         service = ParameterServer(
-            model, optimizer, self.requests, self.servers, **self.how, group=rank.group()
+            model,
+            partial(torch.optim.SGD, lr=self.learning_rate),
+            self.requests,
+            self.servers,
+            **self.how,
+            group=rank.group(),
         )
         own = service.shards[place] if place >= 0 else [*model.parameters()]
         rank.watch(partial(held, own, service.server))
@@ -337,9 +342,7 @@ class ParameterServing(OnHardware):
             Quantity("test accuracy, last", "%", accuracy, exact=False),
         )
 
-    @property
-    def relief(self) -> str:
-        return "A smaller width, or fewer samples in a batch (rows), would need less."
+    relief: ClassVar[str] = "A smaller width, or fewer samples in a batch (rows), would need less."
 
     def describe(self) -> str:
         shared = " and ".join(size(each) for each in self.server_bytes)
@@ -399,8 +402,7 @@ def held(parameters, server: Server | None) -> dict[str, dict]:
     """What a rank holds: a server its own part."""
     total = {"sum": server.sum} if server else {}
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
-    gradients = {name: p.grad for name, p in named.items()}
-    return {"weights": named, "gradients": gradients | total}
+    return {"weights": named, "gradients": {name: p.grad for name, p in named.items()} | total}
 
 
 @lru_cache(maxsize=64)
@@ -424,8 +426,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
 
         def loss(number):
             inputs = torch.empty(rows, POINTS, dtype=dtype, device=META)
-            labels = torch.empty(rows, dtype=torch.int64, device=META)
-            return cross_entropy(model(inputs), labels)
+            return cross_entropy(model(inputs), torch.empty(rows, dtype=torch.int64, device=META))
 
         work = Worker(loss, [learnt])
         rank.watch(partial(held, learnt, None))
@@ -436,8 +437,8 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
             model.zero_grad(set_to_none=True)  # as they are sent
 
     run = dry_run(program)
-    weights = {"weights": run.start["weights"]}  # a server's other parameters are idle
-    return replace(run, start=weights)
+    # a server's other parameters are idle
+    return replace(run, start={"weights": run.start["weights"]})
 
 
 # -- one process -----------------------------------------------------------------------------------
@@ -464,8 +465,9 @@ def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
     """The recurrence, with every read and every update where the predicted trace has them."""
     names = [name for name, _ in model.named_parameters()]
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    sizes = [w.nbytes for w in weights.values()]
-    owned = [[names[i] for i in own] for own in shares(sizes, lab.servers)]
+    owned = [
+        [names[i] for i in own] for own in shares([w.nbytes for w in weights.values()], lab.servers)
+    ]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server
     made, waiting = [[0] * lab.workers for _ in owned], [set() for _ in owned]

@@ -109,10 +109,11 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
         ranks, chunks = self.ranks, self.order.stages // self.ranks
         if chunks == 1 or ranks * chunks <= room:
             return
-        if room >= ranks and "chunks" in self.order.options():
-            fewer = f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}"
-        else:
-            fewer = f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
+        fewer = (
+            f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}"
+            if room >= ranks and "chunks" in self.order.options()
+            else f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
+        )
         of, among = (
             ("layers", "")
             if room == self.layers

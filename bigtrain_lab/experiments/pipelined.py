@@ -6,7 +6,6 @@ samples it learns from.
 """
 
 from abc import abstractmethod
-from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +15,6 @@ from ..core.peak import readings
 from ..order.explain import bubbles
 from ..order.plan import Plan, lower
 from ..order.schedule import Schedule, name_of
-from ..order.simulate import simulate
 from ..techniques.tied import with_exchanges
 from ..train.rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from .experiment import Experiment, Quantity
@@ -153,17 +151,14 @@ class Pipelined(Experiment):
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
         those of one."""
-        plan = lower(self.order, self.steps if self.order.asynchronous else 1)
-        return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
+        lanes = lower(self.order, self.steps if self.order.asynchronous else 1).lanes
+        return [[*place, ops] for place, ops in lanes.items()]
 
     def predict(self) -> Trace:
-        return self.rehearsed.looked_into(replace(self.simulated(), settings=self.told), self.place)
+        return self.rehearsed.looked_into(super().predict(), self.place)
 
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[self.place(rank)]]
-
-    def simulated(self) -> Trace:
-        return simulate(self.lowered, self.cost())
 
     @property
     def lowered(self) -> Plan:

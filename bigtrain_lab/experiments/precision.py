@@ -325,14 +325,13 @@ class Looks(Lens):
     """All gradients every few steps, what the loss scaler does, and the sentences, which are no
     part of the training."""
 
-    def __init__(self, asked: Precision, rank):
-        self.asked, self.rank, self.skipped, self.batch = asked, rank, 0, ()
+    skipped, batch = 0, ()
 
     def inputs(self):
-        return (*self.asked.data.train, *self.asked.data.dev, *self.batch)
+        return (*self.lab.data.train, *self.lab.data.dev, *self.batch)
 
     def looks(self, number: int) -> bool:
-        return bool(self.asked.every) and number % self.asked.every == 0
+        return bool(self.lab.every) and number % self.lab.every == 0
 
     def window(self, number, stages, samples):
         return seen_gradients(stages[0], self.rank) if self.looks(number) else nullcontext()

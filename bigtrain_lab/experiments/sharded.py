@@ -20,6 +20,7 @@ from ..techniques.shards import Flat
 from ..techniques.sliced_model import cut_of
 from ..train.dry_run import META, Acted, DryRun, Likened, dry_run
 from ..train.recipe import Recipe
+from .experiment import Experiment
 from .layered import Layered
 
 
@@ -59,8 +60,9 @@ class Sharded(Layered):
     def duplicate_bytes(self, rank: int) -> int:
         if not self.sharded:
             return super().duplicate_bytes(rank)
-        stages = self.stages_at(self.further.get("precision"))
-        weights, units = weights_of(stages, self.order, self.place(rank))
+        weights, units = weights_of(
+            self.stages_at(self.further.get("precision")), self.order, self.place(rank)
+        )
         parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
         total = 0
         for part in parts:
@@ -137,7 +139,7 @@ class Sharded(Layered):
     def predict(self) -> Trace:
         if not self.sharded:
             return super().predict()
-        return self.likened.looked_into(replace(self.simulated(), settings=self.told))
+        return self.likened.looked_into(Experiment.predict(self))
 
 
 @lru_cache(maxsize=128)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from ..core import Impossible, knob
-from ..core.hardware import PROFILES
+from ..core.hardware import PROFILES, Hardware
 from ..models import layered_mlp
 from ..order.schedule import Action, Schedule
 from ..techniques import one_process
@@ -58,9 +58,7 @@ class Staleness(Pipelined):
                 " another schedule."
             )
 
-    @property
-    def profile(self):
-        return PROFILES["unit"]
+    profile: ClassVar[Hardware] = PROFILES["unit"]
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)
@@ -92,8 +90,8 @@ class Staleness(Pipelined):
             return one_process.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 
     def describe(self) -> str:
-        delays = [self.delay(stage) for stage in range(self.ranks)]
-        return f"delay of each stage, in updates: {', '.join(map(str, delays))}"
+        delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))
+        return f"delay of each stage, in updates: {delays}"
 
     def delay(self, stage: int) -> int:
         """Updates that a stage's weights are behind in the steady state: of its newest version,

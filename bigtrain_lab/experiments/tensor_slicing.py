@@ -144,14 +144,9 @@ class TensorSlicing(OfGPT, Layered):
             if weight.dim() == 2 and not name.endswith("position.weight")
         ]
 
-    def whole_matrices(self) -> dict[str, torch.Tensor]:
-        return dict(self.matrices({at: self.recipe.model(at) for at in range(self.config.pieces)}))
-
     # -- what is told ------------------------------------------------------------------------------
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": "step"}}
+    terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "step"}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -177,17 +172,16 @@ class TensorSlicing(OfGPT, Layered):
         weights."""
         return float(port_share("all_reduce", self.slices) * weights * self.config.dtype.itemsize)
 
-    @property
-    def relief(self) -> str:
-        return "More slices, or fewer rows, would need less on each device."
+    relief: ClassVar[str] = "More slices, or fewer rows, would need less on each device."
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
         if self.slices == 1 or trace.settings.get("unfinished") or trace.clock == "measured":
             return said
-        return [*said, *self.of_layer(trace), *self.of_loss(trace)]
+        return [*said, *self.why(trace)]
 
-    def of_layer(self, trace: Trace) -> Iterator[str]:
+    def why(self, trace: Trace) -> Iterator[str]:
+        """Of a layer, then of the loss."""
         own = [call for call in called(trace) if call.module.startswith("layers.1.")]
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
         layer = sum(p.numel() for p in on_meta(self.config, 1, 1).parameters())
@@ -233,12 +227,10 @@ class TensorSlicing(OfGPT, Layered):
                 " the backward gathers the inputs of column-cut matrices once more. A rank keeps"
                 f" {size(kept[0])} of activations in place of {size(kept[1])}."
             )
-
-    def of_loss(self, trace: Trace) -> Iterator[str]:
-        tokens, item = self.rows * self.sequence, self.config.dtype.itemsize
+        values_bytes = tokens * self.config.dtype.itemsize
         yield (
-            f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would"
-            f" move {size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as"
+            f"The loss sums 3 values a token, {size(3 * values_bytes)}; gathering the logits would"
+            f" move {size(self.vocabulary * values_bytes)}, {self.vocabulary / 3:,.0f} times as"
             " much."
         )
 
@@ -246,13 +238,11 @@ class TensorSlicing(OfGPT, Layered):
 class ReadsOff(Lens):
     """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
 
-    def __init__(self, lab: TensorSlicing, rank):
-        self.lab, self.rank = lab, rank
-
     def window(self, number, stages, samples):
         if number == 0:
             with self.rank.aside():
-                whole = self.lab.whole_matrices()
+                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
+                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
                 for name, own in self.lab.matrices(stages):
                     for part in found(name, own.detach().cpu(), whole[name].detach()):
                         self.rank.log(HOLDS + str(part), numbers(part))

@@ -27,7 +27,7 @@ from ..data.parallel import Parallel, generated, read_pairs
 from ..data.tokens import BEGIN, END, PAD
 from ..models import Noise, TranslatorConfig, built
 from ..models.blocks import word_cross_entropy
-from ..models.decoding import beam_search, greedy
+from ..models.decoding import decoded
 from ..models.translator import Translator
 from ..models.translator_pieces import TranslatorPiece, count, joined
 from ..order.plan import Compute, Plan, Together
@@ -43,17 +43,13 @@ from ..train import tracking
 from ..train.dry_run import META, Work, dry_run
 from ..train.recipe import Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
-from .experiment import Quantity
+from .experiment import Experiment, Quantity
 from .layered import Layered, by_layers
 from .on_hardware import profiles
 from .pipelined import Pipelined
-from .translation import Evaluation, Translation
+from .translation import Evaluation, Translation, adam
 
 EVALUATED = 4 + COUNTS  # numbers that ranks add up
-
-
-def adam(weights):
-    return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
 
 
 HOST = Wire(
@@ -247,7 +243,6 @@ class Translate(Layered):
             updates=self.steps,
             smoothing=self.smoothing,
             clip=self.clip or None,
-            optimizer=adam,
             precision=None if self.precision == "none" else self.precision,
             seed=self.seed,
             watched=self.watched,
@@ -406,8 +401,7 @@ class Translate(Layered):
         ]
         return with_evaluations(with_loads(plan, self.training.loading, windows), self.training)
 
-    def predict(self) -> Trace:
-        return replace(self.simulated(), settings=self.told)
+    predict = Experiment.predict  # what a translation holds depends on what it says
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -429,16 +423,12 @@ class Translate(Layered):
         one = self.replace(replicas=1, fault="none")
         return simulate(one.lowered, one.cost(memory=False)).makespan
 
-    @property
-    def relief(self) -> str:
-        return (
-            "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
-            " more ranks (replicas) would need less."
-        )
+    relief: ClassVar[str] = (
+        "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
+        " more ranks (replicas) would need less."
+    )
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": "step"}}
+    terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "step"}
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -588,8 +578,8 @@ class InPieces(Translation):
 
     def shape(self, micro_batch: int) -> tuple[int, int, int]:
         """(B, S, T): lengths with their ends."""
-        pairs = self.batches.pairs
-        return shape_of([pairs[number] for number in self.batches.sentences(micro_batch)])
+        batches = self.batches
+        return shape_of([batches.pairs[number] for number in batches.sentences(micro_batch)])
 
     @cached_property
     def held_out_shapes(self) -> list[tuple[int, int, int]]:
@@ -604,8 +594,11 @@ class InPieces(Translation):
     def program(self, rank) -> dict[str, np.ndarray]:
         recipe = self.recipe
         windows = [window[rank.index :: self.replicas] for window in recipe.windows]
-        loader = Loader(recipe.data, windows, self.loading, rank)
-        trained = train(replace(recipe, data=loader), rank, OfPieces(self, rank))
+        trained = train(
+            replace(recipe, data=Loader(recipe.data, windows, self.loading, rank)),
+            rank,
+            OfPieces(self, rank),
+        )
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
 
@@ -760,10 +753,7 @@ def evaluation_works(
         with rank.span(Action("L", 0, 0)):
             word_cross_entropy(model(source, target), target, PAD)
         with rank.span(Action("T", 0, 0)):
-            if beam == 1:
-                greedy(model, source, BEGIN, END, PAD, T)
-            else:
-                beam_search(model, source, BEGIN, END, PAD, T, beam)
+            decoded(model, source, BEGIN, END, PAD, T, beam=beam)
 
     actions = dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

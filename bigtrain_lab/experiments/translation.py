@@ -29,8 +29,8 @@ from ..data.bleu import COUNTS, bleu, counted
 from ..data.parallel import Parallel
 from ..data.tokens import BEGIN, END, PAD
 from ..models.blocks import word_cross_entropy
-from ..models.config import require_count
-from ..models.decoding import beam_search, greedy
+from ..models.config import require_counts
+from ..models.decoding import decoded
 from ..models.dropout import Noise
 from ..models.translator import Translator, TranslatorConfig
 from ..order.schedule import Action
@@ -41,6 +41,7 @@ from ..techniques.guards import saved as guard
 from ..techniques.one_process import Sample
 from ..train.recipe import Lens, Recipe, train
 
+adam = partial(torch.optim.Adam, betas=(0.9, 0.98), eps=1e-9)
 # Learns numbers and dates of 8 digits in some 500 updates.
 SMALL = TranslatorConfig(layers=2, width=64, heads=4, inner=128, longest=64, embedding_scale=8.0)
 
@@ -73,7 +74,7 @@ class Translation:
     smoothing: float = 0.1
     clip: float | None = 1.0
     precision: str | None = None
-    optimizer: Callable = field(default=partial(torch.optim.Adam, betas=(0.9, 0.98), eps=1e-9))
+    optimizer: Callable = field(default=adam)
     seed: int = 0
     watched: str = "bleu"
     patience: int = 5
@@ -93,11 +94,10 @@ class Translation:
             raise Impossible(
                 f"{self.pairs.name} holds no pair out: give some, to see what is learned."
             )
-        for name in ("replicas", "accumulation", "epochs", "patience", "beam", "rows"):
-            require_count(name, getattr(self, name))
-        for name in ("evaluators", "evaluate_every", "save_every"):
-            if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
+        always = ("replicas", "accumulation", "epochs", "patience", "beam", "rows")
+        optional = ("evaluators", "evaluate_every", "save_every")
+        given = [name for name in optional if getattr(self, name) is not None]
+        require_counts(**{name: getattr(self, name) for name in (*always, *given)})
         if not 0 <= self.smoothing < 1:
             raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
         if self.resume and self.directory is None:
@@ -266,9 +266,7 @@ class Evaluation(Lens):
         asked = self.asked
         longest = min(asked.config.longest, source.shape[1] + 50)  # Vaswani et al., section 6.1
         given = model, source, BEGIN, END, PAD, longest
-        if asked.beam == 1:
-            return greedy(*given)
-        return beam_search(*given, asked.beam, asked.length_penalty)
+        return decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
 
     def waited(self) -> int:
         """Evaluations since the best."""

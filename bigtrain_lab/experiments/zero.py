@@ -175,9 +175,11 @@ class Zero(OfGPT, Sharded):
     # -- theory ---------------------------------------------------------------------------------
 
     @property
-    def facts(self) -> dict[str, Any]:
-        number = "step" if self.micro_batches == 1 else "micro-batch"
-        return super().facts | {"terms": {"stage": "layer", "micro_batch": number}}
+    def terms(self) -> dict[str, str]:
+        return {
+            "stage": "layer",
+            "micro_batch": "step" if self.micro_batches == 1 else "micro-batch",
+        }
 
     # -- what it shows -----------------------------------------------------------------------------
 

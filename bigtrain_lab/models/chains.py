@@ -166,15 +166,11 @@ def mlp_layers(model: UnevenMLP, noise: Noise, targets) -> list[Callable]:
     *inner, last = model.layers
     return [
         *(
-            partial(one_layer, layer, dropout, noise)
+            lambda x, layer=layer, dropout=dropout: dropout(layer(x).tanh(), noise)
             for layer, dropout in zip(inner, model.dropouts)
         ),
         lambda x: F.mse_loss(last(x), targets),
     ]
-
-
-def one_layer(layer: nn.Module, dropout: Dropout, noise: Noise, x):
-    return dropout(layer(x).tanh(), noise)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .blocks import Linear
-from .config import require_count
+from .config import require_counts
 from .seed import normal
 
 
@@ -30,8 +30,7 @@ class Classifier(nn.Sequential):
         seed: int = 0,
         dtype=torch.float32,
     ):
-        for name, value in {"width": width, "layers": layers}.items():
-            require_count(name, value)
+        require_counts(width=width, layers=layers)
         super().__init__()
         self.layers = nn.Sequential()
         for number in range(layers):

@@ -27,10 +27,15 @@ class GPTConfig:
     kv_heads: int | None = None
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "sequence", "vocabulary"):
-            require_count(name, getattr(self, name))
+        require_counts(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            vocabulary=self.vocabulary,
+        )
         if self.kv_heads is not None:
-            require_count("kv_heads", self.kv_heads)
+            require_counts(kv_heads=self.kv_heads)
             if self.heads % self.kv_heads:
                 raise Impossible(
                     f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values"
@@ -58,7 +63,7 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     the first
     holds the activations of most micro-batches under 1F1B.  6 blocks, 4 stages: 1 2 2 1.
     """
-    require_count("stages", stages)
+    require_counts(stages=stages)
     if stages > config.layers:
         raise Impossible(
             f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
@@ -87,9 +92,12 @@ def require_slice(first: int, last: int, pieces: int):
         )
 
 
-def require_count(name: str, value):
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Impossible(f"{name}={value!r} is too small or not a whole number: take 1 or more.")
+def require_counts(**counts):
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise Impossible(
+                f"{name}={value!r} is too small or not a whole number: take 1 or more."
+            )
 
 
 def require_heads(width: int, heads: int):

@@ -78,6 +78,11 @@ def beam_search(
     return best_BT.masked_fill(best_BT == end, padding)
 
 
+def decoded(*given, beam: int, **options):
+    """By `beam_search`, and of one prefix by `greedy`, which is faster."""
+    return greedy(*given) if beam == 1 else beam_search(*given, beam, **options)
+
+
 def real(logits_BV, begin: int, padding: int):
     """Neither the beginning nor padding is a word that may come next."""
     logits_BV[:, [begin, padding]] = -torch.inf

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .blocks import Block, Embedding, Linear, block_slices
-from .config import GPTConfig, require_count
+from .config import GPTConfig, require_counts
 from .dropout import Noise
 from .gpt import initialise
 
@@ -35,7 +35,7 @@ class EncoderConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require_count("classes", self.classes)
+        require_counts(classes=self.classes)
 
 
 class RelationHead(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 
 from .blocks import Linear
-from .config import require_count, require_floating, require_slice
+from .config import require_counts, require_floating, require_slice
 from .dropout import Noise
 from .seed import normal
 
@@ -28,7 +28,7 @@ class MLPStage(nn.Module):
     ):
         super().__init__()
         require_slice(first, last, layers)
-        require_count("width", width)
+        require_counts(width=width)
         require_floating(dtype)
         self.first, self.last, self.final = first, last, layers - 1
         self.layers = nn.ModuleDict(
@@ -49,8 +49,7 @@ def layered_mlp(
 ) -> list[MLPStage]:
     """The whole cut into equal stages, left-over layers with the earlier ones. One stage is the
     whole."""
-    require_count("layers", layers)
-    require_count("stages", stages)
+    require_counts(layers=layers, stages=stages)
     if stages > layers:
         raise Impossible(
             f"{stages} stages need at least {stages} layers; the MLP has {layers}: "

@@ -28,7 +28,7 @@ from bigtrain_lab.train.dry_run import META, Account, Held, account
 from ..runtime.devices import built
 from ..train.optimizer import Optimizer
 from .blocks import cross_entropy
-from .config import GPTConfig, require_count, require_floating
+from .config import GPTConfig, require_counts, require_floating
 from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage, gpt_slices
@@ -39,7 +39,7 @@ def gpt_steps(
     config: GPTConfig, batch: int, optimizer: str = "adam", steps: int = 2, watched: bool = True
 ) -> Account:
     """The GPT of this library on `batch` samples of `config.sequence` tokens, with its dropout."""
-    require_count("batch", batch)
+    require_counts(batch=batch)
     return training(
         lambda: GPT(config),
         ids(batch, config.sequence),
@@ -60,14 +60,14 @@ def mlp_steps(
     watched: bool = True,
 ) -> Account:
     """Linear layers of the widths `sizes`, with ReLU between, under cross-entropy on the last."""
-    require_count("batch", batch)
+    require_counts(batch=batch)
     require_floating(dtype)
     if len(sizes) < 2:
         raise Impossible(
             f"An MLP of the widths {tuple(sizes)} has no layer: give at least two, as (16, 64, 10)."
         )
     for size in sizes:
-        require_count("a width", size)
+        require_counts(**{"a width": size})
     x = torch.empty(batch, sizes[0], dtype=dtype, device=META)
     targets = torch.empty(batch, dtype=torch.int64, device=META)
 
@@ -99,8 +99,7 @@ def translator_steps(
     watched: bool = True,
 ) -> Account:
     """The translator on pairs of `source` and `target` tokens a sample."""
-    for name, value in (("samples", samples), ("source", source), ("target", target)):
-        require_count(name, value)
+    require_counts(samples=samples, source=source, target=target)
     return training(
         lambda: Translator(config),
         (*ids(samples, source), *ids(samples, target)),
@@ -135,7 +134,7 @@ def training(
     watched: bool,
 ) -> Account:
     """The account of training make() by loss_of(model, *given, step)."""
-    require_count("steps", steps)
+    require_counts(steps=steps)
     rule = Optimizer.named(optimizer)
 
     def program(rank):
@@ -167,7 +166,7 @@ def saved_bytes(
     model's pieces, and of the loss on the last stage; without weights and without what the stage
     was given. Of one rank of `slices` that share each layer, and with `sequence` the tokens.
     `forward` calls the stage, as a Recipe's recompute does."""
-    require_count("batch", batch)
+    require_counts(batch=batch)
     x = targets = ids(batch, config.sequence)[0]
     if first:
         tokens = config.sequence // slices if sequence else config.sequence

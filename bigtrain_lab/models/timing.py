@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ..core import Impossible, write_whole
+from ..core import Impossible
+from ..runtime.devices import threads
+from ..runtime.machine import keep
 from ..runtime.process.border import cache_directory, place_given
 from .blocks import cross_entropy
 from .config import GPTConfig
@@ -43,11 +45,7 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
                 " torchrun, or take the counted profile."
             )
         kept[about] = timed(config, batch)
-        try:
-            kept_in().parent.mkdir(parents=True, exist_ok=True)
-            write_whole(kept_in(), json.dumps(kept, indent=1))
-        except (OSError, Impossible):
-            pass  # nowhere to keep it: it is timed again next time
+        keep(kept_in(), kept)
     return of_pieces(config, kept[about])
 
 
@@ -84,13 +82,8 @@ def read_kept() -> dict:
 def timed(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
     """Embedding, block, head. The number of threads and torch's generator are what they were,
     afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return [seconds(config, at, batch) for at in (0, 1, config.pieces - 1)]
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), torch.random.fork_rng(devices=[]):
+        return [seconds(config, at, batch) for at in (0, 1, config.pieces - 1)]
 
 
 def seconds(config: GPTConfig, at: int, batch: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 
 from .blocks import Linear, Table, by_head
-from .config import require_count, require_floating, require_heads, require_share
+from .config import require_counts, require_floating, require_heads, require_share
 from .dropout import Dropout, Noise
 from .gpt import initialise
 
@@ -50,8 +50,14 @@ class TranslatorConfig:
     embedding_scale: float = 1.0
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "inner", "vocabulary", "longest"):
-            require_count(name, getattr(self, name))
+        require_counts(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            inner=self.inner,
+            vocabulary=self.vocabulary,
+            longest=self.longest,
+        )
         require_heads(self.width, self.heads)
         require_floating(self.dtype)
         require_share(self.dropout)

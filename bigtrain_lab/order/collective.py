@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..core import Family, Impossible
+from ..core.impossible import refuse_counts
 
 
 class Move(NamedTuple):
@@ -39,13 +40,7 @@ class Collective(Family, ABC, family="bigtrain_lab.order.collectives"):
     ranks: int
 
     def __post_init__(self):
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not isinstance(value, int) or value < 1:
-                raise Impossible(
-                    f"{each.name.replace('_', '-')} is {value!r}: "
-                    "a collective needs a whole number of at least 1."
-                )
+        refuse_counts("collective", {each.name: getattr(self, each.name) for each in fields(self)})
 
     @property
     def chunks(self) -> int:

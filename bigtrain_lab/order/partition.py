@@ -91,8 +91,10 @@ def worst(pieces: Sequence[Piece], devices: int) -> list[Stage]:
     of the others."""
     require_room(pieces, devices)
     length = len(pieces) - devices + 1
-    cuts = [by_sizes([1] * at + [length] + [1] * (devices - 1 - at)) for at in range(devices)]
-    return max(cuts, key=lambda stages: slowest(pieces, stages))
+    return max(
+        (by_sizes([1] * at + [length] + [1] * (devices - 1 - at)) for at in range(devices)),
+        key=lambda stages: slowest(pieces, stages),
+    )
 
 
 def by_sizes(sizes: Sequence[int]) -> list[Stage]:

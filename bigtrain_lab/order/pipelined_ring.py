@@ -46,8 +46,9 @@ def pipelined_ring(
         start = sum(chunks[: move.chunk])
         begin, end = (start + chunks[move.chunk] * at // parts for at in (number, number + 1))
         about = f"{name} round {turn + 1} chunk {move.chunk}" + f" part {number}" * (parts > 1)
-        kind = "reduce" if move.reduce else "copy"
-        message = Message(about, kind, (end - begin) * itemsize, move.chunk)
+        message = Message(
+            about, "reduce" if move.reduce else "copy", (end - begin) * itemsize, move.chunk
+        )
         return Part(way(other, message), begin, end, turn == ranks - 2)
 
     def send(turn: int, number: int) -> Part:

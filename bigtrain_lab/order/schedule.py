@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..core import Family, Impossible
+from ..core.impossible import refuse_counts
 
 KINDS = "FBIWU"
 
@@ -79,13 +80,8 @@ class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
     stashing = True  # asynchronous: an update keeps the old weights while an action still uses them
 
     def __post_init__(self):
-        for name in ("ranks", "micro_batches", "chunks"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise Impossible(
-                    f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at"
-                    " least 1."
-                )
+        counts = {"ranks": self.ranks, "micro_batches": self.micro_batches, "chunks": self.chunks}
+        refuse_counts("schedule", counts)
 
     @abstractmethod
     def steps(self, rank: int) -> list[Step]:

@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from ..core import Hardware, Impossible, write_whole
+from ..core import Hardware, Impossible
 from ..core.hardware import Wire
+from .devices import threads
+from .machine import keep
 from .process.border import cache_directory, place_given
 
 NAME, VERSION = "this-machine", 2
@@ -60,13 +62,8 @@ def key() -> dict:
 
 def calibrate() -> Hardware:
     """Measure this machine now, and keep the profile in place of an earlier one."""
-    path = kept_in()
     found = {**key(), **measured()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(found, indent=1))
-    except (OSError, Impossible):
-        pass  # nowhere to keep it: it is measured again next time
+    keep(kept_in(), found)
     return hardware_of(found)
 
 
@@ -152,9 +149,7 @@ def round_trips(rank) -> dict:
 def speeds() -> dict:
     """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is
     restored."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         flops = {}
         for name in ("float32", "float64", "bfloat16"):
             a = torch.rand(MATMUL, MATMUL).to(getattr(torch, name))
@@ -167,8 +162,6 @@ def speeds() -> dict:
             "launch_s": fastest(lambda: number * number, 0.1),
             "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3),
         }
-    finally:
-        torch.set_num_threads(threads)
 
 
 def fastest(work, for_s: float) -> float:

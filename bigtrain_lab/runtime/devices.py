@@ -13,7 +13,8 @@ another device.
                                             two kinds of device
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,17 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
     return Devices(
         placed, NCCL, "one GPU a rank: NCCL for collectives, gloo over the host for messages"
     )
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """This process computes with so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:

@@ -190,16 +190,15 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     place        index, size, arriving: which of how many ranks, see Unsent; slices: how many share
                  a layer; replica, replicas: which of how many, where ranks hold different things
     """
-    with ALONE, collector_paused():
-        return followed(program, unobserved, **place)[0]
+    return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False, **place) -> "Account":
     """The same, storage by storage."""
-    with ALONE, collector_paused():
-        return followed(program, unobserved, **place)[1].account()
+    return followed(program, unobserved, **place)[1].account()
 
 
+@collector_paused()
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
     wake()
@@ -207,7 +206,7 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
     try:
-        with ledger:
+        with ALONE, ledger:
             program(rank)
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
         run = DryRun(
@@ -317,8 +316,7 @@ class DryRank:
     def called(self, kind: str, size_bytes: int, name: str) -> None:
         """An action calls a collective."""
         if self._called is not None:
-            done = self._operators.work() - self._done
-            self._called.append(Called(done, kind, size_bytes, name))
+            self._called.append(Called(self._operators.work() - self._done, kind, size_bytes, name))
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -414,15 +412,21 @@ class Likened(NamedTuple):
 
 class OnMeta(Alone):
     """A group of several ranks that carries nothing: collectives return what has the right
-    shape."""
+    shape, and are noted by `of`, where there is one."""
+
+    _of: "DryRank | None" = None
+
+    def _note(self, kind: str, size_bytes: int, name: str) -> None:
+        if self.size > 1 and self._of:
+            self._of.called(kind, size_bytes, name)
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._note("all_reduce", tensor.nbytes, name)
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def all_gather(self, tensor, out=None, name="all_gather"):
-        if out is None:
-            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
-        return out
+        whole = self.size * len(tensor), *tensor.shape[1:]
+        return tensor.new_empty(whole) if out is None else out
 
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor
@@ -453,10 +457,6 @@ class Replica(OnMeta):
         pass
 
     settle = wait
-
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._of.called("all_reduce", tensor.nbytes, name)
-        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         own = self._parts(tensor, name)[self.rank]
@@ -495,14 +495,6 @@ class Slices(OnMeta):
     def __init__(self, rank: DryRank | None, size: int):
         super().__init__(META)
         self.size, self._of = size, rank
-
-    def _note(self, kind: str, size_bytes: int, name: str) -> None:
-        if self.size > 1 and self._of:
-            self._of.called(kind, size_bytes, name)
-
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._note("all_reduce", tensor.nbytes, name)
-        return super().all_reduce(tensor, op)
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         parts = self._parts(tensor, name)
@@ -645,8 +637,7 @@ class Operators:
             ):
                 self._ways[operator] = CALL
                 return result
-        work = self.work() - before
-        self._known[key] = isinstance(result, torch.Tensor), looks, *work
+        self._known[key] = isinstance(result, torch.Tensor), looks, *(self.work() - before)
         return result
 
     def _called(self, operator, args, kwargs):
@@ -691,8 +682,6 @@ def storages_of(values) -> set[int]:
 
 
 def on_meta(values) -> list[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        return [values] if values.is_meta else []
     return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
 
 
@@ -828,8 +817,7 @@ class Journal(Balance):
             return
         super().change(storage, state, wall)
         self._changes.append((self.action, storage, before, state))
-        if self.total > self.highest_now:
-            self.highest_now = self.total
+        self.highest_now = max(self.highest_now, self.total)
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
 

@@ -251,6 +251,9 @@ class Lens:
 
     span: Callable | None = None  # (step, weight version) -> what is around it, if not a span
 
+    def __init__(self, lab=None, rank=None):
+        self.lab, self.rank = lab, rank
+
     def inputs(self) -> Sequence[Tensor]:
         """Tensors that are no part of what the training holds."""
         return ()
@@ -420,17 +423,17 @@ class Training:
         acts = step if self.parallel and step[0].kind != "U" else ()
         for action in acts:
             self.parallel.needed(action)
-        beside = bool(self.parallel and self.parallel.under_way)
-        with self.pipe.span(step, version, beside=beside):
+        with self.pipe.span(step, version, bool(self.parallel and self.parallel.under_way)):
             yield
         for action in acts:
             self.parallel.done(action)
 
     def loss(self, output, targets):
-        if self.slices:
-            loss = self.recipe.sliced_loss(output, targets, self.slices)
-        else:
-            loss = self.recipe.loss(output, targets)
+        loss = (
+            self.recipe.sliced_loss(output, targets, self.slices)
+            if self.slices
+            else self.recipe.loss(output, targets)
+        )
         first = self.number == 0 and all(loss is None for loss in self.pipeline.losses)
         guard.refuse_loss(self.recipe, loss, output if first else None)
         self.rank.log("loss", loss.item())

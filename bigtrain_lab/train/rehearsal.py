@@ -285,8 +285,7 @@ def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...
 def total(*changes: Mapping[str, int]) -> dict[str, int]:
     sums: Counter = Counter()
     for change in changes:
-        for kind, more in change.items():
-            sums[kind] += more
+        sums.update(change)
     return {kind: more for kind, more in sums.items() if more}
 
 
@@ -315,11 +314,10 @@ class Rehearsed:
 
     def resident(self, rank: int) -> dict[str, int]:
         """kind -> bytes before the first action."""
-        own = range(self.schedule.stages)
         return total(
             *(
                 self._part(Action("F", stage, 0)).start
-                for stage in own
+                for stage in range(self.schedule.stages)
                 if self.schedule.rank_of(stage, 0) == rank
             )
         )

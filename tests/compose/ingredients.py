@@ -114,8 +114,7 @@ def training(pair: tuple[str, ...]) -> dict[str, str]:
     """kind -> ingredient of the training that shows this pair; one without a schedule of its own
     takes the next in turn."""
     chosen = {KIND_OF[name]: name for name in pair}
-    turn = SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]
-    return {"pipeline": turn} | chosen
+    return {"pipeline": SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]} | chosen
 
 
 HOOKS = (

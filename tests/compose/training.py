@@ -141,8 +141,9 @@ def found(setting: Setting, model, mp, losses, fired, whole=None) -> dict[str, n
     named_weights = model.named_parameters() if whole is None else whole.items()
     weights = {named(name): masters.get(p, p).detach() for name, p in named_weights}
     weights = {name: (p.float() if mp else p.clone()).numpy() for name, p in weights.items()}
-    one = isinstance(model, GPTStage) or setting.schedule.stages == 1
-    if setting.config.tied and one:  # which has one matrix where several stages have two
+    if setting.config.tied and (
+        isinstance(model, GPTStage) or setting.schedule.stages == 1
+    ):  # which has one matrix where several stages have two
         embedding, output = tied_weights(setting.config, 2)["embedding"].values()
         weights[output] = weights[embedding]
         fired |= {output: fired[embedding]} if embedding in fired else {}

@@ -57,8 +57,7 @@ def test_the_handed_out_copy_has_no_line_of_an_answer(name):
         lines = {line.strip() for text in topic.right.values() for line in text.splitlines()}
         lines -= {line.strip() for line in topic.start.splitlines()}
         lines = {line for line in lines if len(line) > 30 and not re.match("import|from|def", line)}
-        found = [line for line in lines if json.dumps(line)[1:-1] in told]
-        assert not found
+        assert not [line for line in lines if json.dumps(line)[1:-1] in told]
     questions = [cell for cell in whole.cells if cell.id.startswith("question-")]
     assert questions and not any(json.dumps(cell.source)[1:-1] in told for cell in questions)
 

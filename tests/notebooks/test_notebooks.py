@@ -73,8 +73,7 @@ def run_by_nbval(path):
 def test_runs_as_committed(path, tmp_path):
     """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
     shutil.copy(path, tmp_path)
-    done = run_by_nbval(tmp_path / path.name)
-    assert "skipped" not in done.stdout.splitlines()[-1]
+    assert "skipped" not in run_by_nbval(tmp_path / path.name).stdout.splitlines()[-1]
     assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in code_cells(path))
 
 
@@ -243,8 +242,7 @@ def test_its_source_cells_show_the_present_sources(path):
 def test_each_source_fits_on_a_page(path):
     for cell in code_cells(path):
         if "getsource" in cell.source.splitlines()[-1]:
-            lines = len(cell.outputs[0].data["text/plain"].splitlines())
-            assert lines <= MOST_SHOWN, cell.id
+            assert len(cell.outputs[0].data["text/plain"].splitlines()) <= MOST_SHOWN, cell.id
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -98,8 +98,7 @@ def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
 def replaced_and_frozen(rank):
     """The owner replaces the weights between two steps, and freezes the first stage: the next step
     sees both."""
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(4, 6, generator=draw, dtype=torch.float64)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     stage = torch.nn.Linear(6, 6, dtype=torch.float64)
     pipeline = Pipeline(
         stage, Schedule.named("1f1b")(2, 2), torch.nn.functional.mse_loss, rank.group()

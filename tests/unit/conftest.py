@@ -32,8 +32,7 @@ def cli(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(*words):
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
+        return main([str(word) for word in words]), *capsys.readouterr()
 
     return call
 

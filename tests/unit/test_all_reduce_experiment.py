@@ -32,7 +32,7 @@ def test_the_numbers_of_the_lesson(collective, ranks, time_s, rounds, sent, port
 
 def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
     asked = AllReduce(ranks=3, megabytes=0.01)
-    parts = [asked.terms(1, 1, 9)[rank] for rank in range(3)]
+    parts = [asked.brought(1, 1, 9)[rank] for rank in range(3)]
     assert [asked.held(1, tensor) for tensor in (parts[0], parts[0] + parts[2], sum(parts))] == [
         1,
         5,
@@ -97,5 +97,4 @@ def test_traces_of_strangers_and_of_many_ranks_tell_no_chunks():
         )
     ]
     assert holdings(Trace.of(wrong, "modelled", ranks=2)) is None
-    mixed = Trace.of([*trace.events, *wrong[:2]], **trace.header())
-    assert holdings(mixed) == holdings(trace)
+    assert holdings(Trace.of([*trace.events, *wrong[:2]], **trace.header())) == holdings(trace)

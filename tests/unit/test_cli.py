@@ -92,8 +92,7 @@ def test_list_says_what_there_is(cli):
 
 
 def test_help_of_an_experiment_has_each_knob_with_range_unit_and_menu(cli):
-    out = cli("predict", "pipeline", "--help")[1]
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", cli("predict", "pipeline", "--help")[1]).split())
     for name, about in PipelineExperiment.knobs().items():
         assert f"--{name.replace('_', '-')} " in text and about.help in text
     assert "(1 to 8)" in text and "(4 to 1,024 tokens)" in text and "(0 to 2,147,483,647)" in text

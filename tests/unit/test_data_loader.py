@@ -64,8 +64,7 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
 
     def program(rank):
         windows = [window[rank.index :: ranks] for window in recipe.windows]
-        loader = Loader(recipe.data, windows, loading, rank)
-        trained = train(replace(recipe, data=loader), rank)
+        trained = train(replace(recipe, data=Loader(recipe.data, windows, loading, rank)), rank)
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
     run = launch(

@@ -25,29 +25,9 @@ from bigtrain_lab.techniques.reducers import (
     backend_all_reduce,
 )
 
-from .threads import on_processes, on_threads
+from .threads import WIDTH, Model, on_processes, on_threads
 
-WIDTH, BUCKET_BYTES, STEPS, COUNT = 6, 100, 8, 7
-
-
-class Model(nn.Module):
-    """A tied weight, a frozen one, one that nothing uses (if asked for), and a buffer that counts
-    in the output."""
-
-    def __init__(self, seed=0, spare=False):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first, self.frozen, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.last.weight = self.first.weight
-        self.frozen.requires_grad_(False)
-        self.spare = nn.Linear(WIDTH, 1) if spare else None
-        self.register_buffer("scale", torch.rand(()))
-        self.register_buffer("calls", torch.tensor(seed))
-        self.double()
-
-    def forward(self, x, spare=False):
-        x = self.last(torch.tanh(self.frozen(torch.tanh(self.first(x))))) * self.scale
-        return x + self.spare(x) if spare else x
+BUCKET_BYTES, STEPS, COUNT = 100, 8, 7
 
 
 def samples(count):

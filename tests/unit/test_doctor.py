@@ -173,8 +173,7 @@ def test_gloo_tells_why_ranks_do_not_meet_and_checks_their_sum(wrong, words, mon
 
 
 def of_peer(capsys, peer: str) -> tuple[int, list[str]]:
-    code = main(["doctor", "--peer", peer])
-    return code, capsys.readouterr().out.splitlines()
+    return main(["doctor", "--peer", peer]), capsys.readouterr().out.splitlines()
 
 
 def test_a_peer_that_answers(capsys):

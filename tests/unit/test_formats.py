@@ -53,9 +53,7 @@ def spread(seed=0, count=40_000, low=-60, high=60, dtype=torch.float64):
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp8 e5m2", "fp8 e4m3"])
 def test_shares_are_what_torch_s_conversion_does(name, log2_scale):
     number, dtype = FORMATS[name], TORCH[name]
-    x = spread(low=-30, high=30)
-    scaled = torch.ldexp(x, torch.tensor(log2_scale))
-    size = scaled.abs()
+    size = torch.ldexp(spread(low=-30, high=30), torch.tensor(log2_scale)).abs()
     # The bins' stated exceptions, at their two ends: half the smallest subnormal itself, and the
     # top bin's part that rounds up.
     size = size[

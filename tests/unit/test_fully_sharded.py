@@ -495,8 +495,7 @@ class Outside(nn.Sequential):
 
 
 def hidden():
-    model = FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone())
-    trained(model)
+    trained(FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone()))
 
 
 def forgotten_finish():

@@ -235,8 +235,7 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
             group.recv(0, name="x", site="s", like=(torch.float64, (2, 3)))
         else:
             group.recv(0, name="x", site="s")
-            buffer = torch.zeros(7) if case == "buffer" else None
-            group.irecv(buffer, 0, name="x", site="s").wait()
+            group.irecv(torch.zeros(7) if case == "buffer" else None, 0, name="x", site="s").wait()
 
     expected = {
         "sender changes": (

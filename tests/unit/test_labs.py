@@ -253,8 +253,7 @@ def test_two_replicas_say_how_far_each_layer_went(tmp_path):
     asked = LargeBatch(
         **LARGE_BATCH_SMALL, replicas=2, at_once=4, norm="batch"
     )  # 8 micro-batches of a replica
-    run = asked.run(directory=tmp_path / "run")
-    trace = run.wait()
+    trace = asked.run(directory=tmp_path / "run").wait()
     steps, ratios = of_layers(trace, STEP), of_layers(trace, TRUST)
     assert [*steps] == [*ratios] == ["layers.0", "layers.1", "head"]
     for values in steps.values():

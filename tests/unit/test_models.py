@@ -39,8 +39,7 @@ def close(a, b, tolerance=1e-12):
 
 
 def test_initial_values_follow_gpt_2():
-    config = GPTConfig(layers=8, width=64, heads=4)
-    weights = dict(GPT(config).named_parameters())
+    weights = dict(GPT(GPTConfig(layers=8, width=64, heads=4)).named_parameters())
     for name, weight in weights.items():
         if weight.dim() == 1:
             assert torch.all(weight == (1.0 if name.endswith("norm.weight") else 0.0)), name
@@ -98,8 +97,7 @@ def test_the_mlp_is_gpt_2s():
 
 
 def test_a_tied_head_reads_the_token_table():
-    config = replace(SMALL, tied=True)
-    model = GPT(config)
+    model = GPT(replace(SMALL, tied=True))
     weights = {
         name: torch.zeros_like(w) if "token" in name else w for name, w in model.named_parameters()
     }

@@ -41,8 +41,7 @@ def test_zb_h1(p, m, F, I, W):  # noqa: E741
 @pytest.mark.parametrize("p,m", [(p, m) for p, m in GRID if m >= 2 * p - 1])
 def test_zb_h2(p, m, F, I, W):  # noqa: E741
     trace = simulate(Schedule.named("zb-h2")(p, m), {"F": F, "I": I, "W": W})
-    longest = max(trace.window(r) for r in range(p))
-    assert longest - m * (F + I + W) == (p - 1) * (F + I - 2 * W)
+    assert max(trace.window(r) for r in range(p)) - m * (F + I + W) == (p - 1) * (F + I - 2 * W)
     assert [trace.peak_live(r) for r in range(p)] == [min(m, 2 * p - 1)] * p
 
 

@@ -25,9 +25,14 @@ class Signed(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 kept = self.state[p].setdefault("mean", torch.zeros_like(p))
-                step = kept.lerp(p.grad, 1 - group["betas"][0]).sign()
-                p.sub_(step, alpha=group["lr"])
+                p.sub_(kept.lerp(p.grad, 1 - group["betas"][0]).sign(), alpha=group["lr"])
                 kept.lerp_(p.grad, 1 - group["betas"][1])
+
+
+def type_in(called, name, make):
+    """A class that a student types in a notebook."""
+    own = {"name": name, "make": staticmethod(make)}
+    return type(called, (Optimizer,), own | {"__module__": "__main__", "__qualname__": called})
 
 
 @pytest.fixture
@@ -36,22 +41,8 @@ def typed():
     Optimizer.all()  # those of the library are there
     before = list(Optimizer._members)
 
-    class Lion(Optimizer):
-        name = "typed-lion"
-        __module__ = "__main__"
-
-        @staticmethod
-        def make(weights, rate):
-            return Signed(weights, rate)
-
-    class Adafactor(Optimizer):
-        name = "typed-adafactor"
-        __module__ = "__main__"
-
-        @staticmethod
-        def make(weights, rate):
-            return torch.optim.Adafactor(weights, rate)
-
+    type_in("Lion", "typed-lion", lambda weights, rate: Signed(weights, rate))
+    type_in("Adafactor", "typed-adafactor", lambda w, rate: torch.optim.Adafactor(w, rate))
     yield
     Optimizer._members[:] = before
 
@@ -100,14 +91,7 @@ def test_one_that_looks_across_a_tensor_is_refused_where_ranks_have_parts(settin
 
 
 def test_one_that_cannot_step_is_told_in_a_sentence(typed):
-    class Closing(Optimizer):
-        name = "closing"
-        __module__ = "__main__"
-
-        @staticmethod
-        def make(weights, rate):
-            return torch.optim.LBFGS(weights, rate)
-
+    type_in("Closing", "closing", lambda weights, rate: torch.optim.LBFGS(weights, rate))
     for lab in (Zero, PipelineExperiment):
         with pytest.raises(Impossible, match="closing cannot step .*closure"):
             lab(optimizer="closing")

@@ -42,8 +42,7 @@ def test_no_update_under_a_bound_is_staler_than_its_limit():
             of_batch=hiccups,
             links={} if trial % 2 else links,
         )
-        trace = simulate(order(requests, [40] * shards, bound), cost)
-        found = applied(trace, requests, bound)
+        found = applied(simulate(order(requests, [40] * shards, bound), cost), requests, bound)
         assert len(found) == shards * sum(requests)
         for server in range(workers, workers + shards):
             stale = [each.staleness for each in found if each.server == server]

@@ -255,8 +255,7 @@ def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     assert times(asked.replace(partition="worst")) == first
     monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
     assert times(asked.replace(seed=1)) == first
-    other = asked.replace(width=32)
-    assert times(other) == NEW
+    assert times(asked.replace(width=32)) == NEW
     monkeypatch.setattr(timing.platform, "node", lambda: "another machine")
     assert times(Partition(profiled="measured", **SMALL)) == NEW
     timing.kept_in().write_text("half a fi")

@@ -233,8 +233,7 @@ def test_a_job_travels_as_values_exactly():
         devices=("cpu",) * 4,
         capacity_bytes=2**60,
     )
-    told = json.loads(json.dumps(torchrun.note(job)))
-    found = torchrun.of_note(told)
+    found = torchrun.of_note(json.loads(json.dumps(torchrun.note(job))))
     assert found == replace(
         job, cost=replace(priced, durations={**priced.durations, "B": (0.1, 0.3), "W": [7, 2]})
     )

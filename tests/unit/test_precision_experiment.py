@@ -63,8 +63,7 @@ def test_gradients_are_counted_where_they_are_asked_for(runs):
     """At steps 0 and 2, of each weight, and of the output of each Linear, block, embedding and
     head."""
     asked, run = runs["fp16"]
-    trace = run.trace("modelled")
-    found = list(trace.where(Histogram))
+    found = list(run.trace("modelled").where(Histogram))
     names = [event.name for event in found]
     weights = [name for name in run.result if name not in ("loss", "F1")]
     assert names.count("weight gradient layers.1.mlp.up.weight") == 2

@@ -73,8 +73,7 @@ def test_each_position_of_the_slider_tells_the_shares_at_its_scale():
         _, written, _ = step.args
         x = torch.cat([LARGE, SMALL] * 4).double() * 2.0**s
         lost = percent((x.half() == 0).double().mean().item())
-        said = written[f"annotations[{places[0]}].text"]
-        assert said.startswith(f"<b>fp16</b>  {lost} to 0, ")
+        assert written[f"annotations[{places[0]}].text"].startswith(f"<b>fp16</b>  {lost} to 0, ")
         assert set(written) == {f"annotations[{i}].text" for i in places}
     drawn = figure.layout.annotations[places[0]].text
     assert drawn == slider.steps[0].args[1][f"annotations[{places[0]}].text"]

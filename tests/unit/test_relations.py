@@ -75,12 +75,10 @@ def test_what_a_lone_clause_says_follows_from_its_denials():
 
 
 def test_examples_are_numbers_padded_to_one_length():
-    data = Relations(train_size=50, dev_size=20)
-    ids, keep, marks, labels = data.train
+    ids, keep, marks, labels = Relations(train_size=50, dev_size=20).train
     assert ids.shape == keep.shape == (50, LONGEST) and marks.shape == (50, 2)
     for row in range(50):
-        words = MANY[row].words
-        assert [vocabulary()[i] for i in ids[row][keep[row]]] == list(words)
+        assert [vocabulary()[i] for i in ids[row][keep[row]]] == list(MANY[row].words)
         assert (ids[row][~keep[row]] == 0).all() and labels[row] == MANY[row].label
         assert (ids[row][marks[row]] == torch.tensor([numbers()[E1], numbers()[E2]])).all()
 

@@ -59,8 +59,7 @@ def test_a_rank_sends_the_bytes_of_the_paper_and_the_padding(zero, ranks, m):
     for rank in range(ranks):
         assert trace.bytes_sent(rank) == 2 * times * 4 * padded(flats, ranks) * (ranks - 1) // ranks
     half = with_replicas(written(m), 2, ranks, STAGES, 100, zero=zero, compute_dtype=torch.bfloat16)
-    sent = simulate(half, Cost({"F": 1, "B": 2})).bytes_sent(0)
-    assert sent * 2 == trace.bytes_sent(0)
+    assert simulate(half, Cost({"F": 1, "B": 2})).bytes_sent(0) * 2 == trace.bytes_sent(0)
 
 
 @pytest.mark.parametrize("m", [1, 3])
@@ -103,8 +102,7 @@ def test_the_lane_does_what_the_plan_says_when_it_says(zero, schedule, tmp_path)
     run.wait()
     assert run_differs(asked, run) == []
     lane = [op for op in asked.lowered.lanes[0, LANE] if isinstance(op, Together)]
-    trace = run.trace("modelled")
-    done = [span.name for span in trace.spans(0) if span.lane == LANE]
+    done = [span.name for span in run.trace("modelled").spans(0) if span.lane == LANE]
     assert done == [op.name for op in lane] and done
 
 
@@ -152,8 +150,7 @@ def test_a_weight_that_two_units_use_leaves_when_both_have_brought_it(zero, ahea
     plan = with_replicas(recipe.order, 2, 2, stages, 200, zero=zero, ahead=ahead)
     run = recipe.run(cost=cost, directory=tmp_path / "run")
     run.wait()
-    modelled = run.trace("modelled").where(Span)
-    assert clocks_differ(simulate(plan, cost).where(Span), modelled) == []
+    assert clocks_differ(simulate(plan, cost).where(Span), run.trace("modelled").where(Span)) == []
     assert tensors_differ(run.result, recipe.reference()) == []
 
 
@@ -192,8 +189,7 @@ def decayed(name, zero=0, replicas=1):
 def all_decayed(rank):
     found, own = {}, Rank(rank.index, Mesh(dp=2, pp=1), rank.device)
     for name, zero in product(DECAYING, range(4)):
-        trained = train(decayed(name, zero, 2), own)
-        for stage, weights in trained.weights.items():
+        for stage, weights in train(decayed(name, zero, 2), own).weights.items():
             found |= {f"{name} {zero} {stage}.{at}": w.numpy() for at, w in weights.items()}
     own.finish()
     return found
@@ -205,5 +201,4 @@ def test_decay_of_matrices_alone_is_that_of_one_process_at_every_stage(tmp_path)
         one = replace(decayed(name), steps=3, samples=None, schedule=order).reference()
         weights = {at: value for at, value in one.items() if at != "loss"}
         expected |= {f"{name} {zero} {at}": weights[at] for zero in range(4) for at in weights}
-    result = launch(all_decayed, 2, directory=tmp_path / "run").result
-    assert tensors_differ(result, expected) == []
+    assert tensors_differ(launch(all_decayed, 2, directory=tmp_path / "run").result, expected) == []

@@ -280,8 +280,7 @@ def test_a_script_runs_once_and_leaves_nothing_when_it_is_interrupted_and_when_i
     kernel.communicate(timeout=500)
     assert kernel.returncode == 0 and psutil.wait_procs(family, timeout=300)[1] == []
     assert Run.open(tmp_path / "interrupted").state == "stopped"
-    ended = Run.open(tmp_path / "ended").diagnosis
-    assert ended == "The program that launched the run ended."
+    assert Run.open(tmp_path / "ended").diagnosis == "The program that launched the run ended."
 
 
 EDITED = """

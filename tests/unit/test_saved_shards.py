@@ -241,8 +241,7 @@ def loading(folder, group):
     assert all(torch.equal(own.stepped, old) for own, old in zip(ours[0].replicas.homes, before))
     assert load(folder / "shards", *ours) == {"update": STEPS}
     theirs[0].load_full_state_dict(whole(folder / "shards")["weights"])
-    state = saved.load(folder / "whole optimizer.pt")
-    saved_shards.load_full_optimizer_state(*theirs, state)
+    saved_shards.load_full_optimizer_state(*theirs, saved.load(folder / "whole optimizer.pt"))
     return [losses(*training, group, STEPS) for training in (ours, theirs)]
 
 

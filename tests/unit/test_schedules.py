@@ -190,8 +190,11 @@ def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
     message = [Action("F", r, 0) for r in range(3)]
     lanes = {(r, "compute"): (Compute((message[r],)), Send(3, message[r])) for r in range(3)}
     lanes[3, "compute"] = tuple(Recv(r, message[r]) for r in range(3))
-    arrivals = [t.end for t in simulate(Plan(lanes, 4), cost).transfers()]
-    assert arrivals == [9000, 14000, 19000]  # 1 + 3 + 5, then one port's 5 for each of the others
+    assert [t.end for t in simulate(Plan(lanes, 4), cost).transfers()] == [
+        9000,
+        14000,
+        19000,
+    ]  # 1 + 3 + 5, then one port's 5 for each of the others
     assert simulate(Plan(lanes, 4), cost).bytes_sent(1) == 10
 
 

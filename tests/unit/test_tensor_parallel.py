@@ -388,8 +388,7 @@ def test_what_is_gathered_once_more_is_right_however_the_graph_is_used():
                 torch.autograd.grad(loss, each.get_parameter(f"{one}.weight"), retain_graph=True)
                 for loss, each in zip(losses, (whole, model))
             )
-            own = own_parts(model, {f"{one}.weight": theirs[0]}, group)
-            alike({f"{one}.weight": ours[0]}, own)
+            alike({f"{one}.weight": ours[0]}, own_parts(model, {f"{one}.weight": theirs[0]}, group))
         for _ in range(2):
             for loss in losses:
                 loss.backward(retain_graph=True)

@@ -6,10 +6,33 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
+from torch import nn
 
 from bigtrain_lab.grading.ranks import Ranks
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.talk.group import Group, Handle
+
+WIDTH = 6
+
+
+class Model(nn.Module):
+    """A tied weight, a frozen one, one that only some samples or ranks use (if asked for),
+    and a buffer that counts in the output."""
+
+    def __init__(self, seed=0, spare=False):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.frozen, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+        self.spare = nn.Linear(WIDTH, 1) if spare else None
+        self.register_buffer("scale", torch.rand(()))
+        self.register_buffer("calls", torch.tensor(seed))
+        self.double()
+
+    def forward(self, x, spare=False):
+        x = self.last(torch.tanh(self.frozen(torch.tanh(self.first(x))))) * self.scale
+        return x if spare is False else x + spare * self.spare(x)
 
 
 def on_threads(program, size: int, seed: int = 0) -> list:

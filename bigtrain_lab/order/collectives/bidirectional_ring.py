@@ -24,5 +24,4 @@ class BidirectionalRing(Collective):
             ]
             for d in range(up, 0, -1)
         ]
-        back = [[Move(m.dst, m.src, m.chunk) for m in moves] for moves in reversed(to)]
-        return to + back
+        return to + [[Move(m.dst, m.src, m.chunk) for m in moves] for moves in reversed(to)]

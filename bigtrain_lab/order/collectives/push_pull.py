@@ -19,5 +19,4 @@ class PushPull(Collective):
         n = self.ranks  # at any time each rank sends to another one
         pairs = [(rank, (rank + turn) % n) for turn in range(1, n) for rank in range(n)]
         push = [Move(rank, server, server, reduce=True) for rank, server in pairs]
-        pull = [Move(server, rank, server) for rank, server in pairs]
-        return [push, pull] if pairs else []
+        return [push, [Move(server, rank, server) for rank, server in pairs]] if pairs else []

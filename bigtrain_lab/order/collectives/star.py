@@ -17,8 +17,5 @@ class Star(Collective):
 
     def rounds(self):
         others = range(1, self.ranks)
-        both = [
-            [Move(rank, 0, 0, reduce=True) for rank in others],
-            [Move(0, rank, 0) for rank in others],
-        ]
-        return both if others else []
+        up = [Move(rank, 0, 0, reduce=True) for rank in others]
+        return [up, [Move(0, rank, 0) for rank in others]] if others else []

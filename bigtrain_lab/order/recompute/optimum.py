@@ -29,7 +29,7 @@ import numpy as np
 
 from ...core import Impossible
 from ...core.words import size
-from .plan import A, Action, B, Chain, F, Op, extra_cost, peak_bytes, planned
+from .plan import A, Action, B, Chain, F, Op, each_anew, extra_cost, peak_bytes, planned
 from .search import cheapest
 
 ENTRIES = 2_500_000  # of a table, 20 MB
@@ -50,7 +50,7 @@ def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ..
             f" {size(least)}: give at least that, or make the layers or the batch smaller."
         )
     n = chain.layers
-    found = [planned(from_the_input(n), n), *recursive(chain, budget_bytes, early)]
+    found = [planned(each_anew(0, n), n), *recursive(chain, budget_bytes, early)]
     best = min(
         (ops for ops in found if peak_bytes(ops, chain) <= budget_bytes),
         key=lambda ops: extra_cost(ops, chain),
@@ -64,7 +64,7 @@ def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ..
 def smallest_budget(chain: Chain, early: bool = True) -> int:
     """The least memory that a plan needs: the input and the largest record. Where layer 0 does not
     save its input its record may stand in for it: then the least that the recursion reaches."""
-    least = peak_bytes(planned(from_the_input(chain.layers), chain.layers), chain)
+    least = peak_bytes(planned(each_anew(0, chain.layers), chain.layers), chain)
     if not early or chain.saves_input[0]:
         return least
     stairs = recursion(chain, least, early)
@@ -80,12 +80,6 @@ def frontier(chain: Chain, early: bool = True) -> list[tuple[int, float]]:
         for m, cost, before in zip(stairs.levels, stairs.costs, [np.inf, *stairs.costs])
         if cost < before
     ]
-
-
-def from_the_input(layers: int) -> Iterator[Action]:
-    """The plan of the least memory: for each backward all over again."""
-    for last in reversed(range(layers)):
-        yield from (*map(A, range(last)), F(last), B(last))
 
 
 def recursive(chain: Chain, budget_bytes: int, early: bool) -> list[tuple[Op, ...]]:

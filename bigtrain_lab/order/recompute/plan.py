@@ -21,7 +21,6 @@ record holds share storages, each of which counts once. Source: Griewank and Wal
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -104,6 +103,13 @@ class Op(NamedTuple):
 
     action: Action
     keep: tuple[int, ...]
+
+
+def each_anew(start: int, end: int) -> Iterator[Action]:
+    """The layers start .. end-1, run backward from the state before them, for each backward all
+    over again: the plan of the least memory."""
+    for last in reversed(range(start, end)):
+        yield from (*map(A, range(start, last)), F(last), B(last))
 
 
 def A(layer: int) -> Action:
@@ -311,15 +317,15 @@ def is_read(ops: Sequence[Op], at: int) -> bool:
 def live(ops: Sequence[Op], chain: Chain) -> list[int]:
     """Bytes of saved activations after each operation: states that are kept and what records hold,
     each storage once."""
-    return [sum(sizes.values()) for sizes in storages(ops, chain)]
+    return [sum(sizes.values()) for sizes, *_ in storages(ops, chain)]
 
 
-def storages(ops: Sequence[Op], chain: Chain) -> Iterable[dict[tuple, int]]:
+def storages(ops: Sequence[Op], chain: Chain) -> Iterable[tuple[dict, tuple | None, set]]:
     """After each operation, the storages that are alive and their bytes: ("x", i, which making of
-    x_i) or ("record", i)."""
+    x_i) or ("record", i); the newest of what its layer makes; and what its record keeps."""
     making = [0] * (chain.layers + 1)  # how often each state was made
     states: dict[int, tuple] = {0: ("x", 0, 0)}  # the newest storage of each state
-    records: dict[int, list[tuple]] = {}
+    records: dict[int, set[tuple]] = {}
     for (kind, layer, _), keep in ops:
         if kind == "B":
             del records[layer]
@@ -327,16 +333,16 @@ def storages(ops: Sequence[Op], chain: Chain) -> Iterable[dict[tuple, int]]:
             making[layer + 1] += 1
             source, states[layer + 1] = states[layer], ("x", layer + 1, making[layer + 1])
             if kind == "F":
-                records[layer] = (
-                    [("record", layer)]
-                    + [source] * chain.saves_input[layer]
-                    + [states[layer + 1]] * chain.saves_output[layer]
-                )
-        alive = {states[i] for i in keep}.union(*records.values())
-        yield {
+                records[layer] = {
+                    ("record", layer),
+                    *[source] * chain.saves_input[layer],
+                    *[states[layer + 1]] * chain.saves_output[layer],
+                }
+        sizes = {
             key: chain.saved[key[1]] if key[0] == "record" else chain.states[key[1]]
-            for key in alive
+            for key in {states[i] for i in keep}.union(*records.values())
         }
+        yield sizes, states.get(layer + 1), records.get(layer, set())
 
 
 def peak_bytes(ops: Sequence[Op], chain: Chain) -> int:
@@ -367,35 +373,24 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
     A recorded pass in the backward ends with the last tensor that it saves: the state that it makes
     is there only where the plan reads it.
     """
-    n, made, state, first_backward = (
-        chain.layers,
-        Counter(),
-        {0: ("x", 0, 0)},
-        turn(ops, chain.layers),
-    )
+    n, first_backward = chain.layers, turn(ops, chain.layers)
     on_its_way, again, saved = (
         0,
         set(),
         set(),
     )  # saved by records of the forward: that stays an activation
-    for at, (((kind, layer, _), _), alive) in enumerate(zip(ops, storages(ops, chain))):
+    for at, (((kind, layer, _), _), (alive, result, record)) in enumerate(
+        zip(ops, storages(ops, chain))
+    ):
         in_backward, passing = at >= first_backward, set()
         if kind == "B":
             on_its_way = chain.states[layer]
         else:
-            source = state[layer]
-            made[layer + 1] += 1
-            state[layer + 1] = result = ("x", layer + 1, made[layer + 1])
             if at + 1 == first_backward or is_read(ops, at):
                 passing = {result}
             if in_backward and (kind == "F" or result in alive):
                 again.add(result)
             if kind == "F":
-                record = {
-                    ("record", layer),
-                    *[source] * chain.saves_input[layer],
-                    *[result] * chain.saves_output[layer],
-                }
                 (again if in_backward else saved).update(record - saved)
         passing = {key for key in passing if key not in alive}
         weights = {key: chain.states[key[1]] for key in passing} | alive

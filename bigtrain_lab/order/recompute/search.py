@@ -98,8 +98,7 @@ def sweeps(
             ):
                 yield all_there, recorded, cost, (*actions, F(b))
             return
-        kinds = "A" if recorded >> i & 1 or not early else "AF"
-        for kind in kinds:
+        for kind in "A" if recorded >> i & 1 or not early else "AF":
             more = (
                 (cost + chain.forwards[i], (*actions, A(i)))
                 if kind == "A"

@@ -46,5 +46,8 @@ class Interleaved(Schedule):
         forwards = [F(*place(k, False)) for k in range(total)]
         backwards = [B(*place(k, True)) for k in range(total)]
         warm_up = min(total, (v - 1) * p + 2 * (p - rank - 1))
-        steady = [step for pair in zip(forwards[warm_up:], backwards) for step in pair]
-        return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
+        return [
+            *forwards[:warm_up],
+            *(step for pair in zip(forwards[warm_up:], backwards) for step in pair),
+            *backwards[total - warm_up :],
+        ]

@@ -23,5 +23,7 @@ class LoopedBFS(Schedule):
 
     def steps(self, rank):
         own, batch = range(rank, self.stages, self.ranks), range(self.micro_batches)
-        backwards = [B(stage, m) for stage in reversed(own) for m in reversed(batch)]
-        return [*(F(stage, m) for stage in own for m in batch), *backwards]
+        return [
+            *(F(stage, m) for stage in own for m in batch),
+            *(B(stage, m) for stage in reversed(own) for m in reversed(batch)),
+        ]

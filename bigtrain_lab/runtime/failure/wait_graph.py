@@ -186,8 +186,9 @@ def knot(doings: list[Doing]) -> list[At]:
         return []
     edges = {at: waited_for(doings, at) for at in lanes if at.last in BLOCKED}
     first = [at for last in ("wait", "await") for at in edges if at.last == last]
-    goals = [at for others in edges.values() for at in others]
-    launched = any(at not in edges and at.last not in ENDED for at in goals)  # and not begun yet
+    launched = any(  # and not begun yet
+        at not in edges and at.last not in ENDED for others in edges.values() for at in others
+    )
     if not all(edges.values()) or not first or launched:
         return []
     path = first[:1]

@@ -50,9 +50,8 @@ class Balance:
                 self.total -= size
         if state:
             kind, size = state
-            levels[kind] = level = levels[kind] + size
-            if level > self.highest[kind]:
-                self.highest[kind] = level
+            levels[kind] += size
+            self.highest[kind] = max(self.highest[kind], levels[kind])
             if kind not in APART:
                 self.total += size
         if self.total > self.peak_bytes:

@@ -162,19 +162,18 @@ def work(index: int, job: Job, load, meet=None) -> int:
 def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
     """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions'
     ends."""
-    if job.ledger:
-        meter, limit = (
-            Ledger(
-                capacity_bytes=job.capacity_bytes,
-                rank=index,
-                relief=job.relief,
-                wall=clock.wall,
-                device=job.device(index),
-            ),
-            None,
+    meter = (
+        Ledger(
+            capacity_bytes=job.capacity_bytes,
+            rank=index,
+            relief=job.relief,
+            wall=clock.wall,
+            device=job.device(index),
         )
-    else:
-        meter, limit = Meter(clock.wall), job.capacity_bytes
+        if job.ledger
+        else Meter(clock.wall)
+    )
+    limit = None if job.ledger else job.capacity_bytes
     return Recorder(
         index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief, job.mesh.size
     )

@@ -7,6 +7,7 @@ values.
 
 import json
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -67,10 +68,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def fit_together(self) -> "Settings":
-        sizes = 1
-        for size in self.mesh.values():
-            sizes *= size
-        if sizes != self.ranks:
+        if (sizes := prod(self.mesh.values())) != self.ranks:
             raise ValueError(f"a mesh of {sizes} ranks is not one of {self.ranks}")
         if any(rank >= self.ranks for host in self.hosts for rank in host.ranks):
             raise ValueError("a host has a rank that the run does not have")
@@ -112,8 +110,9 @@ def read_settings(directory: Path) -> dict:
         if type(version) is not int:
             raise TypeError(version)
     except OSError as error:
-        why = f"choose one that holds a settings.json ({error.strerror})"
-        raise Impossible(f"{not_one}: {why}.") from error
+        raise Impossible(
+            f"{not_one}: choose one that holds a settings.json ({error.strerror})."
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Impossible(f"{not_one}: its settings.json is not a run's.") from error
     if version != FORMAT:

@@ -97,8 +97,9 @@ class EventLog:
         """Write this line, and those noted before it, now."""
         with self._lock:
             lines, self._lines = [*self._lines, *([line] if line else [])], []
-            told = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            data = told.encode()
+            data = "".join(
+                json.dumps(line, separators=(",", ":")) + "\n" for line in lines
+            ).encode()
             self._sum = crc32(data, self._sum)
             with writing(self.path):
                 while data:

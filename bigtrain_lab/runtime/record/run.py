@@ -44,7 +44,6 @@ class Run:
     cases."""
 
     directory: Path
-    settings: dict
 
     def __init__(self, directory, watch=None):
         self.directory = Path(directory)
@@ -98,8 +97,11 @@ class Run:
         is whole."""
         if (state := self.state) == "running":
             return None
-        lost = [log.lost(state == "done") for log in self._logs()]
-        told = [f"the log of rank {rank} {words}" for rank, words in enumerate(lost) if words]
+        told = [
+            f"the log of rank {rank} {words}"
+            for rank, log in enumerate(self._logs())
+            if (words := log.lost(state == "done"))
+        ]
         if state == "done":
             told += [
                 f"the result of rank {rank} is missing"
@@ -174,8 +176,9 @@ class Run:
         logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        items = (item for log in logs for item in log.items)
-        events = [event for item in items if (event := getattr(item, clock, None))]
+        events = [
+            event for log in logs for item in log.items if (event := getattr(item, clock, None))
+        ]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done; its numbers are not those of what was asked for.
@@ -238,9 +241,9 @@ class Run:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read
         at most."""
         recorded = range(self.ranks if self.settings["record"] else 0)
-        most = MOST_ITEMS // self.ranks
         return [
-            (self.directory / f"events-{rank}.jsonl", rank, self.ranks, most) for rank in recorded
+            (self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
+            for rank in recorded
         ]
 
     # -- results -----------------------------------------------------------------------------------

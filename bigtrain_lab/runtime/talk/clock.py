@@ -51,9 +51,10 @@ class Clock:
         """Advance a lane by what the step costs, or a part of it; (start, end) in ticks."""
         if not self.modelled:
             return None, None
-        if part is None:
-            return self._lanes[lane].compute(self.cost.duration(step, rank, beside))
-        return self._lanes[lane].compute(self.cost.parts(step, rank, beside)[part])
+        asked = step, rank, beside
+        return self._lanes[lane].compute(
+            self.cost.duration(*asked) if part is None else self.cost.parts(*asked)[part]
+        )
 
     def wait(self, lane: str, until: int | None) -> None:
         """Let the lane not go on before a time that another one has posted."""

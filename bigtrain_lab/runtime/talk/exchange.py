@@ -48,8 +48,7 @@ def scatter(
     """In `own` the sum over the ranks, or what else `op` says, of this rank's row; `own` may be
     that row. `room`: so many bytes to receive in."""
     others = around(rank, len(rows))
-    size = rows[rank].nbytes
-    come = room(size * len(others)).view(rows.dtype).view(len(others), -1)
+    come = room(rows[rank].nbytes * len(others)).view(rows.dtype).view(len(others), -1)
     works = [receive(row, other, "scatter", process_group) for row, other in zip(come, others)]
     sent = [send(rows[other], other, "scatter", process_group) for other in others[::-1]]
     if rows[rank].data_ptr() != own.data_ptr():

@@ -81,8 +81,9 @@ class RecordingGroup(Group):
         return pack(tensor, issue, stamp, clock.wall())
 
     def _note_not_finite(self, tensor, name) -> None:
-        what = str(name) or "a message"
-        self.recorder.look_at("sent", what, self.name, partial(is_finite, tensor))
+        self.recorder.look_at(
+            "sent", str(name) or "a message", self.name, partial(is_finite, tensor)
+        )
 
     def _room(self, shape, buffer):
         if not self.recorder.clock.modelled:
@@ -114,8 +115,8 @@ class RecordingGroup(Group):
     def reaches(self, dst):
         clock = self.recorder.clock
         if clock.modelled:
-            link = self._link(self.recorder.rank, self.members[dst])
-            return clock.lane(self.name).outgoing + link.alpha
+            alpha = self._link(self.recorder.rank, self.members[dst]).alpha
+            return clock.lane(self.name).outgoing + alpha
 
     def _sending(self, dst, way, name):
         self._on_lane(name)

@@ -27,12 +27,11 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from ...core import Cost, Impossible, Link, Mesh
 from ...order.schedule import Action
-from ..devices import Devices, Node, choose, nccl_here, visible
+from ..devices import Devices, Node, choose, nccl_here, threads, visible
 from ..failure.faults import Fault
 from ..machine import cores
 from ..process import border
@@ -73,8 +72,6 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
         facts = read_settings(Path(job.directory))["settings"].get("facts")
         return informed(facts) if informed and facts else program
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(job.threads)
     mates = {
         rank: member.process
         for rank, member in enumerate(members)
@@ -82,11 +79,10 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
     }
     lookout = Lookout(place, meeting, mates, job, stall_s)
     try:
-        code = work(place.index, job, load)
+        with threads(job.threads):
+            code = work(place.index, job, load)
     except LogUnwritable:
         code = UNWRITABLE
-    finally:
-        torch.set_num_threads(threads)
     end = lookout.finish(code)
     if end.diagnosis == INTERRUPTED:
         raise KeyboardInterrupt
@@ -247,8 +243,12 @@ def digest(program) -> str:
 def compiled(value):
     """What a function's code does, without where it stands, for repr."""
     if isinstance(value, CodeType):
-        constants = [compiled(each) for each in value.co_consts]
-        return value.co_name, value.co_code, value.co_names, constants
+        return (
+            value.co_name,
+            value.co_code,
+            value.co_names,
+            [compiled(each) for each in value.co_consts],
+        )
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 

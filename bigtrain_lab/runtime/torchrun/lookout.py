@@ -48,8 +48,12 @@ class Lookout:
         self._job, self._directory = job, Path(job.directory)
         self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
         self._pulse = Pulse(os.getpid())
-        pulses = {**self._mates, self.index: self._pulse}
-        self._progress = Progress(job, stall_s, lambda: self._store.count("signs"), pulses)
+        self._progress = Progress(
+            job,
+            stall_s,
+            lambda: self._store.count("signs"),
+            {**self._mates, self.index: self._pulse},
+        )
         self._exits: dict[int, Exit] = {}
         self._holds = place.hosts
         self._parent = os.getppid() if place.agent else None
@@ -102,9 +106,8 @@ class Lookout:
             except RuntimeError:  # no store: its holder has ended
                 self._end = self._without_store()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
-            diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            end = End("failed", diagnosis, teller=self.index)
-            self._end = end.note(self._directory, self.index)
+            told = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
+            self._end = End("failed", told, (), self.index).note(self._directory, self.index)
         if self._end.state != "done" and not self._came.wait(GRACE_S):
             say(self.words())
             sys.stdout.flush()
@@ -117,10 +120,9 @@ class Lookout:
             if told := self._store.peek("end"):
                 return End.of(told).note(self._directory, self.index)
             if signal.SIGINT in came:
-                return self._publish(End("stopped", INTERRUPTED))
+                return self._stopped(INTERRUPTED)
             if self._parent not in (None, os.getppid()):
-                why = f"The torchrun that started rank {self.index} has ended."
-                return self._publish(End("stopped", why))
+                return self._stopped(f"The torchrun that started rank {self.index} has ended.")
             ended |= signal.SIGTERM in came
             self._look()
             if self._exits or ended:
@@ -130,8 +132,7 @@ class Lookout:
                 if diagnose.culprit_of(self._directory, exits)[1] or waited_s > VICTIMS_S:
                     return self._publish(self._progress.failure(exits, self._stacks_of_all))
                 if not exits and waited_s > 1:
-                    why = f"Rank {self.index} was ended from outside (SIGTERM)."
-                    return self._publish(End("stopped", why))
+                    return self._stopped(f"Rank {self.index} was ended from outside (SIGTERM).")
             elif self.index == 0 and self._store.count("over") == self.size:
                 return self._publish(End("done"))
             elif (
@@ -155,6 +156,9 @@ class Lookout:
             if not mate.is_alive() and not diagnose.status_of(self._directory, rank):
                 self._exits.setdefault(rank, Exit(None, now))
 
+    def _stopped(self, why: str) -> End:
+        return self._publish(End("stopped", why))
+
     def _publish(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
         end = end._replace(teller=self.index)
@@ -171,8 +175,11 @@ class Lookout:
         if gone:
             end = self._progress.failure(self._exits, lambda: None)
         else:
-            why = f"Rank {self.index} lost the connection to the machine of rank 0"
-            end = self._progress.failed(f"{why}: see what torchrun says there.", {})
+            end = self._progress.failed(
+                f"Rank {self.index} lost the connection to the machine of rank 0: see what torchrun"
+                " says there.",
+                {},
+            )
         return end._replace(teller=self.index).note(self._directory, self.index)
 
     # -- stacks ------------------------------------------------------------------------------------
@@ -188,7 +195,7 @@ class Lookout:
         if self._dumped:
             return
         self._dumped = True
-        with suppress(OSError):
-            with open(self._job.file("stacks", self.index, "txt"), "a", encoding="utf-8") as file:
-                faulthandler.dump_traceback(file)
+        stacks = self._job.file("stacks", self.index, "txt")
+        with suppress(OSError), open(stacks, "a", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file)
         self._store.count("stacks here", 1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import comb
 
 from ....core import Impossible
-from ..plan import A, B, F, Recompute
+from ..plan import A, B, F, Recompute, each_anew
 
 
 def fewest_advances(layers: int, slots: int) -> int:
@@ -30,9 +30,9 @@ def fewest_advances(layers: int, slots: int) -> int:
 def revolve(start: int, end: int, slots: int):
     """The layers start .. end-1, run backward with the state before them in the first of the
     slots."""
-    for last in reversed(range(start, end)) if slots == 1 else ():
-        yield from (*map(A, range(start, last)), F(last), B(last))
-    if slots > 1 and end - start > 1:
+    if slots == 1:
+        yield from each_anew(start, end)
+    elif end - start > 1:
         n = end - start
         j = min(
             range(1, n),
@@ -41,7 +41,7 @@ def revolve(start: int, end: int, slots: int):
         yield from map(A, range(start, start + j))
         yield from revolve(start + j, end, slots - 1)
         yield from revolve(start, start + j, slots)
-    elif slots > 1:
+    else:
         yield from (F(start), B(start))
 
 
