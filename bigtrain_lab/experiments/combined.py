@@ -30,6 +30,7 @@ WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "su
 class Combined(OfGPT, Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch", "stage": "layer"}
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "mesh", "memory")
     rivals_by: ClassVar[str] = "replicas x pipeline x slices"
     answers: ClassVar[tuple[str, ...]] = (
@@ -168,8 +169,7 @@ class Combined(OfGPT, Sharded):
 
     @property
     def facts(self) -> dict[str, Any]:
-        terms = {"micro_batch": "micro-batch", "stage": "layer"}
-        return super().facts | {"mesh": dict(self.mesh.axes), "terms": terms}
+        return super().facts | {"mesh": dict(self.mesh.axes)}
 
     @property
     def further(self) -> dict[str, Any]:

@@ -196,6 +196,8 @@ class Press:
     def _echo(self, asked: int | None) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one
         counts."""
+        if asked == -1:  # a control was moved, and what it sent is in
+            self._player.send({"do": "heard"})
         self._drawn = self._drawn or asked == 0
         for act in [act for act, number in self._open.items() if number == asked]:
             del self._open[act]

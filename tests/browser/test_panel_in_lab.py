@@ -86,10 +86,15 @@ def test_run_takes_the_last_move(lab):
     lab.slider("micro-batches").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
+    grey = page.locator(
+        ".btl-panel.btl-asked"
+    )  # what is shown is of other settings, until it is in
+    expect(grey).to_have_count(1)
     run.evaluate("button => button.click()")
     expect(page.locator(".btl-status")).to_contain_text("done after")
     expect(page.locator(".btl-status")).not_to_contain_text("other settings")
     expect(page.locator(".btl-results")).not_to_contain_text("settings changed")
+    expect(grey).to_have_count(0)
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator(".btl-command code").first).to_have_text(
         "bigtrain run pipeline --ranks 2 --micro-batches 11"

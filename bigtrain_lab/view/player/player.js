@@ -305,6 +305,14 @@ function render({ model, el }) {
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
+  let moved = 0, answered = 0;  // hands on the panel's controls, and the kernel's answers to them
+  const onMoved = (event) => {
+    const panel = d.root.closest(".btl-panel"), number = ++moved;
+    if (!panel?.contains(event.target) || !event.target.closest(".btl-controls")) { moved--; return; }
+    setTimeout(() => model.send({ echo: -1 }), 100);  // behind what the control sends
+    setTimeout(() => panel.classList.toggle("btl-asked", answered < moved && number === moved), 400);  // what is shown is of other settings
+  };
+  for (const what of ["pointerup", "keyup", "change"]) document.addEventListener(what, onMoved, true);
   const say = (text) => {
     const said = element("div", "btl-said", text, { role: "status" });
     (d.root.closest(".btl-panel") ?? d.root).append(said);
@@ -312,6 +320,7 @@ function render({ model, el }) {
   };
   const onMessage = ({ do: what, text }) => {
     if (what === "echo") model.send({ echo: text });
+    else if (what === "heard") { if (++answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
     else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
@@ -321,6 +330,7 @@ function render({ model, el }) {
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
     size.disconnect(); theme.disconnect(); cancelAnimationFrame(asked);
+    for (const what of ["pointerup", "keyup", "change"]) document.removeEventListener(what, onMoved, true);
     model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage);
     model.off("change:limit_bytes", onShape); model.off("change:height", onShape);
   };
