@@ -197,7 +197,7 @@ def states(folder: Path, names: list[str]) -> None:
                     if not page.locator(".btl-top .mod-primary").is_enabled():
                         continue  # the lab refuses that fault
                     run()
-                    page.wait_for_selector(".btl-failed")
+                    page.wait_for_selector(f"{ENDED}, .btl-failed")
                 take(state)
             lab.close()
             print(name, size, lab.complaints or "", flush=True)

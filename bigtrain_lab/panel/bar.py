@@ -14,6 +14,7 @@ from .controls import fixed
 from .history import Past, table_of
 from .rows import Rows
 
+MOVED, ALL_IN = -1, -2  # echoes: of a control that moved, and behind all that it had still to send
 ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 SHUT, OPEN = "none", None  # of a layout's display
 AUTO = widgets.Layout(width="auto")
@@ -196,7 +197,9 @@ class Press:
     def _echo(self, asked: int | None) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one
         counts."""
-        if asked == -1:  # a control was moved, and what it sent is in
+        if asked == MOVED:
+            self._player.send({"do": "echo", "text": ALL_IN})
+        elif asked == ALL_IN:
             self._player.send({"do": "heard"})
         self._drawn = self._drawn or asked == 0
         for act in [act for act, number in self._open.items() if number == asked]:
