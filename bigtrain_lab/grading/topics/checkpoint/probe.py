@@ -65,7 +65,7 @@ def scenes(draw):
             {"share": 0.5, "results": TWO, "used": 0},
         ),
         (
-            "a fn of which one result alone has an input, and is not used",
+            "a fn that returns two tensors, one of an input of its own, which is not used",
             [call(X, late=X)],
             {"results": TWO, "used": 0},
         ),
