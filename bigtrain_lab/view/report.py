@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
 class Row(NamedTuple):
     """One quantity on the three clocks, None where there is none; `unit` is the prediction's.
-    `pinned` is from another run."""
+    `pinned` is from another run. `exact`: predicted and modelled are equal, and compare."""
 
     quantity: str
     unit: str
@@ -60,6 +60,7 @@ class Row(NamedTuple):
     measured: Amount | None
     differences: tuple[Difference, ...] = ()
     pinned: Amount | None = None
+    exact: bool = True
 
     @property
     def difference(self) -> str:
@@ -119,7 +120,14 @@ def lined_up(
     for name, unit, exact in (*((q.name, q.unit, q.exact) for q in quantities), *shares):
         amounts = [columns.get(clock, {}).get(name) for clock in CLOCKS]
         table.append(
-            Row(name, unit, *amounts, differences(*amounts, exact, here), (pinned or {}).get(name))
+            Row(
+                name,
+                unit,
+                *amounts,
+                differences(*amounts, exact, here),
+                (pinned or {}).get(name),
+                exact,
+            )
         )
     return table
 

@@ -49,10 +49,9 @@ def answers(
         fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
-    # A wall clock's number is compared with none of a modelled clock.
-    compares = pinned and clock != "pinned" and (clock == "measured") == (pinned == "measured")
     slots = [
-        slot(row, getattr(row, clock), row.pinned if compares else None) for row in chosen[:MOST]
+        slot(row, getattr(row, clock), row.pinned if pinned and alike(row, clock, pinned) else None)
+        for row in chosen[:MOST]
     ]
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
@@ -61,6 +60,11 @@ def answers(
     if all(shares) and shares:
         slots.insert(1, bar([share.value for share in shares]))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
+
+
+def alike(row: report.Row, clock: str, other: str) -> bool:
+    """Whether numbers of two clocks compare: of one clock, or where both must be equal."""
+    return clock == other or (row.exact and not {"measured", "pinned"} & {clock, other})
 
 
 def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | None) -> str:

@@ -5,7 +5,7 @@ import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.panel.picture import PLAYED
+from bigtrain_lab.panel.picture import FEW, PLAYED, RIVALS
 from bigtrain_lab.view.figures import FIGURES
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,11 @@ WIDER = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls
 def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
     panels = Experiment.all()
     page = lab.panel("all.ipynb", call=CALL)
-    played = [name for name, e in panels.items() if e.figures[0] in PLAYED]
+    played = [
+        name
+        for name, e in panels.items()
+        if e.figures[0] in PLAYED or e.figures[0] == RIVALS and len(e().rivals()) <= FEW
+    ]
     expect(page.locator(".btl-player[data-revision]")).to_have_count(len(played))
     for button in page.get_by_role("button", name="more settings").all():
         button.click()

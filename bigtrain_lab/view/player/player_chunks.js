@@ -30,7 +30,7 @@ function wholeText(scene, t) {
 }
 
 function roundText(scene, t) {
-  return t >= scene.end ? "The last round is done." : levelAt(scene.chunks.rounds, t)?.[1] ?? "Each rank has its own gradient.";
+  return t >= scene.end ? (scene.unfinished ? "No more has happened." : "The last round is done.") : levelAt(scene.chunks.rounds, t)?.[1] ?? "Each rank has its own gradient.";
 }
 
 /** The slots that are filled: of a chunk on its way they fall into the empty ones of its receiver's. */

@@ -79,7 +79,7 @@ function readScene(bytes, look, unfolded) {
     const [tick, where, kinds, count, rows] = peak || [];
     return peak && { tick, where, kinds, count, rows, bytes: kinds.reduce((total, [, bytes]) => total + bytes, 0) };
   });
-  scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0));
+  scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.inside = raw.levels.map(() => []);
   for (const [rank, t, bytes, kind] of raw.inside) {  // on top of what the other kinds hold
     const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
@@ -576,7 +576,7 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
-  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
+  if (v.t >= scene.end) return `${scene.unfinished ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
