@@ -145,13 +145,12 @@ class Hardware:
 
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""
+
+        def at(path: str):
+            return reduce(lambda value, part: getattr(value, part, None), path.split("."), self)
+
         return [
-            Constant(
-                self.name,
-                path,
-                reduce(lambda value, part: getattr(value, part, None), path.split("."), self),
-                *told.split(": ", 1),
-            )
+            Constant(self.name, path, at(path), *told.split(": ", 1))
             for path, told in self.sources.items()
             if ": " in told
         ]

@@ -119,7 +119,8 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
+    defined = [each.name for each in ast.parse(topic.start).body if hasattr(each, "name")]
+    name = defined[-1]
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")

@@ -178,10 +178,9 @@ def rows_of(heads: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def field(value) -> str:
-    is_text = isinstance(value, str)
-    return (
-        f"<td>{escape(printable(value))}</td>" if is_text else f'<td class="number">{value:g}</td>'
-    )
+    if isinstance(value, str):
+        return f"<td>{escape(printable(value))}</td>"
+    return f'<td class="number">{value:g}</td>'
 
 
 def points_of(marked: Line | Sheet) -> str:

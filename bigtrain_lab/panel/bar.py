@@ -11,10 +11,9 @@ import ipywidgets as widgets
 
 from ..core.files import printable
 from .controls import fixed
-from .history import Past, table_of
+from .history import Past
 from .rows import Rows
 
-MOVED, ALL_IN = -1, -2  # echoes: of a control that moved, and behind all that it had still to send
 ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 SHUT, OPEN = "none", None  # of a layout's display
 AUTO = widgets.Layout(width="auto")
@@ -158,10 +157,6 @@ class Foot(widgets.VBox):
         if self.texts:
             self._copy(self.texts[at])
 
-    def list_past(self, runs: list[Past], older: int) -> None:
-        """The kept runs, a row each."""
-        self.runs, self.past.html = runs, table_of(runs, older)
-
 
 class Press:
     """A press of Run or Pin, once all moves are in: `.now(act)` at a press, `.settled()` after each
@@ -183,7 +178,7 @@ class Press:
             Callable[[], object], int
         ] = {}  # what was pressed -> the echo that is still to come
         self._wanted: list[Callable[[], object]] = []  # of which only the prediction is
-        player.on_msg(lambda _, content, buffers: self._echo(content.get("echo")))
+        player.on_msg(lambda _, content, buffers: self._on_message(content))
 
     def now(self, act: Callable[[], object]) -> None:
         self._asked += 1
@@ -194,13 +189,17 @@ class Press:
         else:
             self._echo(self._asked)
 
+    def _on_message(self, content: dict) -> None:
+        """An echo, or the number of a move, which goes back: the browser greys what is of other
+        settings until it has come twice, behind all that the control had still to send."""
+        if "move" in content:
+            self._player.send({"do": "move", "text": content["move"]})
+        else:
+            self._echo(content.get("echo"))
+
     def _echo(self, asked: int | None) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one
         counts."""
-        if asked == MOVED:
-            self._player.send({"do": "echo", "text": ALL_IN})
-        elif asked == ALL_IN:
-            self._player.send({"do": "heard"})
         self._drawn = self._drawn or asked == 0
         for act in [act for act, number in self._open.items() if number == asked]:
             del self._open[act]

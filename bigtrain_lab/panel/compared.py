@@ -114,10 +114,10 @@ class Compared:
                 self.columns[clock],
             )
 
-    @property
-    def told_of(self) -> str:
-        """The clock that the sentences are of."""
-        return "modelled" if not self.changed and self.said else "predicted"
+    def told_of(self, tab: str) -> str:
+        """The clock that the sentences are of, where this tab shows another one; else ""."""
+        clock = "modelled" if not self.changed and self.said else "predicted"
+        return clock if clock != tab else ""
 
     @property
     def sentences(self) -> list[str]:

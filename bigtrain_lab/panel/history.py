@@ -42,7 +42,10 @@ class Past(NamedTuple):
 
     def star(self) -> None:
         """Give it a star, or take it away: what has one stands first."""
-        (self.directory / STAR).unlink() if self.starred else (self.directory / STAR).touch()
+        if self.starred:
+            (self.directory / STAR).unlink()
+        else:
+            (self.directory / STAR).touch()
 
     def delete(self) -> None:
         """Remove the directory; of a run that goes on it stays, Impossible."""
@@ -63,13 +66,13 @@ def table_of(runs: list[Past], older: int) -> str:
         '<td data-do="delete" data-sure="sure?" title="delete its directory">delete</td></tr>'
         for at, past in enumerate(runs)
     )
-    left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each."
+    left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each." * bool(older)
     heads = "".join(
         f"<th>{head}</th>" for head in ("", "began", "lab", "ended", "settings beside defaults", "")
     )
     return (
         f'<div class="btl-rivals btl-past"><table><thead><tr>{heads}</tr></thead><tbody>{rows}'
-        f'</tbody></table><p class="btl-soft">{left if older else ""}</p></div>'
+        f'</tbody></table><p class="btl-soft">{left}</p></div>'
     )
 
 

@@ -239,9 +239,8 @@ class Panel(widgets.VBox):
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
         trouble = table.trouble(self._failure, self._failed) if self._failure else ""
-        of = self._compared.told_of
-        of = "" if of == self.tabs.value else of
-        self.foot.why.value = trouble + table.why(self._compared.sentences, of)
+        told_of = self._compared.told_of(self.tabs.value)
+        self.foot.why.value = trouble + table.why(self._compared.sentences, told_of)
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
         told += f'<p class="btl-soft">{escape(self._cost)}</p>'
         self.foot.numbers.value = f'<div class="btl-results">{told}</div>'
@@ -419,18 +418,19 @@ class Panel(widgets.VBox):
 
     def _on_foot(self, tab: str) -> None:
         if tab == HISTORY:
-            self.foot.list_past(*history.listed(self.settings.experiment_class))
+            self.foot.runs, older = history.listed(self.settings.experiment_class)
+            self.foot.past.html = history.table_of(self.foot.runs, older)
         elif tab == COMMAND:
             self._write_commands()
             self.foot.copy()
 
     def _choose(self, past: history.Past, what: str) -> None:
         try:
-            if what:
-                past.star() if what == "star" else past.delete()
-                self._on_foot(HISTORY)
-            else:
+            if not what:
                 self.reopen(past.directory)
+                return
+            {"star": past.star, "delete": past.delete}[what]()
+            self._on_foot(HISTORY)
         except Exception as error:  # a class typed by a student may raise anything
             self._fail(raised(error))
 

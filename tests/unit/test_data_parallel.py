@@ -2,6 +2,7 @@
 backward goes on."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
@@ -226,12 +227,12 @@ def replaced(model):
     model.finish_gradient_synchronization()
 
 
-def stepped_early(model, inside=nullcontext):
+def stepped_early(model, inside=nullcontext, step=lambda optimizer: optimizer.step()):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.step()  # nothing is there yet
     with inside(model):
         backward(model)
-        optimizer.step()
+        step(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,15 @@ def stepped_early(model, inside=nullcontext):
             nn.Linear(2, 3),
             {},
             partial(stepped_early, inside=DistributedDataParallel.no_sync),
+            "The gradient of bias on rank 0 is not the ranks' mean yet",
+        ),
+        (
+            nn.Linear(2, 3),
+            {},
+            partial(
+                stepped_early,
+                step=lambda optimizer: ThreadPoolExecutor(1).submit(optimizer.step).result(),
+            ),
             "The gradient of bias on rank 0 is not the ranks' mean yet",
         ),
         (nn.Linear(2, 3), {}, copy.deepcopy, "A DistributedDataParallel cannot be copied"),

@@ -74,13 +74,12 @@ def test_pin_again_replaces_and_unpin_takes_away(panel):
     panel.pin()
     panel.set(micro_batches=4)
     panel.pin()
-    unpin = panel.bar.unpin.layout
-    assert panel.pinned.experiment.micro_batches == 4 and unpin.display is None
+    assert panel.pinned.experiment.micro_batches == 4 and panel.bar.unpin.layout.display is None
     panel.tabs.value = "pinned"
     panel.bar.unpin.click()
     assert panel.pinned is None and "pinned" not in panel.tabs.options
     assert panel.tabs.value == "predicted" and panel.player.data == pack(panel.traces["predicted"])
-    assert "pinned" not in said(panel) and unpin.display == "none"
+    assert "pinned" not in said(panel) and panel.bar.unpin.layout.display == "none"
 
 
 def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):

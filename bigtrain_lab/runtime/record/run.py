@@ -44,6 +44,7 @@ class Run:
     cases."""
 
     directory: Path
+    settings: dict
 
     def __init__(self, directory, watch=None):
         self.directory = Path(directory)

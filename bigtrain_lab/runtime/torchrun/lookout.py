@@ -107,7 +107,7 @@ class Lookout:
                 self._end = self._without_store()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             told = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            self._end = End("failed", told, (), self.index).note(self._directory, self.index)
+            self._end = End("failed", told, teller=self.index).note(self._directory, self.index)
         if self._end.state != "done" and not self._came.wait(GRACE_S):
             say(self.words())
             sys.stdout.flush()

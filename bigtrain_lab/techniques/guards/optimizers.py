@@ -6,6 +6,7 @@ Whether an optimizer needs whole tensors is tried: it steps a small tensor, and 
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from weakref import WeakSet
 
@@ -19,13 +20,31 @@ from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 from . import who
 
+OWN = threading.local()
 
-class Made(threading.local):
-    """Models that this thread made. Torch's hook on steps is global, and has to find what it is
-    about: what another thread trains, or predicts by a dry run, it leaves alone."""
+
+@contextmanager
+def apart():
+    """What this thread makes meanwhile is seen by its own steps alone, and they see nothing else:
+    so a dry run, beside which a notebook may train."""
+    before = getattr(OWN, "made", None)
+    OWN.made = defaultdict(WeakSet)
+    try:
+        yield
+    finally:
+        OWN.made = before
+
+
+class Made:
+    """The models of a kind. Torch's hook on steps is global, and has to find what it is about."""
 
     def __init__(self):
-        self.models = WeakSet()
+        self._models = WeakSet()
+
+    @property
+    def models(self) -> WeakSet:
+        made = getattr(OWN, "made", None)
+        return self._models if made is None else made[self]
 
 
 AVERAGING = Made()  # by data parallel

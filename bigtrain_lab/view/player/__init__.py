@@ -124,14 +124,13 @@ def pack(
 
 
 def stacked(told: dict, pinned: Trace | None) -> dict:
-    """The rows of what is pinned under the others, without its memory. Traces of other units, and
-    collectives, are compared by tabs."""
-    if pinned is None or (pinned.unit, pinned.ticks_per_unit) != (told["unit"], told["ticks"]):
+    """The rows of what is pinned under the others, without its memory. Traces of other units or of
+    a wall clock beside a modelled one, and collectives, are compared by tabs."""
+    if pinned is None:
         return told
-    if "measured" in (pinned.clock, told["clock"]) and pinned.clock != told["clock"]:
-        return told  # a wall clock beside a modelled one
     under, ranks, rows = packed(pinned), told["ranks"], len(told["rows"])
-    if told["chunks"] or under["chunks"]:
+    units = [(each["unit"], each["ticks"], each["clock"] == "measured") for each in (told, under)]
+    if units[0] != units[1] or told["chunks"] or under["chunks"]:
         return told
     own = under["ranks"]
     return told | {

@@ -305,22 +305,25 @@ function render({ model, el }) {
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
-  let moved = 0, answered = 0;  // hands on the panel's controls, and the kernel's answers to them
+  let moved = 0, answered = 0;  // the last hand on the panel's controls, and the last that the kernel has heard
+  const once = new Set();  // came back once: twice, and all that the control had to send is in
   const onMoved = (event) => {
     const panel = d.root.closest(".btl-panel"), number = ++moved;
     if (!panel?.contains(event.target) || !event.target.closest(".btl-controls")) { moved--; return; }
-    setTimeout(() => model.send({ echo: -1 }), 100);  // behind what the control sends
+    setTimeout(() => model.send({ move: number }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", answered < moved && number === moved), 400);  // what is shown is of other settings
   };
   for (const what of ["pointerup", "keyup", "change"]) document.addEventListener(what, onMoved, true);
   const say = (text) => {
     const said = element("div", "btl-said", text, { role: "status" });
+    data.said = text;
     (d.root.closest(".btl-panel") ?? d.root).append(said);
     setTimeout(() => said.remove(), 4000);
   };
   const onMessage = ({ do: what, text }) => {
     if (what === "echo") model.send({ echo: text });
-    else if (what === "heard") { if (++answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
+    else if (what === "move" && !once.delete(text)) { once.add(text); model.send({ move: text }); }
+    else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
     else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
