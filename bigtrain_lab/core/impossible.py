@@ -7,7 +7,7 @@ class Impossible(ValueError):
 
 
 def refuse_counts(of: str, counts: dict) -> None:
-    """Impossible where one of the numbers that a plan `of` this sort is made of is none."""
+    """Refuse a count that is no whole number of at least 1; `of`: the sort of plan."""
     for name, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise Impossible(

@@ -48,7 +48,7 @@ class Past(NamedTuple):
             (self.directory / STAR).touch()
 
     def delete(self) -> None:
-        """Remove the directory; of a run that goes on it stays, Impossible."""
+        """Remove the directory; refused while the run goes on."""
         if self.state == "running":
             raise Impossible(f"The run in {self.directory} goes on: stop it, then delete it.")
         shutil.rmtree(self.directory)

@@ -72,7 +72,7 @@ class Fault:
         )
 
     def refuse(self, ranks: int) -> None:
-        """Impossible where a run of so many ranks cannot have it; it is one."""
+        """Refuse this fault, which is not "none", where a run of so many ranks cannot have it."""
         if self.rank >= ranks:
             raise Impossible(
                 f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose"

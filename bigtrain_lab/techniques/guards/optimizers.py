@@ -25,8 +25,8 @@ OWN = threading.local()
 
 @contextmanager
 def apart():
-    """What this thread makes meanwhile is seen by its own steps alone, and they see nothing else:
-    so a dry run, beside which a notebook may train."""
+    """Models made meanwhile are seen by this thread's steps alone, and those see no others: so a
+    dry run, beside which a notebook may train."""
     before = getattr(OWN, "made", None)
     OWN.made = defaultdict(WeakSet)
     try:
