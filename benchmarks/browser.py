@@ -3,8 +3,9 @@
 From the key that moves a slider, seen by the page, until after the frame that shows the new
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse: from the
-mouse's move until the last change of answers, picture or sentences. A drag moves the panel's height
-by nothing, and leaves no error in the console.
+mouse's move until the last change of answers, picture, sentences, and of its own row among rivals;
+and until all rivals are told, which come later. A drag moves the panel's height by nothing, and
+leaves no error in the console.
 """
 
 import tempfile
@@ -39,17 +40,24 @@ WATCH = """() => {
 }"""
 
 SEEN = """() => {
-    window.began = window.last = 0;
+    window.began = window.last = window.all = 0;
     document.addEventListener('mousemove', () => { window.began = performance.now(); }, true);
     const seen = (changes) => {
-        const drawn = changes.some(({ target }) => (target.closest ? target : target.parentElement)
-            ?.closest('.btl-player, .btl-lens, .btl-pane, .widget-html'));
-        if (drawn) setTimeout(() => { window.last = performance.now(); }, 0);  // after the frame
+        const places = changes.map(({ target }) => target.closest ? target : target.parentElement);
+        const rows = places.some(each => each?.closest('.btl-rows'));
+        const drawn = places.some(each => each && !each.closest('.btl-rows')
+            && each.closest('.btl-player, .btl-lens, .btl-pane, .widget-html'));
+        setTimeout(() => {  // after the frame
+            const own = rows && window.all < window.began;  // which comes first
+            if (drawn || own) window.last = performance.now();
+            if (rows) window.all = performance.now();
+        }, 0);
     };
     new MutationObserver(seen).observe(document.querySelector('.btl-panel'),
         { attributes: true, childList: true, subtree: true, characterData: true });
 }"""
-QUIET = """() => performance.now() - Math.max(window.began, window.last) > 500"""
+QUIET = """() => performance.now() - Math.max(window.began, window.last, window.all) > 600
+    && !document.querySelector('.btl-rows .btl-stale')"""
 
 
 def delays(lab: Lab) -> list[float]:
@@ -82,34 +90,35 @@ def frames(lab: Lab) -> list[float]:
     return read
 
 
-def drags(lab: Lab, name: str) -> tuple[list[float], set[float]]:
+def drags(lab: Lab, name: str) -> tuple[list[float], list[float], set[float]]:
     """Milliseconds from a move of the mouse to the last change that it brought, of each slider of a
-    panel, and the heights that the panel had."""
+    panel; those to the last rival; and the heights that the panel had."""
     page = lab.open("drag.ipynb", [f"from bigtrain_lab.panel import show\nshow({name!r})"])
     page.wait_for_selector(".btl-answers b")
     page.wait_for_timeout(SETTLED_MS)
     page.evaluate(SEEN)
-    took, heights = [], set()
+    took, all_told, heights = [], [], set()
     for slider in page.locator(".btl-controls .noUi-target:visible").all():
         box, handle = slider.bounding_box(), slider.locator(".noUi-handle").bounding_box()
         y = handle["y"] + handle["height"] / 2
         page.mouse.move(handle["x"] + handle["width"] / 2, y)
         page.mouse.down()
         for at in range(STEPS + 1):
-            page.evaluate("() => { window.last = 0; }")
+            page.evaluate("() => { window.last = window.all = 0; }")
             page.mouse.move(box["x"] + box["width"] * at / STEPS, y)
             page.wait_for_function(QUIET)
             took.append(page.evaluate("() => window.last && window.last - window.began"))
+            all_told.append(page.evaluate("() => window.all && window.all - window.began"))
             heights.add(page.locator(".btl-panel").bounding_box()["height"])
         page.mouse.up()
-    return [each for each in took if each], heights
+    return [each for each in took if each], sorted(each for each in all_told if each), heights
 
 
 def of_drags(server, browser) -> list[dict]:
     found, everything, complaints = [], [], []
     for name in LABS or Experiment.all():
         lab = Lab(browser, *server)
-        took, heights = drags(lab, name)
+        took, all_told, heights = drags(lab, name)
         complaints += lab.complaints
         lab.close()
         everything += took
@@ -120,6 +129,9 @@ def of_drags(server, browser) -> list[dict]:
             row(told, worst, "ms", at_most=SOON_MS),
             row(f"{name}, heights of its panel meanwhile", len(heights), "heights", at_most=1),
         ]
+        if all_told:
+            middle = all_told[len(all_told) // 2]
+            found.append(row(f"{name}, until all rivals are told, median", middle, "ms"))
     soon = sum(each <= SOON_MS for each in everything) / len(everything)
     return [
         *found,

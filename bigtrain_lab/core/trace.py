@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -214,9 +214,8 @@ class Trace:
                 each, sum(n < size and len(ends[n]) == stages for n in ends)
             )  # the rest are of a step that broke off
         if each:
-            return tuple(
-                max(*whole[: each * (step + 1)], gathered[step]) for step in range(self.steps)
-            )
+            latest = [*accumulate(whole, max)][each - 1 :: each]
+            return tuple(max(latest[step], gathered[step]) for step in range(self.steps))
         begin, length = self._begin(), self._makespan_ticks()
         return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))
 

@@ -85,11 +85,18 @@ class Sharded(Layered):
             least[self.order.rank_of(at, 0)] += each.weights // copies + each.activations
         return [least[self.place(rank)] for rank in range(self.ranks)]
 
+    @property
+    def few(self) -> int:
+        """Micro-batches of a step of the dry run: without a pipeline the third stands for those
+        between it and the last."""
+        return min(self.own_micro_batches, 4 if self.pipeline == 1 else self.micro_batches)
+
     def dry(self, rank: int, steps: int = 0) -> DryRun:
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
         settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
+        settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
         return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
 
     @property
@@ -115,12 +122,15 @@ class Sharded(Layered):
             return super().usual(kind, layer)
         action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)
-        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[str(action)]
+        first = str(self.like(action))
+        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[first]
 
     def like(self, action: Action) -> Action:
         """The action of the dry run that an action of the run is like."""
         batch, number = divmod(action.micro_batch, self.own_micro_batches)
-        return action._replace(micro_batch=min(batch, 1) * self.own_micro_batches + number)
+        if self.few < self.own_micro_batches:
+            number = min(number, 2) + (number == self.own_micro_batches - 1)
+        return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
     def cost(self, memory: bool = True) -> Cost:
         priced = super().cost(memory and not self.sharded)

@@ -7,6 +7,7 @@ from traceback import extract_tb
 from typing import NamedTuple
 
 from ..core import Impossible, Trace
+from ..order.plan import collector_paused
 from ..view import report
 from .controls import nearby
 
@@ -24,6 +25,7 @@ class Prediction(NamedTuple):
     only_predicted: str
 
 
+@collector_paused()
 def attempt(first, settings: dict) -> Prediction | str:
     """The prediction of `first` with these settings, or the sentence that says why they cannot
     be."""

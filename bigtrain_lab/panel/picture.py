@@ -204,7 +204,8 @@ class Picture(widgets.VBox):
             self._figure.children = [
                 drawn(name, lambda: self._made.shown(name, trace), self.player.room)
             ]
-        self._play(trace)
+        if self._played in shown:
+            self._play(trace)
 
     def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the

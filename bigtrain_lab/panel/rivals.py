@@ -1,25 +1,27 @@
 """Rivals side by side: the same training by each choice that a lab offers, a row each; a click on a
 row takes its settings."""
 
+import time
 from collections.abc import Callable
 
 from ..core import Trace
 from ..view import table
 from .nearest import raised
 from .rows import Rows
-from .settings import PATIENCE_S, Newest
+from .settings import Newest
 
+PAUSE_S = 0.15
 MEASURED = "All predicted: what the wall clock measured is on the timeline."
 
 
 class Rivals(Rows):
-    """Predicted once a browser shows them; what takes long comes later, in grey until then.
-    `choose(settings)` is called for the row that was clicked."""
+    """Predicted once a browser shows them: the row of the settings at once, then the others, grey
+    until theirs has come. `choose(settings)` is called for the row that was clicked."""
 
     def __init__(self, choose: Callable[[dict], None], **traits):
         super().__init__(lambda row, _: choose(self._settings[row]), self._on_seen, **traits)
         self._newest, self._wanted, self._shown = Newest(), None, None
-        self._settings, self._found, self._trace = [], [], None
+        self._settings, self._found, self._trace = [], {}, None
         self._seen = False
 
     def _on_seen(self) -> None:
@@ -36,12 +38,29 @@ class Rivals(Rows):
         if experiment is not self._shown:
             self._shown, self.waiting = experiment, True
             self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
-            self._newest.ask(lambda: rows(experiment), self._tell, PATIENCE_S)
+            known = trace if trace.clock == "predicted" and experiment.fault == "none" else None
+            self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:
             self._write()
 
-    def _tell(self, told: tuple[list[dict], list[table.Rival]]) -> None:
-        self._settings, self._found = told
+    def _predict(self, experiment, known: Trace | None) -> None:
+        """All rows, unless the settings move on; the trace of the first may be known."""
+        settings, earlier = experiment.rivals(), self._found
+        self._settings = [*settings.values(), {}]  # a run, which follows, has those of now
+        self._found = {
+            name: earlier.get(name, table.Rival(name, False))._replace(own=False, stale=True)
+            for name in settings
+        }
+        now = experiment.model_dump().items()
+        for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
+            if experiment is not self._shown:
+                return
+            found = self._found[name] = rival(experiment, name, settings[name], known)
+            if found.own:
+                self._write()
+                time.sleep(PAUSE_S)  # who drags a slider moves on
+
+    def _tell(self, _) -> None:
         self._write()
         self.waiting = False
 
@@ -50,23 +69,18 @@ class Rivals(Rows):
         ran = [table.Rival("this run, modelled", True, self._trace)] * (clock == "modelled")
         title = {"modelled": "The last row ran; the others are predicted.", "measured": MEASURED}
         self.html = table.rivals(
-            [*self._found, *ran],
+            [*self._found.values(), *ran],
             made.capacity_bytes,
             made.rivals_by.replace("_", " "),
             title.get(clock, "All predicted."),
         )
 
 
-def rows(experiment) -> tuple[list[dict], list[table.Rival]]:
-    """The settings of each rival, and what each gives; those of the run, which follows, are the
-    settings of now."""
-    found, settings = [], []
-    for name, changes in experiment.rivals().items():
-        settings.append(changes)
-        own = all(getattr(experiment, setting) == value for setting, value in changes.items())
-        try:
-            trace = experiment.replace(fault="none", **changes).predict()
-            found.append(table.Rival(name, own, trace))
-        except Exception as error:  # a class typed by a student may raise anything
-            found.append(table.Rival(name, own, None, raised(error)))
-    return [*settings, {}], found
+def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Rival:
+    """What these settings give; the trace of those of now may be known."""
+    own = all(getattr(experiment, setting) == value for setting, value in changes.items())
+    try:
+        trace = own and known or experiment.replace(fault="none", **changes).predict()
+        return table.Rival(name, own, trace)
+    except Exception as error:  # a class typed by a student may raise anything
+        return table.Rival(name, own, None, raised(error))

@@ -2,6 +2,7 @@
  * asks for a second press. A click on a heading sorts, and the next table too. */
 function render({ model, el }) {
   const root = el.appendChild(document.createElement("div"));
+  root.className = "btl-rows";
   let by = "";
   const sort = () => {
     const body = root.querySelector("tbody"), value = (tr) => Number(tr.dataset[by] ?? Infinity);

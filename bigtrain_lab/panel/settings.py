@@ -7,6 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from ..order.plan import collector_paused
 from .controls import controls_of, hide, members, put, refresh
 from .nearest import Prediction, attempt, nearest
 
@@ -127,6 +128,7 @@ class Settings(widgets.GridBox):
         """Whether what the controls say is still to be predicted."""
         return self._answered < self._asked
 
+    @collector_paused()
     def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:
         with self._lock:
             self._answered, tried, offer = answer

@@ -22,12 +22,11 @@ Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_c
 formulas of the FLOPs.
 """
 
-import json
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property, partial
 from itertools import accumulate, count
@@ -151,28 +150,6 @@ class DryRun:
             return span.end
         told = read(self.actions[self.peak_action].inside)
         return placed(span.start, span.end, len(told))[told.index(self.peak_at)]
-
-    def to_json(self) -> str:
-        told = asdict(self) | {"alive": [list(row) for row in self.alive]}
-        return json.dumps(told, separators=(",", ":"))
-
-    @classmethod
-    def of_json(cls, text: str) -> "DryRun":
-        told = json.loads(text)
-        told["actions"] = {
-            name: Acted(
-                Work(*work),
-                before,
-                after,
-                tuple(kinds),
-                tuple(map(tuple, inside)),
-                *rest,
-                tuple(Called(Work(*done), *about) for done, *about in called),
-            )
-            for name, (work, before, after, kinds, inside, *rest, called) in told["actions"].items()
-        }
-        told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
-        return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
 
 
 def is_of(action: str, step: int) -> bool:

@@ -88,12 +88,14 @@ def bar(shares: list[float]) -> str:
 
 
 class Rival(NamedTuple):
-    """A row of `rivals`; `own`: it is what the settings say. Without a trace, why there is none."""
+    """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
+    Without a trace, why there is none."""
 
     name: str
     own: bool
-    trace: Trace | None
+    trace: Trace | None = None
     why: str = ""
+    stale: bool = False
 
 
 def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
@@ -131,7 +133,8 @@ def fullest_rank(trace: Trace) -> Peak | None:
 
 
 def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tuple) -> str:
-    name, look = escape(rival.name), "btl-own" * rival.own
+    name = escape(rival.name)
+    look = "btl-own" * rival.own + "btl-stale" * rival.stale
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
     longest, most, limit = scale

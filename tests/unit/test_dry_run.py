@@ -38,7 +38,7 @@ from bigtrain_lab.models import (
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
-from bigtrain_lab.train.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
+from bigtrain_lab.train.dry_run import DryRank, Journal, Operators, Work, dry_run
 from bigtrain_lab.train.optimizer import Optimizer
 from bigtrain_lab.train.rehearsal import HALVES, WHOLE, Like
 from tests.unit.sizes import DROPPED, NOISE, SMALL
@@ -594,11 +594,6 @@ def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
         ]
     finally:
         gc.enable()
-
-
-def test_a_dry_run_comes_back_from_json():
-    run = dry_run(program)
-    assert DryRun.of_json(run.to_json()) == run and run.peak_bytes == sum(run.kinds().values())
 
 
 def test_the_widths_of_an_mlp_or_a_config():
