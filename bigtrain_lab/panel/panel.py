@@ -6,12 +6,10 @@ process. A move costs one message to the player and one to the table. What is sh
 beside the next run, and a kept run reopened.
 """
 
-import gc
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -68,7 +66,6 @@ class Panel(widgets.VBox):
             runtime.warm()
         self.settings.predict()
         follow_cells(self)
-        freeze_imports()
 
     def _build(self, first: Experiment) -> list[widgets.Widget]:
         self._heading = widgets.HTML(
@@ -461,13 +458,6 @@ def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") ->
     at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
     left = f", about {spent_s * (1 / share - 1):.0f} s left" if share > LEAST_SHARE else ""
     return f"running, {at}; {spent_s:.1f} s{left}{f'; {now}' if now else ''}", share
-
-
-@cache
-def freeze_imports() -> None:
-    """What was imported stays: the collector walked it, 100 ms at a move, and found nothing."""
-    gc.collect()
-    gc.freeze()
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:

@@ -93,8 +93,7 @@ def open_page(browser, exported, tmp_path):
     def act(*traces: Trace, of=None, **options) -> Opened:
         path = tmp_path / f"{len(opened)}.html" if traces else exported
         if traces:
-            text = page({trace.clock: trace for trace in traces}, of)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(page({trace.clock: trace for trace in traces}, of), encoding="utf-8")
         opened.append(Opened(browser, path, **options))
         return opened[-1]
 

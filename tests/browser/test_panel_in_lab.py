@@ -196,8 +196,7 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
     expect(panel.locator(".btl-trouble")).to_contain_text(TAG)
     expect(panel.locator(".btl-waits")).to_contain_text("<img src=x onerror")
     panel.get_by_role("button", name="History").click()
-    listed = panel.locator(".btl-past tr[data-row]", has_text="done")
-    listed.first.click()
+    panel.locator(".btl-past tr[data-row]", has_text="done").first.click()
     expect(panel.locator(".btl-status")).to_contain_text("done on")
     assert not page.evaluate("'hacked' in window") and page.locator(".btl-panel img").count() == 0
 

@@ -136,8 +136,7 @@ def test_a_file_that_does_not_import_keeps_no_other_out(text, line, why, tmp_pat
 
 
 def test_a_member_without_a_name_is_told_and_a_base_is_not(Shape):
-    base = typed(Shape, "Base")
-    typed(base, "Mine", name="mine")
+    typed(typed(Shape, "Base"), "Mine", name="mine")
     abstract = ABCMeta(
         "Abstract",
         (Shape,),

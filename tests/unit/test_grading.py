@@ -67,8 +67,7 @@ def test_a_gallery_holds(name):
 def test_a_right_answer_passes_in_a_process_of_its_own(name):
     """And shows what it shows beside the library; peaks of processes aside, which are not seen
     there."""
-    first = next(iter(TOPICS[name].right.values()))
-    judged = TOPICS[name].judged([Piece(1, first)], seed=5)
+    judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], seed=5)
     assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
 
 

@@ -211,10 +211,15 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     rivals._handle_custom_msg({"seen": True}, [])
     until(lambda: not rivals.waiting)
     assert rivals.html.count("<tr") == 1 + 4 and rivals.html.count("btl-own") == 1
-    stage_2 = shown.experiment.replace(stage=2).predict()
-    assert f'data-time="{stage_2.step_time}"' in rivals.html
+    told = []
+    rivals.observe(lambda change: told.append(change["new"].split("<tr")[2:]), "html")
     rivals._handle_custom_msg({"row": 2}, [])
     assert shown.experiment.stage == 2
+    until(lambda: not rivals.waiting)
+    looks = [[("btl-own" in row, "btl-stale" in row) for row in rows] for rows in told]
+    own = [(stage == 2, False) for stage in range(4)]
+    assert looks == [[(mine, not mine) for mine, _ in own], own]  # its own row comes at once
+    assert f'data-time="{shown.traces["predicted"].step_time}"' in told[0][2]
     before = rivals._shown
     shown.settings.predict()  # as after a class was typed again: the settings are equal
     assert rivals._shown == before and rivals._shown is not before
@@ -227,6 +232,11 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     assert shown.experiment.stage == 2 and shown.picture.tabs.value == "modelled"
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
+    data = shown.player.data
+    shown.set(stage=3)
+    assert shown.player.data == data  # nobody sees it
+    shown.picture.lenses.value = "timeline"
+    assert shown.player.data != data
 
 
 @pytest.mark.parametrize("method", ["predict", "explain", "describe"])

@@ -96,8 +96,7 @@ def test_a_batch_is_a_function_of_its_arguments():
 def test_f1_is_that_of_a_count_by_hand():
     """Class 1: TP 2, FP 1, FN 1. Class 2: TP 1, FP 1, FN 0. Class 3: FN 1. Class 0 is left out."""
     labels = torch.tensor([1, 1, 1, 2, 3, 0, 0])
-    answers = torch.tensor([1, 1, 0, 2, 2, 1, 0])
-    found = f1(answers, labels, [1, 2, 3])
+    found = f1(torch.tensor([1, 1, 0, 2, 2, 1, 0]), labels, [1, 2, 3])
     assert found.each == (4 / 6, 2 / 3, 0.0)
     assert found.micro == pytest.approx(2 * 3 / (2 * 3 + 2 + 2))
     assert found.macro == pytest.approx((4 / 6 + 2 / 3) / 3)

@@ -189,8 +189,7 @@ HEADER, LINE = {"clock": "predicted", "ranks": 2}, '["span",0,"c","F","n",5,6,nu
 )
 def test_a_saved_trace_is_held_to_its_types(header, line, tmp_path):
     def loaded(header, line):
-        begin = json.dumps(["bigtrain-trace", 1, header])
-        (tmp_path / "trace").write_text(f"{begin}\n{line}\n")
+        (tmp_path / "trace").write_text(f"{json.dumps(['bigtrain-trace', 1, header])}\n{line}\n")
         return Trace.load(tmp_path / "trace")
 
     assert len(loaded(HEADER, LINE).events) == 1
