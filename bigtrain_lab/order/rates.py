@@ -100,8 +100,8 @@ def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
 
 
 class Axis(NamedTuple):
-    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it
-    computes nothing; `bytes`: of the rank that sends most."""
+    """What one axis of a mesh costs a step. `time`: in which a rank computes nothing, the mean over
+    ranks as of Trace.shares; `bytes`: of the rank that sends most."""
 
     name: str
     time: float
@@ -111,7 +111,8 @@ class Axis(NamedTuple):
 @once
 def axes(trace: Trace) -> list[Axis]:
     """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp:
-    the collectives inside actions, and those on the compute lane, of what slices have parts of."""
+    the collectives inside actions, and those on the compute lane, of what slices have parts of.
+    Their times add up to the shares `waits` and `idle`."""
     ranks, waits, sent = range(trace.ranks), Counter(), Counter()
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
@@ -130,7 +131,7 @@ def axes(trace: Trace) -> list[Axis]:
     return [
         Axis(
             name,
-            trace.units(max(time[name], default=0)) / trace.steps,
+            trace.units(sum(time[name])) / trace.ranks / trace.steps,
             max(sent[name, rank] for rank in ranks) / trace.steps,
         )
         for name in time
