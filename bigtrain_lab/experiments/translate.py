@@ -61,7 +61,11 @@ class Translate(Layered):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
-    curves: ClassVar[tuple[str, ...]] = ("train loss", "held-out loss", "BLEU")
+    curves: ClassVar[dict[str, str]] = {
+        "train loss": "train loss since the evaluation before",
+        "held-out loss": "held-out loss",
+        "BLEU": "BLEU",
+    }
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
         "speed-up over one rank",

@@ -12,26 +12,30 @@ LEFT, TOP, BOTTOM = 52, 26, 24
 MOST = 600  # points of a line: more cannot be told apart
 
 
-def curves(names: tuple[str, ...], trace: Trace, pinned: Trace | None = None) -> str:
-    """A chart for each of these names of which the trace tells."""
-    drawn = [chart(name, trace, pinned) for name in names if points(trace, name)]
+def curves(titles: dict[str, str], trace: Trace, pinned: Trace | None = None) -> str:
+    """A chart for each of these names of which the trace tells, with its title."""
+    drawn = [
+        chart(name, title, trace, pinned) for name, title in titles.items() if points(trace, name)
+    ]
     note = "The curves are drawn while a run learns: press Run."
     return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
 
 
 def points(trace: Trace | None, name: str) -> list[tuple[float, float]]:
-    """(time since the start, value) of all that ranks report by this name, in time."""
+    """(time since the start, value) of all that ranks report by this name, in time; the last value
+    holds until the end of the last update."""
     if trace is None:
         return []
-    _, factor = axis_unit(trace)
-    told = [
-        (trace.units(each.start - trace.events[0].start) * factor, each.value)
-        for each in trace.where(Scalar, name=name)
+    told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
+    ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
+    begin, (_, factor) = trace.events[0].start, axis_unit(trace)
+    return [
+        (trace.units(tick - begin) * factor, value)
+        for tick, value in told[:: 1 + len(told) // MOST] + ends
     ]
-    return told[:: 1 + len(told) // MOST]
 
 
-def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
+def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
     own, other = points(trace, name), points(pinned, name)
     seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
@@ -63,7 +67,7 @@ def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in ends
     )
-    title = f"{escape(name)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
+    title = f"{escape(title)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
