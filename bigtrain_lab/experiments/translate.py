@@ -452,7 +452,7 @@ class Translate(Layered):
                 for name, kinds in SPENT.items()
             ),
             Quantity("exposed communication a step", self.profile.unit, exposed),
-            Quantity("waiting for data a step", self.profile.unit, starved),
+            Quantity("loading or waiting for data a step", self.profile.unit, starved),
             Quantity(
                 "bytes sent a rank and step",
                 "B",
@@ -474,12 +474,14 @@ class Translate(Layered):
         ]
         said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
         if wait := starved(trace):
-            hidden = (
-                "more workers would hide it"
+            what, who = (
+                ("waits for data", "more workers")
                 if self.workers
-                else "workers beside the compute would hide it"
+                else ("loads data itself", "workers beside the compute")
             )
-            said.append(f"A rank waits {duration(wait, unit)} of each step for data: {hidden}.")
+            said.append(
+                f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
+            )
         return said
 
 
