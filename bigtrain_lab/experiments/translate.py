@@ -472,6 +472,10 @@ class Translate(Layered):
             for name, kinds in SPENT.items()
             if (each := spent(trace, kinds))
         ]
+        said += [
+            f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
+            f" {duration(whole, unit)}."
+        ] * (self.replicas > 1 and trace.clock != "measured")
         said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
         if wait := starved(trace):
             what, who = (
