@@ -46,6 +46,12 @@ def exactly(count: int) -> str:
     return counted(count, "byte")
 
 
+def number(value: float) -> str:
+    """Four digits, zeros too, so that numbers beside each other are as exact: 0.3200 beside 0.3234;
+    a whole number as it is."""
+    return f"{value:{'#' * (value % 1 != 0)},.4g}".removesuffix(".")
+
+
 def duration(value: float, unit: str) -> str:
     """A time in slots as it is, in seconds with a prefix: 0.00153 s is "1.53 ms"."""
     if unit != "s":

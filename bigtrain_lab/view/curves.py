@@ -5,6 +5,7 @@ from html import escape
 from math import isfinite
 
 from ..core import Scalar, Trace
+from ..core.words import number
 from .words import axis_unit
 
 WIDE, HIGH = 380, 250  # of a chart, in units of its picture
@@ -55,7 +56,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
 
     broken = next((x for x, y in own if not isfinite(y)), None)
     unit, _ = axis_unit(trace)
-    last = "no number" if broken is not None else f"{own[-1][1]:.4g}"
+    last = "no number" if broken is not None else number(own[-1][1])
     ends = (
         (LEFT - 6, TOP + 4, "end", f"{high:.3g}"),
         (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
