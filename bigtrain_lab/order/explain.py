@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..core import Impossible, Scalar, Span, Trace
 from ..core.peak import Peak, peak, readings
 from ..core.trace import ACTION
-from ..core.words import by_kind, duration, exactly, size
+from ..core.words import by_kind, counted, duration, size
 from .schedule import KINDS, Action, Schedule
 from .simulate import simulate
 
@@ -179,7 +179,7 @@ def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> 
     most = peak(trace, first.rank).bytes
     said = [
         f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place}"
-        f" ({by_kind(first.held)}), {exactly(first.bytes - capacity_bytes)} more than the"
+        f" ({by_kind(first.held)}), {counted(first.bytes - capacity_bytes, 'byte')} more than the"
         f" {size(capacity_bytes)} of its device"
     ]
     said += [f"its peak would be {size(most)}"] if most > first.bytes else []

@@ -22,11 +22,9 @@ def curves(titles: dict[str, str], trace: Trace, pinned: Trace | None = None) ->
     return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
 
 
-def points(trace: Trace | None, name: str) -> list[tuple[float, float]]:
+def points(trace: Trace, name: str) -> list[tuple[float, float]]:
     """(time since the start, value) of all that ranks report by this name, in time; the last value
     holds until the end of the last update."""
-    if trace is None:
-        return []
     told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
     ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
     begin, (_, factor) = trace.events[0].start, axis_unit(trace)
@@ -37,7 +35,7 @@ def points(trace: Trace | None, name: str) -> list[tuple[float, float]]:
 
 
 def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
-    own, other = points(trace, name), points(pinned, name)
+    own, other = points(trace, name), points(pinned, name) if pinned else []
     seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
