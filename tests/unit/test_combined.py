@@ -35,12 +35,19 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
     assert [axis.name for axis in axes(modelled) if axis.bytes] == ["dp", "pp", "tp"]
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 2), (2, 2, 1), (4, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"replicas": 1, "pipeline": 4, "layers": 4},
+        {"replicas": 2, "slices": 1, "micro_batches": 4},
+        {"replicas": 4, "pipeline": 1, "micro_batches": 4},
+        {"replicas": 2},
+    ],
+)
 @pytest.mark.parametrize("more", [{}, {"schedule": "gpipe"}, {"zero": 3}, {"fault": "straggler"}])
 def test_the_axes_times_add_up_to_waits_and_idle(shape, more):
     """As means over ranks, so that a student can add them."""
-    asked = dict(zip(("replicas", "pipeline", "slices"), shape)) | more
-    lab = Combined(**SMALL | {"layers": 4, "micro_batches": 4} | asked)
+    lab = Combined(**SMALL | shape | more)
     trace = lab.predict()
     lost, times = 1 - trace.shares().compute, [axis.time for axis in axes(trace)]
     assert sum(times) == pytest.approx(lost * trace.makespan / trace.steps)

@@ -33,9 +33,9 @@ def test_without_overlap_all_of_the_ring_is_exposed(replicas):
     assert found["speed-up over one replica"] == pytest.approx(
         replicas * alone / found["step time"]
     )
-    over, under = (duration(each, "s") for each in (alone, found["step time"]))
-    said = f"speed-up is {replicas} steps of one replica, {over} each, over a step of {under}."
-    assert said in experiment.explain(experiment.predict())[0]
+    assert (
+        f"one replica, {duration(alone, 's')} each" in experiment.explain(experiment.predict())[0]
+    )
 
 
 def test_overlap_hides_all_but_the_embedding():
