@@ -255,7 +255,7 @@ class Accumulate(OfGPT, OneDevice):
                 lambda t: self.of_whole_windows(t, "cosine, mean of means"),
                 exact=False,
             ),
-            Quantity("loss, last update", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last update", "", self.last_loss, exact=False),
         )
 
     def last_loss(self, trace: Trace) -> float | None:

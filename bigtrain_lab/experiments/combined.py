@@ -211,7 +211,7 @@ class Combined(OfGPT, Sharded):
                 "B",
                 lambda t: max((read.bytes for read in readings(t, 0)), default=0),
             ),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def explain(self, trace: Trace) -> list[str]:

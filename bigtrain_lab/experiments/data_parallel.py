@@ -243,7 +243,7 @@ class DataParallel(OfGPT, Layered):
                 "B",
                 lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
             ),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def explain(self, trace: Trace) -> list[str]:

@@ -32,7 +32,7 @@ class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
-        "loss, last batch",
+        "loss, mean of last batch",
         "step time",
         "peak memory, fullest rank",
     )
