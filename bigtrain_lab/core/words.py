@@ -42,8 +42,10 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
-def exactly(count: int) -> str:
-    return counted(count, "byte")
+def number(value: float) -> str:
+    """Four digits, zeros too, so that numbers beside each other are as exact: 0.3200 beside 0.3234;
+    a whole number as it is."""
+    return f"{value:{'#' * (value % 1 != 0)},.4g}".removesuffix(".")
 
 
 def duration(value: float, unit: str) -> str:

@@ -6,7 +6,6 @@ differ in how many of their tokens count. `compare` also takes each window as on
 beside the run, and logs how far each rule's gradient is from that.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -41,10 +40,10 @@ class Accumulate(OfGPT, OneDevice):
     question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
-    curves: ClassVar[tuple[str, ...]] = ("loss",)
+    curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradient off by, token-weighted",
-        "gradient off by, mean of means",
+        "gradient off by, mean of means of noise",
         "peak memory",
     )
 
@@ -221,10 +220,8 @@ class Accumulate(OfGPT, OneDevice):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         time, peak, _ = super().quantities
-        whole, expected = (
-            self.activations(min(self.accumulation, self.micro_batches)),
-            noise_error(mean_of_means, self.tokens()),
-        )
+        whole = self.activations(min(self.accumulation, self.micro_batches))
+        noise = 100 * noise_error(mean_of_means, self.tokens())
         return (
             time,
             peak,
@@ -238,24 +235,27 @@ class Accumulate(OfGPT, OneDevice):
             Quantity(
                 "gradient off by, token-weighted",
                 "%",
-                lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100),
+                lambda t: (
+                    0.0
+                    if t.clock == "predicted"
+                    else self.of_whole_windows(t, "error, token-weighted", 100)
+                ),
                 exact=False,
             ),
+            Quantity("gradient off by, mean of means of noise", "%", lambda t: noise),
             Quantity(
                 "gradient off by, mean of means",
                 "%",
-                lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100),
+                lambda t: self.of_whole_windows(t, "error, mean of means", 100),
                 exact=False,
             ),
             Quantity(
                 "cosine, mean of means",
                 "",
-                lambda t: self.of_whole_windows(
-                    t, "cosine, mean of means", 1 / math.hypot(1, expected)
-                ),
+                lambda t: self.of_whole_windows(t, "cosine, mean of means"),
                 exact=False,
             ),
-            Quantity("loss, last update", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last update", "", self.last_loss, exact=False),
         )
 
     def last_loss(self, trace: Trace) -> float | None:
@@ -263,15 +263,11 @@ class Accumulate(OfGPT, OneDevice):
         losses = self.by_update([event.value for event in trace.where(Scalar, name="loss")])
         return losses[-1] if losses else None
 
-    def of_whole_windows(
-        self, trace: Trace, name: str, expected: float, times: float = 1.0
-    ) -> float | None:
-        """The mean of what a run logged under a name, of its whole windows where there are any;
-        what to expect, of a prediction."""
+    def of_whole_windows(self, trace: Trace, name: str, times: float = 1.0) -> float | None:
+        """The mean of what a run logged under a name, of its whole windows where there are any."""
         values = [e.value for e in trace.where(Scalar, name=name)][
             : self.micro_batches // self.accumulation or None
         ]
-        values = [expected] if trace.clock == "predicted" else values
         return times * sum(values) / len(values) if values else None
 
     relief: ClassVar[str] = (
@@ -294,8 +290,8 @@ class Accumulate(OfGPT, OneDevice):
                 f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f}"
                 f" times what it should, one of the longest {min(counts):.2f} times. Where tokens'"
                 " gradients are noise its gradient is off by about"
-                f" {noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree,"
-                " as in the first updates, by less."
+                f" {noise_error(mean_of_means, self.tokens()):.0%}; where they agree, as in the"
+                " first updates, by less."
             )
         if over := self.micro_batches % self.accumulation:
             said.append(

@@ -24,7 +24,7 @@ from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
 
-WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "sums inside layers"}
+WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums inside layers"}
 
 
 class Combined(OfGPT, Sharded):
@@ -36,7 +36,7 @@ class Combined(OfGPT, Sharded):
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "peak memory, rank 0",
-        "pp: waiting for other stages, a step",
+        "pp: bubbles and messages, a step",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
 
@@ -188,7 +188,6 @@ class Combined(OfGPT, Sharded):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        of = {axis: at for at, axis in enumerate(("dp", "pp", "tp"))}
         return (
             Quantity("step time", self.profile.unit, lambda t: t.step_time),
             *(
@@ -197,20 +196,22 @@ class Combined(OfGPT, Sharded):
                     self.profile.unit,
                     lambda t, at=at: axes(t)[at].time,
                 )
-                for axis, at in of.items()
+                for at, axis in enumerate(WHAT)
             ),
             *(
                 Quantity(
-                    f"{axis}: bytes sent a rank and step", "B", lambda t, at=at: axes(t)[at].bytes
+                    f"{axis}: bytes sent a step, busiest rank",
+                    "B",
+                    lambda t, at=at: axes(t)[at].bytes,
                 )
-                for axis, at in of.items()
+                for at, axis in enumerate(WHAT)
             ),
             Quantity(
                 "peak memory, rank 0",
                 "B",
                 lambda t: max((read.bytes for read in readings(t, 0)), default=0),
             ),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def explain(self, trace: Trace) -> list[str]:
@@ -220,8 +221,12 @@ class Combined(OfGPT, Sharded):
         for axis in axes(trace):
             if dict(self.mesh.axes)[axis.name] > 1:
                 said.append(
-                    f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a"
-                    f" step of {duration(trace.step_time, trace.unit)}, and a rank sends"
-                    f" {size(round(axis.bytes))}."
+                    f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
+                    f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
+                    f" rank sends {size(round(axis.bytes))}."
                 )
+        said.append(
+            f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time: the"
+            " shares waits and idle."
+        )
         return said

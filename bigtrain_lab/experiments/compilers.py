@@ -313,7 +313,11 @@ class Compile(OnOneRank):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         return (
-            Quantity("kernels a step", "", lambda t: len(t.spans(0)) / t.steps),
+            Quantity(
+                "kernels a step",
+                "",
+                lambda t: None if self.compiler in WHOLE else len(t.spans(0)) / t.steps,
+            ),
             Quantity(BYTES, "B", lambda t: last(t, BYTES)),
             Quantity("step time", "s", lambda t: t.step_time),
             Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
@@ -349,11 +353,18 @@ class Compile(OnOneRank):
             f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
             for way in eager
         ]
-        slow, fast = (sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours"))
+        slow, fast, graph = (
+            sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours", "cuda-graph")
+        )
+        hidden = (
+            " A CUDA graph takes as long as eager here: each kernel lasts longer than the launch of"
+            f" the next, {duration(self.profile.launch_s, 's')}, so no launch is seen."
+        )
         told.append(
             f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
             "spends 30% of its time on such operators gains a factor of "
             f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
+            f"{hidden * (duration(slow, 's') == duration(graph, 's'))}"
         )
         if self.compiler == "inductor":
             told.append("What inductor makes is known only once it ran: it is charged as ours.")

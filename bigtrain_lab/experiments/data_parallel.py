@@ -243,7 +243,7 @@ class DataParallel(OfGPT, Layered):
                 "B",
                 lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
             ),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def explain(self, trace: Trace) -> list[str]:
@@ -256,6 +256,10 @@ class DataParallel(OfGPT, Layered):
         def time(amount):
             return duration(amount, trace.unit)
 
+        said += [
+            f"The speed-up is {self.replicas} steps of one replica, {time(self.alone_s)} each, over"
+            f" a step of {time(trace.step_time)}."
+        ] * (trace.clock != "measured")
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         said.append(

@@ -58,7 +58,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
-    curves: ClassVar[tuple[str, ...]] = ()  # what runs report, drawn while they learn
+    curves: ClassVar[dict[str, str]] = {}  # what runs report, drawn while they learn -> its title
     rivals_by: ClassVar[str] = ""  # the setting by which rivals differ
     answers: ClassVar[tuple[str, ...]] = ()  # quantities above the picture; else the first ones
     ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator

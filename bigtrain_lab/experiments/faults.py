@@ -36,7 +36,7 @@ SYMPTOMS = {
         " cycle, and the cycle is the bug."
     ),
     "straggler": (
-        "No error at all: each step takes longer. The rank that is busy while all others wait more"
+        "No error at all: each step takes longer. The rank that is busy while all others idle more"
         " than before is the slow one."
     ),
     "nan": (

@@ -63,7 +63,11 @@ class LargeBatch(OnHardware, Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
-    curves: ClassVar[tuple[str, ...]] = ("loss", ACCURACY, TEST_LOSS)
+    curves: ClassVar[dict[str, str]] = {
+        "loss": "loss of each micro-batch",
+        ACCURACY: ACCURACY,
+        TEST_LOSS: TEST_LOSS,
+    }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
     must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
     ledger: ClassVar[bool] = False

@@ -47,7 +47,7 @@ class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
-    curves: ClassVar[tuple[str, ...]] = ("loss",)
+    curves: ClassVar[dict[str, str]] = {"loss": "loss of each worker's batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradients applied a slot",
         "staleness, mean",

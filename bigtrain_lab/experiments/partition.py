@@ -217,6 +217,6 @@ class Partition(PipelineExperiment):
         stage = times.index(max(times))
         told = [
             f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a"
-            f" perfect share is {1 / len(times):.0%}. In a full pipeline all others wait for it."
+            f" perfect share is {1 / len(times):.0%}. In a full pipeline all others idle meanwhile."
         ]
         return told + super().explain(trace)

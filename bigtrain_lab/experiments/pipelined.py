@@ -185,7 +185,7 @@ class Pipelined(Experiment):
                 "B",
                 lambda t: sum(t.bytes_sent(r) for r in range(t.ranks)),
             ),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def last_loss(self, trace: Trace) -> float | None:

@@ -60,7 +60,7 @@ class Precision(OneDevice):
     question: ClassVar[str] = "Just call .half()? What breaks, and what does each safeguard cost?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "exponents", "underflow")
     rivals_by: ClassVar[str] = "level"
-    curves: ClassVar[tuple[str, ...]] = ("loss", "loss scale")
+    curves: ClassVar[dict[str, str]] = {"loss": "loss", "loss scale": "loss scale"}
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "peak memory",

@@ -30,9 +30,9 @@ ITEM = torch.float64.itemsize
 
 class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
-    curves: ClassVar[tuple[str, ...]] = ("loss",)
+    curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
-        "loss, last batch",
+        "loss, mean of last batch",
         "step time",
         "peak memory, fullest rank",
     )

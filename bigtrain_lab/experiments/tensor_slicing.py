@@ -164,7 +164,7 @@ class TensorSlicing(OfGPT, Layered):
             ),
             Quantity("weights a rank", "B", lambda t: t.peak_bytes(0, "weights")),
             Quantity("activations a rank, at most", "B", lambda t: t.peak_bytes(0, "activations")),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     def replicated_bytes(self, weights: int) -> float:

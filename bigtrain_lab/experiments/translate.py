@@ -61,7 +61,11 @@ class Translate(Layered):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
-    curves: ClassVar[tuple[str, ...]] = ("train loss", "held-out loss", "BLEU")
+    curves: ClassVar[dict[str, str]] = {
+        "train loss": "train loss since the evaluation before",
+        "held-out loss": "held-out loss",
+        "BLEU": "BLEU",
+    }
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
         "speed-up over one rank",
@@ -448,7 +452,7 @@ class Translate(Layered):
                 for name, kinds in SPENT.items()
             ),
             Quantity("exposed communication a step", self.profile.unit, exposed),
-            Quantity("waiting for data a step", self.profile.unit, starved),
+            Quantity("loading or waiting for data a step", self.profile.unit, starved),
             Quantity(
                 "bytes sent a rank and step",
                 "B",
@@ -468,14 +472,20 @@ class Translate(Layered):
             for name, kinds in SPENT.items()
             if (each := spent(trace, kinds))
         ]
+        said += [
+            f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
+            f" {duration(whole, unit)}."
+        ] * (self.replicas > 1 and trace.clock != "measured")
         said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
         if wait := starved(trace):
-            hidden = (
-                "more workers would hide it"
+            what, who = (
+                ("waits for data", "more workers")
                 if self.workers
-                else "workers beside the compute would hide it"
+                else ("loads data itself", "workers beside the compute")
             )
-            said.append(f"A rank waits {duration(wait, unit)} of each step for data: {hidden}.")
+            said.append(
+                f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
+            )
         return said
 
 

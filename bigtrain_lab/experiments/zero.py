@@ -211,7 +211,7 @@ class Zero(OfGPT, Sharded):
             Quantity("bytes sent a rank and step", "B", most(sent)),
             Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("exposed communication a step", self.profile.unit, exposed),
-            Quantity("loss, last batch", "", self.last_loss, exact=False),
+            Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..core import Impossible, Scalar, Span, Trace
 from ..core.peak import Peak, peak, readings
 from ..core.trace import ACTION
-from ..core.words import by_kind, duration, exactly, size
+from ..core.words import by_kind, counted, duration, size
 from .schedule import KINDS, Action, Schedule
 from .simulate import simulate
 
@@ -18,8 +18,8 @@ NOT_FINITE = (  # the kind of a scalar that says what was a rank's first value t
 
 
 def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
-    """For each rank: its wait at the start, its longest wait in the middle, its wait at the end,
-    where there are any.
+    """For each rank: its gap at the start, its longest gap in the middle, its gap at the end, where
+    there are any. A message may be on its way in a gap: see Trace.shares.
 
     Of a synchronous schedule the first batch is told, since the others repeat it.
     """
@@ -31,17 +31,18 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
         return []
     begin = min(s.start for own in spans.values() for s in own)
     end = max(s.end for own in spans.values() for s in own)
-    sentences = []
+    sentences, shares = [], trace.shares()
     for rank, own in spans.items():
         if not own:
             continue
+        who = f"Rank {rank} {'idles or waits' if shares.waits else 'idles'}"
         if (wait := own[0].start - begin) > 0:
             crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
             sentences.append(
-                f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before"
+                f"{who} {amount(trace, wait)} first: nothing reaches it before"
                 f" {short(own[0].name, schedule)} has crossed {listed(crossed)}."
             )
-        sentences += middle(rank, own, trace, schedule)
+        sentences += middle(who, own, trace, schedule)
         if (wait := end - own[-1].end) > 0:
             left = [
                 r
@@ -53,10 +54,8 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
                 if left
                 else "and other ranks still have work of their own"
             )
-            sentences.append(
-                f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}."
-            )
-    if (shares := trace.shares()).compute < 1:
+            sentences.append(f"{who} {amount(trace, wait)} at the end: its part is done, {what}.")
+    if shares.compute < 1:
         waits = f", and {100 * shares.waits:.1f}% waits for messages" if shares.waits else ""
         sentences.append(
             f"In all, {100 * shares.idle:.1f}% of the ranks' time is"
@@ -65,9 +64,10 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
     return sentences
 
 
-def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list[str]:
-    """The longest of a rank's waits between its first action and its last, how many are like it,
-    and how many are for the other thing that a rank can wait for."""
+def middle(who: str, own: list[Span], trace: Trace, schedule: Schedule) -> list[str]:
+    """The longest of a rank's gaps between its first action and its last, how many are like it, and
+    how many are for the other thing that a rank can need. `who`: the sentence's subject and
+    verb."""
     waits: dict[str, list[tuple[int, Span]]] = {"input": [], "gradient": []}
     for before, after in zip(own, own[1:]):
         action = Action.parse(after.name.split("+")[0])
@@ -84,15 +84,15 @@ def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list
     what = {"input": "input has crossed", "gradient": "gradient has come back through"}[kind]
     way = listed(ranks_before(Action.parse(after.name.split("+")[0]), schedule))
     said = (
-        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name, schedule)}: it cannot"
+        f"{who} {amount(trace, wait)} before {short(after.name, schedule)}: it cannot"
         f" start until its {what} {way}."
     )
     if len(like) > 1:
-        said += f" {len(like)} such waits take {amount(trace, sum(wait for wait, _ in like))}."
+        said += f" {len(like)} such gaps take {amount(trace, sum(wait for wait, _ in like))}."
     if unlike:
         one = len(unlike) == 1
         said += (
-            f" {len(unlike)} wait{'' if one else 's'} for {other}s take{'s' if one else ''}"
+            f" {len(unlike)} gap{'' if one else 's'} for {other}s take{'s' if one else ''}"
             f" {amount(trace, sum(wait for wait, _ in unlike))}."
         )
     return [said]
@@ -113,9 +113,9 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
     most = max(busy, key=busy.get)
     if (limit := 1 - sum(busy.values()) / (len(busy) * busy[most])) > UNEVEN:
         return (
-            f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would"
-            " be idle however many micro-batches there are. The rest is filling and draining the"
-            " pipeline."
+            f". Rank {most} has the most work and the others idle meanwhile: {100 * limit:.1f}%"
+            " would be idle however many micro-batches there are. The rest is filling and draining"
+            " the pipeline."
         )
     if not shrinks(schedule):
         return "."
@@ -179,7 +179,7 @@ def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> 
     most = peak(trace, first.rank).bytes
     said = [
         f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place}"
-        f" ({by_kind(first.held)}), {exactly(first.bytes - capacity_bytes)} more than the"
+        f" ({by_kind(first.held)}), {counted(first.bytes - capacity_bytes, 'byte')} more than the"
         f" {size(capacity_bytes)} of its device"
     ]
     said += [f"its peak would be {size(most)}"] if most > first.bytes else []

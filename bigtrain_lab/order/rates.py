@@ -100,8 +100,8 @@ def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
 
 
 class Axis(NamedTuple):
-    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it
-    computes nothing; `bytes`: of the rank that sends most."""
+    """What one axis of a mesh costs a step. `time`: in which a rank computes nothing, the mean over
+    ranks as of Trace.shares; `bytes`: of the rank that sends most."""
 
     name: str
     time: float
@@ -111,29 +111,28 @@ class Axis(NamedTuple):
 @once
 def axes(trace: Trace) -> list[Axis]:
     """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp:
-    the collectives inside actions, and those on the compute lane, of what slices have parts of."""
-    ranks, waits, sent = range(trace.ranks), Counter(), Counter()
-    for rank, begin, end in exposures(trace):
-        waits[rank] += end - begin
+    the collectives inside actions, and those on the compute lane, of what slices have parts of.
+    Their times add up to the shares `waits` and `idle`."""
+    ranks, sent = range(trace.ranks), Counter()
     for event in trace.where(Transfer):
         sent[axis_of(event), event.src] += event.bytes
-    called = [
-        sum(
-            s.end - s.start
-            for s in trace.spans(rank)
-            if s.kind in COLLECTIVES and axis_of(s) == "tp"
-        )
-        for rank in ranks
-    ]
-    idle = [round(trace.idle(rank) * trace.ticks_per_unit) - waits[rank] for rank in ranks]
-    time = {"dp": waits.values(), "pp": idle, "tp": called}
+    waits = sum(end - begin for _, begin, end in exposures(trace))
+    ticks = {
+        "dp": waits,
+        "pp": round(sum(map(trace.idle, ranks)) * trace.ticks_per_unit) - waits,
+        "tp": sum(
+            span.end - span.start
+            for span in trace.spans()
+            if span.kind in COLLECTIVES and axis_of(span) == "tp"
+        ),
+    }
     return [
         Axis(
             name,
-            trace.units(max(time[name], default=0)) / trace.steps,
+            trace.units(spent) / trace.ranks / trace.steps,
             max(sent[name, rank] for rank in ranks) / trace.steps,
         )
-        for name in time
+        for name, spent in ticks.items()
     ]
 
 

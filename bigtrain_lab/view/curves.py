@@ -5,6 +5,7 @@ from html import escape
 from math import isfinite
 
 from ..core import Scalar, Trace
+from ..core.words import number
 from .words import axis_unit
 
 WIDE, HIGH = 380, 250  # of a chart, in units of its picture
@@ -12,27 +13,29 @@ LEFT, TOP, BOTTOM = 52, 26, 24
 MOST = 600  # points of a line: more cannot be told apart
 
 
-def curves(names: tuple[str, ...], trace: Trace, pinned: Trace | None = None) -> str:
-    """A chart for each of these names of which the trace tells."""
-    drawn = [chart(name, trace, pinned) for name in names if points(trace, name)]
+def curves(titles: dict[str, str], trace: Trace, pinned: Trace | None = None) -> str:
+    """A chart for each of these names of which the trace tells, with its title."""
+    drawn = [
+        chart(name, title, trace, pinned) for name, title in titles.items() if points(trace, name)
+    ]
     note = "The curves are drawn while a run learns: press Run."
     return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
 
 
-def points(trace: Trace | None, name: str) -> list[tuple[float, float]]:
-    """(time since the start, value) of all that ranks report by this name, in time."""
-    if trace is None:
-        return []
-    _, factor = axis_unit(trace)
-    told = [
-        (trace.units(each.start - trace.events[0].start) * factor, each.value)
-        for each in trace.where(Scalar, name=name)
+def points(trace: Trace, name: str) -> list[tuple[float, float]]:
+    """(time since the start, value) of all that ranks report by this name, in time; the last value
+    holds until the end of the last update."""
+    told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
+    ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
+    begin, (_, factor) = trace.events[0].start, axis_unit(trace)
+    return [
+        (trace.units(tick - begin) * factor, value)
+        for tick, value in told[:: 1 + len(told) // MOST] + ends
     ]
-    return told[:: 1 + len(told) // MOST]
 
 
-def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
-    own, other = points(trace, name), points(pinned, name)
+def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
+    own, other = points(trace, name), points(pinned, name) if pinned else []
     seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
@@ -51,7 +54,7 @@ def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
 
     broken = next((x for x, y in own if not isfinite(y)), None)
     unit, _ = axis_unit(trace)
-    last = "no number" if broken is not None else f"{own[-1][1]:.4g}"
+    last = "no number" if broken is not None else number(own[-1][1])
     ends = (
         (LEFT - 6, TOP + 4, "end", f"{high:.3g}"),
         (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
@@ -63,7 +66,7 @@ def chart(name: str, trace: Trace, pinned: Trace | None) -> str:
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in ends
     )
-    title = f"{escape(name)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
+    title = f"{escape(title)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'

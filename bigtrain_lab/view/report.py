@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ..core import CLOCKS, Hardware, Scalar, Trace
-from ..core.words import counted, duration, size
+from ..core.words import counted, duration, number, size
 from ..order.holdings import HOLDS
 from .words import labels as labels_of
 from .words import row_name, rows_of
@@ -37,7 +37,9 @@ class Amount(NamedTuple):
         if self.unit == "B":
             return size(self.value)
         return (
-            f"{self.value:.1f}%" if self.unit == "%" else f"{self.value:,.4g} {self.unit}".rstrip()
+            f"{self.value:.1f}%"
+            if self.unit == "%"
+            else f"{number(self.value)} {self.unit}".rstrip()
         )
 
 
@@ -240,7 +242,8 @@ def reported(trace: Trace) -> list[str]:
         ):
             values.setdefault(event.name, []).append(event.value)
     return [
-        f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "")
+        f"{name} {number(of[0])}"
+        + (f" -> {number(of[-1])} ({len(of)} values)" if len(of) > 1 else "")
         for name, of in values.items()
     ]
 

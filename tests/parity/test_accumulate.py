@@ -18,9 +18,6 @@ def test_a_limit_between_the_ends_of_actions_and_the_peak_is_told_before_the_run
     short, enough = (
         asked.replace(memory_mb=limit / 1e6) for limit in (limit, peak(trace, 0).bytes)
     )
-    assert (
-        trace.peak_bytes(0) < short.capacity_bytes < peak(trace, 0).bytes == enough.capacity_bytes
-    )
     assert any(
         "does not fit: rank 0 would hold" in said and " in 0F5 " in said
         for said in short.explain(short.predict())
@@ -37,25 +34,19 @@ def test_what_the_table_says(tmp_path):
     saved, whole = told["activations, peak"][0], told["activations, window in one pass"][0]
     loss = asked.config.dtype.itemsize
     assert whole - loss == 4 * (saved - loss)  # the large batch saves four times as much
-    expected, off = told["gradient off by, mean of means"]
-    assert told["gradient off by, token-weighted"][1] < 1e-10 and 10 < off < 1.2 * expected
+    (expected, same), (unknown, off) = (
+        told[f"gradient off by, mean of means{of}"] for of in (" of noise", "")
+    )
+    assert unknown is None and 10 < off < 1.2 * expected == 1.2 * same
+    assert told["gradient off by, token-weighted"][1] < 1e-10
     errors = [e.value for e in modelled.where(Scalar, name="error, mean of means")]
     assert off == pytest.approx(50 * sum(errors[:2]))  # the last, short window is another question
-    assert expected == pytest.approx(100 * (asked_a_over_h(asked.tokens()) - 1) ** 0.5)
-
-
-def asked_a_over_h(tokens):
-    return sum(tokens) / len(tokens) * sum(1 / n for n in tokens) / len(tokens)
 
 
 def test_both_rules_are_one_on_equal_lengths():
     asked = Accumulate(**SMALL, spread=1.0)
     told = compared(asked.recipe.model(0), [asked.micro_batch(n) for n in range(4)])
     assert told["error, mean of means"] == told["error, token-weighted"] < 1e-13
-    told = compared(
-        asked.recipe.model(0), [asked.replace(spread=16.0).micro_batch(n) for n in range(4)]
-    )
-    assert told["error, mean of means"] > 0.1 and told["error, token-weighted"] < 1e-13
 
 
 def test_windows_and_lengths():

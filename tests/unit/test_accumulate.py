@@ -26,7 +26,6 @@ from bigtrain_lab.techniques.guards.accumulate import counted
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.one_process import Sample, synchronous
 
-CONFIG = GPTConfig(layers=1, width=8, heads=2, sequence=12, vocabulary=11, dtype=torch.float64)
 LENGTHS = (16, 32, 64, 256)
 
 
@@ -52,7 +51,10 @@ class Training:
     """A model, its optimizer, and the gradient of each update."""
 
     def __init__(self, model=None, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)):
-        self.model = model or GPT(CONFIG, seed=1)
+        self.model = model or GPT(
+            GPTConfig(layers=1, width=8, heads=2, sequence=12, vocabulary=11, dtype=torch.float64),
+            seed=1,
+        )
         self.optimizer = make(self.model.parameters())
         self.gradients = []
         self.optimizer.register_step_pre_hook(

@@ -15,7 +15,6 @@ from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce, ring_all_r
 from .threads import on_processes, on_threads
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8
-LARGE = 10**6 + 3
 PART_BYTES = 1 << 18
 
 
@@ -26,7 +25,7 @@ def cases(ranks):
         (n, dtype, op)
         for dtype in DTYPES
         for op in ("sum", "mean")
-        for n in (*sizes, *([LARGE] * (dtype == torch.float32)))
+        for n in (*sizes, *([10**6 + 3] * (dtype == torch.float32)))
         if op == "sum" or dtype.is_floating_point
     ]
 

@@ -12,8 +12,6 @@ from bigtrain_lab.order.recompute.plan import advances, peak_bytes
 from bigtrain_lab.order.recompute.plans.selective import selective_share, transformer_bytes
 from bigtrain_lab.techniques.checkpoint import selective
 
-SMALL = {"layers": 6, "width": 16, "heads": 2, "sequence": 8, "rows": 2, "budget": 45}
-
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_selective_makes_again_is_attention_s_square_without_its_last_product(dropout):
@@ -66,7 +64,9 @@ def test_the_published_bytes_of_a_transformer():
 @pytest.mark.parametrize("settings", [{"plan": "sqrt"}, {"plan": "revolve", "model": "mlp"}])
 def test_what_a_chain_of_weights_foretells_is_what_its_layers_do(settings):
     """Which the table of parity/ finds in a run: what is saved, and what runs again."""
-    asked = Checkpoint(**{**SMALL, "budget": 80, **settings})
+    asked = Checkpoint(
+        **{"layers": 6, "width": 16, "heads": 2, "sequence": 8, "rows": 2, "budget": 80} | settings
+    )
     found = {each.name: each.of(asked.predict()) for each in asked.quantities}
     assert found["forwards run again, a step"] == advances(asked.ops)
     assert found["saved activations, peak"] == peak_bytes(asked.ops, asked.chain)

@@ -421,6 +421,9 @@ A, S = report.Amount, "slot"
         (A(5 * 10**15, "B"), "5,000 TB"),
         (A(12345, "pairs"), "1.234e+04 pairs"),
         (A(3, ""), "3"),
+        (A(0.32, ""), "0.3200"),  # beside 0.3234
+        (A(2.5, "times"), "2.500 times"),
+        (A(float("nan"), ""), "nan"),
     ],
 )
 def test_amounts_in_human_units(amount, text):

@@ -35,6 +35,25 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
     assert [axis.name for axis in axes(modelled) if axis.bytes] == ["dp", "pp", "tp"]
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"replicas": 1, "pipeline": 4, "layers": 4},
+        {"replicas": 2, "slices": 1, "micro_batches": 4},
+        {"replicas": 4, "pipeline": 1, "micro_batches": 4},
+        {"replicas": 2},
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"schedule": "gpipe"}, {"zero": 3}, {"fault": "straggler"}])
+def test_the_axes_times_add_up_to_waits_and_idle(shape, more):
+    """As means over ranks, so that a student can add them."""
+    lab = Combined(**SMALL | shape | more)
+    trace = lab.predict()
+    lost, times = 1 - trace.shares().compute, [axis.time for axis in axes(trace)]
+    assert sum(times) == pytest.approx(lost * trace.makespan / trace.steps)
+    assert f"together take {lost:.1%} of the ranks' time" in lab.explain(trace)[-1]
+
+
 def test_a_layer_calls_two_collectives_each_way_and_shards_gather_two_inputs_once_more():
     def called(action, **changes):
         trace = Combined(replicas=1, pipeline=1, slices=4, **SMALL | changes).predict()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bigtrain_lab.core.words import duration
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.order.plan import Together
 from bigtrain_lab.order.rates import exposed
@@ -31,6 +32,9 @@ def test_without_overlap_all_of_the_ring_is_exposed(replicas):
     assert found["step time"] == pytest.approx(computed_s + ring_s, rel=1e-6) and computed_s > alone
     assert found["speed-up over one replica"] == pytest.approx(
         replicas * alone / found["step time"]
+    )
+    assert (
+        f"one replica, {duration(alone, 's')} each" in experiment.explain(experiment.predict())[0]
     )
 
 

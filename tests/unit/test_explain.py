@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import SLOTS, bubbles
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
@@ -26,11 +27,18 @@ def test_the_slots_that_are_told_are_all_that_a_rank_idles(name):
         assert sum(map(idle_slots, own)) == trace.idle(rank), own
 
 
+@pytest.mark.parametrize("hardware, verb", [("unit", "idles 6"), ("v100-nvlink", "idles or waits")])
+def test_a_rank_waits_only_where_messages_take_time(hardware, verb):
+    """By the definition of Trace.shares: idle is what no message covers."""
+    lab = PipelineExperiment(hardware=hardware)
+    assert lab.explain(lab.predict())[0].startswith(f"Rank 0 {verb} ")
+
+
 def idle_slots(sentence: str) -> float:
-    """The slots of a sentence: of the longest wait alone, or of all such waits, and of the
+    """The slots of a sentence: of the longest wait alone, or of all such gaps, and of the
     others."""
     longest, *sums = map(float, re.findall(r"([\d.]+) slots?", sentence))
-    return sum(sums) if "such waits" in sentence else longest + sum(sums)
+    return sum(sums) if "such gaps" in sentence else longest + sum(sums)
 
 
 @pytest.mark.parametrize(

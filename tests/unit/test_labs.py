@@ -77,12 +77,10 @@ def test_the_axis_that_sends_more_belongs_inside_a_node():
 
 # -- memory ----------------------------------------------------------------------------------------
 
-MEMORY_SMALL = {"layers": 2, "width": 32, "heads": 2, "rows": 8, "sequence": 24, "vocabulary": 512}
-
 
 @pytest.mark.slow
 def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
-    free = MemoryExperiment(**MEMORY_SMALL)
+    free = MemoryExperiment(layers=2, width=32, heads=2, rows=8, sequence=24, vocabulary=512)
     first, second = free.account.peak_of(0), free.account.peak_of(1)
     asked = free.replace(memory_mb=(first + 1000) // 1000 / 1000)
     assert first <= asked.capacity_bytes < second
@@ -98,8 +96,6 @@ def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
 
 # -- parameter-server ------------------------------------------------------------------------------
 
-MODES = "synchronous", "bounded", "asynchronous"
-
 
 def test_what_a_straggler_costs():
     """Slow for good: a bound waits as the round does. Hiccups of as much time: it does not."""
@@ -114,7 +110,9 @@ def test_what_a_straggler_costs():
 
     assert rate("synchronous")[:2] == (1.0, 0) and rate("asynchronous")[:2] == (3.25, 12)
     assert rate("bounded")[:2] == (1.0225, 12)
-    synchronous, bounded, asynchronous = (rate(mode, slow=1, hiccups=0.25)[0] for mode in MODES)
+    synchronous, bounded, asynchronous = (
+        rate(mode, slow=1, hiccups=0.25)[0] for mode in ("synchronous", "bounded", "asynchronous")
+    )
     assert synchronous < 1.5 and bounded > 2 and asynchronous > bounded
     one, two = (rate("synchronous", servers=servers)[2] for servers in (1, 2))
     assert two < 0.6 * one and one == 100 * 4 * 2 * ParameterServing().server_bytes[0]
@@ -126,11 +124,17 @@ COMPILE_SMALL = {"rows": 70, "columns": 96, "dtype": "float64", "steps": 2}
 
 
 def test_the_numbers_of_the_lesson_on_compile():
-    eager, ours = (table(Compile(rows=4000, compiler=name)) for name in ("eager", "ours"))
+    eager, ours, graph = (
+        table(Compile(rows=4000, compiler=name)) for name in ("eager", "ours", "cuda-graph")
+    )
     assert (eager["kernels a step"], eager[BYTES]) == (9, 1_344_000_000)
-    assert (ours["kernels a step"], ours[BYTES]) == (1, 128_000_000)
-    told = " ".join(Compile(rows=4000).explain(Compile(rows=4000).predict()))
-    assert "10.5 times faster" in told and "a factor of 1.37" in told
+    assert (ours["kernels a step"], ours[BYTES], graph["kernels a step"]) == (1, 128_000_000, None)
+    large, small = (
+        " ".join(lab.explain(lab.predict()))
+        for lab in (Compile(rows=4000), Compile(rows=64, columns=64))
+    )
+    assert "10.5 times faster" in large and "a factor of 1.37" in large
+    assert ["lasts longer than the launch" in text for text in (large, small)] == [True, False]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -244,14 +248,19 @@ def test_a_part_is_found_by_its_numbers_and_no_other():
 
 # -- large-batch -----------------------------------------------------------------------------------
 
-LARGE_BATCH_SMALL = {"batch": 64, "samples": 1024, "layers": 2, "width": 16, "dtype": "float64"}
-
 
 def test_two_replicas_say_how_far_each_layer_went(tmp_path):
     """By LAMB each layer's step is the rate's share of its weights; the last updates are looked at,
     where not all are."""
     asked = LargeBatch(
-        **LARGE_BATCH_SMALL, replicas=2, at_once=4, norm="batch"
+        batch=64,
+        samples=1024,
+        layers=2,
+        width=16,
+        dtype="float64",
+        replicas=2,
+        at_once=4,
+        norm="batch",
     )  # 8 micro-batches of a replica
     trace = asked.run(directory=tmp_path / "run").wait()
     steps, ratios = of_layers(trace, STEP), of_layers(trace, TRUST)

@@ -10,7 +10,6 @@ from bigtrain_lab.core.hardware import PROFILES
 from tools import link_page
 from tools.links import MESSAGE, picture, ways
 
-LINKED = [profile for profile in PROFILES.values() if profile.inside]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -27,7 +26,9 @@ def test_the_committed_page_is_what_the_tool_writes(tmp_path):
         )
 
 
-@pytest.mark.parametrize("profile", LINKED, ids=lambda profile: profile.name)
+@pytest.mark.parametrize(
+    "profile", [each for each in PROFILES.values() if each.inside], ids=lambda profile: profile.name
+)
 def test_a_picture_says_the_profiles_numbers(profile):
     said = texts(picture(profile))
     gb = f"{profile.inside.bytes_per_s / 1e9:g} GB/s each way"

@@ -30,7 +30,6 @@ PINS = {
     canonicalize_name(name): pin
     for name, pin in setup.pins((ROOT / "constraints.txt").read_text()).items()
 }
-CONDA_NAMES = {"pytorch-cpu": "torch"}
 
 
 def test_constraints_pin_every_direct_dependency_and_nothing_else():
@@ -49,7 +48,7 @@ def test_environment_yml_names_the_same_packages_in_the_same_versions():
     conda = dict(line.partition("=")[::2] for line in conda)
     assert SpecifierSet(PROJECT["requires-python"]).contains(conda.pop("python"))
     assert conda.pop("pip") == "" and pip["pip"].pop() == "-e ."
-    named = {CONDA_NAMES.get(name, name): version for name, version in conda.items()}
+    named = {{"pytorch-cpu": "torch"}.get(name, name): version for name, version in conda.items()}
     named |= {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in pip["pip"]}
     assert named == PINS
 
@@ -90,9 +89,6 @@ def test_the_build_of_torch_that_is_asked_for(choice, gpu, system, wanted):
     assert setup.torch_requirements(choice, gpu, system, "2.13.0") == wanted
 
 
-PROJECT_ITSELF = ("-e", ".[test]")
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The set-up in a folder of its own, its two slow steps replaced by notes of having been
@@ -114,7 +110,7 @@ def project(tmp_path, monkeypatch):
 
     def pip_install(*words, constrained=True):
         assert not setup.STAMP.exists(), "an installation that is cut short would look finished"
-        assert constrained == (words == PROJECT_ITSELF)
+        assert constrained == (words == ("-e", ".[test]"))
         if constrained:
             assert calls[-1].startswith("torch"), (
                 "the project before torch could bring any build of it"

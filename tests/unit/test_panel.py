@@ -190,14 +190,20 @@ def test_the_answers_of_a_lab_are_quantities_of_it():
 def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shown = show("staleness", ranks=2, steps=3)
-    assert "press Run" in curves(("loss",), shown.traces["predicted"])
+    assert "press Run" in curves({"loss": "loss"}, shown.traces["predicted"])
     ran(shown)
     assert shown.picture.lenses.value == "curves" and shown.picture.curves in parts(shown)
-    losses = [event.value for event in shown.run.trace().where(Scalar, name="loss")]
-    assert f">{losses[-1]:.4g}<" in shown.picture.curves.value
+    trace = shown.run.trace()
+    losses = [event.value for event in trace.where(Scalar, name="loss")]
+    for text in (
+        f">{losses[-1]:#.4g}<",
+        f">{trace.makespan:g} slots<",
+        ">loss of each micro-batch",
+    ):
+        assert text in shown.picture.curves.value
     line = re.search('btl-line" points="(.*?)"', shown.picture.curves.value)[1].split()
     heights = [float(point.split(",")[1]) for point in line]
-    assert len(line) == len(losses) and heights.index(min(heights)) == losses.index(max(losses))
+    assert len(line) == len(losses) + 1 and heights.index(min(heights)) == losses.index(max(losses))
     shown.pin()
     ran(shown, learning_rate=0.5)
     assert shown.picture.curves.value.count("<polyline") == 2

@@ -114,14 +114,13 @@ BRANCHES = {
     "micro_batches": 3,
     "samples": None,
 }
-FEWER = {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"samples": 9, "clip": 0.1},
-        FEWER,
+        {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"},
         {"samples": 11, "zero": 2},
         {"samples": 11, "zero": 3, "weights": weighed},
         *(BRANCHES | {"zero": zero} for zero in (0, 2, 3)),
@@ -271,12 +270,16 @@ def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
 
 
 NAN, OTHER = float("nan"), nn.Parameter(torch.ones(2))
-NOTHING = {"None": None, "a float": 1.0, "numpy": np.ones(3), "text": "text"}
 RETURNED = [
     *(
         (name, value)
         for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
-        for kind, value in NOTHING.items()
+        for kind, value in {
+            "None": None,
+            "a float": 1.0,
+            "numpy": np.ones(3),
+            "text": "text",
+        }.items()
         if (name, kind) != ("learning_rate", "a float")
     ),
     ("model", nn.Linear),

@@ -16,8 +16,6 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 from tests.unit.test_cli import refused, row
 
-SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -28,7 +26,9 @@ def runs(tmp_path_factory):
         "two": {},
         "other": {"learning_rate": 0.002},
     }.items():
-        PipelineExperiment(**SMALL).replace(**changed).run(directory=folder / name).wait()
+        PipelineExperiment(
+            ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8
+        ).replace(**changed).run(directory=folder / name).wait()
     return folder
 
 

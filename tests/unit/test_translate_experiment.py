@@ -63,16 +63,15 @@ def test_the_pieces_are_the_model():
 
 def test_what_is_spread_and_what_is_loaded_beside_takes_less():
     lab = Translate(**SMALL | {"replicas": 3, "disk_ms": 5, "held_out_rows": 1})
-    trace = lab.predict()
+    trace, itself = lab.predict(), lab.replace(workers=0)
     assert (
         1.5 < spent(lab.replace(spread=False).predict(), "LT") / spent(trace, "LT") < 3
     )  # 7 batches; one rank has 3 of them
     assert (
-        starved(lab.replace(workers=0).predict())
-        > starved(trace)
-        > starved(lab.replace(workers=4).predict())
-        > 0
+        starved(itself.predict()) > starved(trace) > starved(lab.replace(workers=4).predict()) > 0
     )
+    (ratio, _, beside), (*_, alone) = lab.explain(trace), itself.explain(itself.predict())
+    assert "waits for data" in beside and "loads data itself" in alone and "on one rank" in ratio
 
 
 def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():

@@ -4,7 +4,7 @@ where, and what would help."""
 from collections.abc import Mapping, Sequence
 
 from ...core import Impossible, available_bytes
-from ...core.words import by_kind, exactly, size
+from ...core.words import by_kind, counted, size
 
 # What lowers the bytes of a kind; said of the largest kind that something lowers.
 REMEDIES = {
@@ -63,7 +63,7 @@ def out_of_memory(
     missing = total + asked_bytes - capacity_bytes
     return OutOfMemory(
         f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)},"
-        f" {exactly(missing)} too few" + (f". {relief}" if relief else f": {remedy}.")
+        f" {counted(missing, 'byte')} too few" + (f". {relief}" if relief else f": {remedy}.")
     )
 
 

@@ -43,7 +43,7 @@ def mesh(trace: Trace) -> go.Figure:
         x, y = zip(*chain(*lines)) if lines else ((None,), (None,))
         told = (
             f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]},"
-            f" {duration(axis.time, trace.unit)} and {size(round(axis.bytes))} a rank and step"
+            f" {duration(axis.time, trace.unit)} and {size(round(axis.bytes))} a step"
         )
         figure.add_scatter(
             x=x,
