@@ -177,7 +177,7 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     assert panel.bar.pin.disabled and panel.pinned is None
     assert panel.run_button.disabled and panel.start() is None
     assert "btl-refused" in panel.picture.body._dom_classes
-    button(panel, "Use ranks = 2").click()
+    button(panel, "Nearest that works: ranks = 2").click()
     assert panel.problem == "" and panel.experiment.ranks == 2
     assert "btl-refused" not in panel.picture.body._dom_classes and not panel.run_button.disabled
 
@@ -333,7 +333,7 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
     vocabulary.value = given
     assert re.search(rf"{given}: .* from 256 to 32,000", shown.problem)
     assert vocabulary.value == given and vocabulary.tooltip.endswith(", 256 to 32,000")
-    button(shown, "Use vocabulary").click()
+    button(shown, "Nearest that works: vocabulary").click()
     assert not shown.problem and shown.experiment.vocabulary == offered
 
 
