@@ -165,6 +165,8 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
     panel.controls["micro_batches"].value = 5
     assert sent == ["HTML", "HTML", "Player"] and panel.experiment.micro_batches == 5
     assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot")
+    told = 'title="step time: the mean over the run&#x27;s steps"'
+    assert told in panel.answers.value and told in panel.foot.numbers.value
     assert panel.player.data != before and panel.run is None
 
 

@@ -108,9 +108,6 @@ class Player(anywidget.AnyWidget):
         """Play from the start."""
         self.send({"do": "play"})
 
-    def pause(self) -> None:
-        self.send({"do": "pause"})
-
 
 def pack(
     trace: Trace,
