@@ -14,20 +14,20 @@ def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
     """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls
     and rises within one action."""
     heights = {
-        (0, "0F0"): (1, 2, 3, 4),
-        (0, "0F1"): (4, 5, 6),
-        (1, "1B0"): (9, 7, 5, 6, 8, 8, 3),
-        (1, "1B1"): (3,),
+        (0, "0F0", 100): (1, 2, 3, 4),
+        (0, "0F1", 640): (4, 5, 6),
+        (1, "1B0", 50): (9, 7, 5, 6, 8, 8, 3),
+        (1, "1B1", 620): (3,),
     }
-    events, tick = [], {0: 100, 1: 50}
-    for (rank, name), readings in heights.items():
-        begin = tick[rank]
-        events += [
-            Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
-            for i, count in enumerate(readings)
-        ]
-        tick[rank] += 10 * len(readings) + 500
-        events.append(Span(rank, "compute", name[1], name, begin, tick[rank] - 500))
+    events = [
+        Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
+        for (rank, name, begin), readings in heights.items()
+        for i, count in enumerate(readings)
+    ]
+    events += [
+        Span(rank, "compute", name[1], name, begin, begin + 10 * len(readings))
+        for (rank, name, begin), readings in heights.items()
+    ]
     trace = Trace.of(events, "measured", unit="s", ranks=2)
     kind = MEMORY_KINDS.index("activations")
     every = [[e.rank, e.start - 50, e.bytes, kind] for e in trace if isinstance(e, Memory)]
@@ -56,7 +56,7 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
     sent = [
         chunk(1, 2),
         chunk(0, 6),
-        Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8),
+        Transfer(1, "compute", "B", "0B0", 3, 4, 0, 8),
         Transfer(1, "x", "F", "y", 7, 9, 0, 8),
     ]
     packed = json.loads(
@@ -70,10 +70,10 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
         [1, "x"],
     ]
     assert [t[7:] for t in packed["transfers"]] == [
-        [1, 3],
-        [0, 2],
-        [3, 1],
-        [0, 4],
+        ["chunk", 1, 3],
+        ["B0", 0, 2],  # as its box is called
+        ["chunk", 3, 1],
+        ["y", 0, 4],
     ]  # nothing comes to rank 0 on x
 
 
@@ -150,7 +150,8 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         )
 
     meter = told((10, "1F0", "activations", 45, True))
-    assert meter[0] == [[1, 10, 45, activations]] and meter[1] == [
+    assert meter[0] == [[1, 10, 45, activations]]
+    assert meter[1] == [
         (0, 100, 0, 0),
         (20, 100, 50, 0),
         (40, 100, 0, 0),

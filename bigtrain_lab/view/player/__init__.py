@@ -180,7 +180,17 @@ def packed(
         elif isinstance(e, Transfer):
             rows_met = number.get((e.src, e.lane), number[e.src, "compute"]), number[e.rank, e.lane]
             transfers.append(
-                [e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes, *rows_met]
+                [
+                    e.src,
+                    e.rank,
+                    e.kind,
+                    e.name,
+                    e.start - start,
+                    e.end - start,
+                    e.bytes,
+                    label[e.name],
+                    *rows_met,
+                ]
             )
         elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
             inside.append(e)

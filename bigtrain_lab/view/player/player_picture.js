@@ -44,7 +44,7 @@ function readScene(bytes, look, unfolded) {
   const groups = unfolded ? Array.from({ length: whole.ranks }, (_, rank) => [rank]) : alike, raw = folded(whole, groups);
   const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
     ({ row, kind, name, label, start, end, version, waited, message, src });
-  const transfer = ([src, dst, kind, name, start, end, size, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, leaves, reaches });
+  const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
   scene.folds = alike.length < whole.ranks;
   scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
@@ -64,7 +64,7 @@ function readScene(bytes, look, unfolded) {
   if (scene.transfers.length) for (const row of silent) scene.byRow[row] = [];  // not the marks of rounds
   for (const t of scene.transfers) if (silent.has(t.reaches)) {
     const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
-    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
+    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.label.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
   }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
@@ -505,10 +505,13 @@ function find(v, x, y) {
 /** What a box is: "F0: forward of micro-batch 0, stage 2", or "B7: backward of layer 7, pass 1". */
 function about({ scene, look }, s) {
   const action = /^(\d+)([A-Z])(\d+)$/.exec(s.name), phase = action && look.phases[action[2]]?.[2];
-  if (!phase) return s.name;
+  if (!phase) return s.size == null ? s.label : s.name;  // a message with its round
   const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" && scene.terms[0][0] === "stage" ? [] : scene.terms;
   return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
 }
+
+/** The message that a box waited for, by the name that boxes have: "F0 from rank 1". */
+const messageOf = (scene, s) => `${scene.sent[`${s.src} ${s.message}`]?.[0].label ?? s.message} from rank ${s.src}`;
 
 const rowName = (scene, [rank, lane]) => `${scene.nameOf(rank)}${lane === "compute" ? "" : ` ${lane}`}`;
 
@@ -524,14 +527,14 @@ function tell(v, u) {
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     const open = waitedIn(scene, rank, s.start, s.end);
     if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
-    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${s.message} from rank ${s.src}` : ""));
+    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
     return lines;
   }
   if (u.transfer) {
     const t = u.transfer;
-    return [`result of ${t.name}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
+    return [`result of ${t.label}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
   }
   if (u.fold) return [scene.alike.some((n) => n > 1) ? "click: a row for each rank" : "click: one row for ranks that are alike"];
   if ("peak" in u) {
@@ -546,7 +549,7 @@ function tell(v, u) {
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
   return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
-    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${next.message} from rank ${next.src}` : "")
+    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${messageOf(scene, next)}` : "")
     : "nothing more to do"];
 }
 
@@ -575,7 +578,7 @@ const waitedIn = (scene, rank, from, to) => scene.chunks ? 0
 function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
-  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
+  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `${scene.unfinished ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
