@@ -141,7 +141,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
             if bar.name == "activations"
         ]
         return (
-            packed["inside"],
+            (packed["inside"], packed["deep"], [span[-1] for span in packed["spans"]]),
             [
                 (tick, held[weights], held[activations], held[temporaries])
                 for tick, *held in packed["levels"][1]
@@ -150,7 +150,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         )
 
     meter = told((10, "1F0", "activations", 45, True))
-    assert meter[0] == [[1, 10, 45, activations]]
+    assert meter[0] == ([[1, 10, 45, activations]], False, [True, False])
     assert meter[1] == [
         (0, 100, 0, 0),
         (20, 100, 50, 0),
@@ -161,7 +161,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         (10, "1F0", "temporaries", 8, True),
         (15, "1F0", "temporaries", 9, True),
     )
-    assert ledger[0] == [] and ledger[1] == [
+    assert ledger[0] == ([], True, [True, False]) and ledger[1] == [
         (0, 100, 0, 0),
         (10, 100, 45, 8),
         (15, 100, 45, 9),
@@ -245,17 +245,27 @@ def test_a_box_is_labelled_by_the_number_that_tells():
 
 
 def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():
+    """And it is known of them that steps before were read inside actions."""
     again = [
         Span(1, "compute", "F", "1F1", 40, 60),
         Span(1, "compute", "B", "1B1", 60, 80),
         Memory(1, "compute", "activations", "1F1", 60, 90),
     ]
     trace = Trace.of(
-        [*memories(*LEVELS, more=alive(200, start=75)).events, *again], "measured", ranks=2, steps=2
+        [
+            *memories(
+                *LEVELS, (10, "1F0", "temporaries", 8, True), more=alive(200, start=75)
+            ).events,
+            *again,
+        ],
+        "measured",
+        ranks=2,
+        steps=2,
     )
     assert [len(window(trace, step, 1).at_peak(1)) for step in (0, 1)] == [0, 1]
     first, second = (json.loads(pack(window(trace, step, 1)))["peaks"][1] for step in (0, 1))
-    assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"]
+    deep = [json.loads(pack(window(trace, 1, 1), whole=of))["deep"] for of in (None, trace)]
+    assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"] and deep == [False, True]
 
 
 def test_a_step_is_cut_at_its_last_update():

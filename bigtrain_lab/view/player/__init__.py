@@ -157,8 +157,9 @@ def packed(
     end = max((e.end for e in trace.events), default=0)
     rows = words.rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
-    label, waits, deep = words.labels(trace), waited(trace), followed(trace)
+    label, waits, deep = words.labels(trace), waited(trace), followed(whole or trace)
     spans, transfers, inside = [], [], []
+    read = {(e.rank, e.name) for e in trace.events if isinstance(e, Memory) and e.inside}
     for e in trace.events:
         if isinstance(e, Span):
             wait = waits.get((e.rank, e.lane, e.name))
@@ -175,6 +176,7 @@ def packed(
                     wait.ticks if wait else 0,
                     message.name if message else "",
                     message.src if message else -1,
+                    (e.rank, e.name) in read,
                 ]
             )
         elif isinstance(e, Transfer):
@@ -209,6 +211,7 @@ def packed(
         "rows": rows,
         "spans": spans,
         "transfers": transfers,
+        "deep": deep,
         "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
         "terms": list(words.terms(trace).items()),

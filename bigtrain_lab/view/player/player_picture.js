@@ -42,8 +42,8 @@ function readScene(bytes, look, unfolded) {
   if (!bytes || !bytes.byteLength) return null;
   const whole = JSON.parse(new TextDecoder().decode(bytes)), alike = alikeRanks(whole);
   const groups = unfolded ? Array.from({ length: whole.ranks }, (_, rank) => [rank]) : alike, raw = folded(whole, groups);
-  const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
-    ({ row, kind, name, label, start, end, version, waited, message, src });
+  const span = ([row, kind, name, label, start, end, version, waited, message, src, read]) =>
+    ({ row, kind, name, label, start, end, version, waited, message, src, read });
   const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
   scene.folds = alike.length < whole.ranks;
@@ -85,6 +85,7 @@ function readScene(bytes, look, unfolded) {
     const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
     scene.inside[rank].push([t, total]); scene.peak = Math.max(scene.peak, total);
   }
+  scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
   scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
@@ -95,6 +96,19 @@ function readScene(bytes, look, unfolded) {
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
+}
+
+/** Stretches of a rank's boxes whose memory was read at their ends alone, in a trace that was read inside others: a run tells the first
+ * ones, and then new peaks. A forward or a backward always moves memory; other boxes may not. */
+function unreadOf(boxes) {
+  const found = [];
+  let open = null;  // the stretch that may go on
+  for (const s of boxes) {
+    if (s.read) open = null;
+    else if (open) open[1] = s.end;
+    else if ("FB".includes(s.kind)) found.push(open = [s.start, s.end]);
+  }
+  return found;
 }
 
 /** The last tick at which anything is known of a rank. */
@@ -376,6 +390,8 @@ function paintMemory(c, v, look) {
     });
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
+    c.fillStyle = theme.ink;
+    for (const [start, end] of scene.unread[rank]) c.fillRect(xOf(v, start), Math.round(y(rank, 0)) - 1, xOf(v, end) - xOf(v, start), 3);
     const inside = scene.inside[rank];
     c.strokeStyle = look.inside; c.beginPath();
     for (const i of tellingOf(v, inside, (i) => inside[i][1])) c.lineTo(xOf(v, inside[i][0]), y(rank, inside[i][1]));
@@ -404,7 +420,8 @@ function paintMemory(c, v, look) {
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`];
+  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; thick line: read only at the ends of actions" : "";
+  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
@@ -558,7 +575,9 @@ function tell(v, u) {
   if ("memory" in u) {
     const level = heldAt(scene, u.memory, u.t) || [0];
     const kinds = look.memory.map(([kind], k) => [kind, level[k + 1] || 0]).filter(([, b]) => b).reverse();
-    return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
+    const unread = scene.unread[u.memory].some(([start, end]) => start <= u.t && u.t < end);
+    return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`),
+      ...(unread ? ["read only at the ends of actions here"] : [])];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
   return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
