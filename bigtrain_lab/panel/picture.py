@@ -129,7 +129,7 @@ class Picture(widgets.VBox):
             self._trouble.value = html
             self._describe("")
         if mend:
-            self._mend.description = "Use " + ", ".join(
+            self._mend.description = "Nearest that works: " + ", ".join(
                 f"{name.replace('_', ' ')} = {value}" for name, value in mend.items()
             )
 

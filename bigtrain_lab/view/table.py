@@ -12,6 +12,7 @@ from .waits import drawing
 
 FULLEST = "peak memory, fullest rank"
 SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
+MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
 LOOKS = {  # of the ranks' time
     "compute": "an action runs",
     "waits": "the rank has nothing else to do, while a message or a sum for it is on its way",
@@ -73,7 +74,8 @@ def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | 
     if amount and pinned and amount.unit == pinned.unit:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
-        f'<div title="{escape(row.quantity)}"><p><b>{escape(number)}</b> {escape(unit)} {gap}</p>'
+        f'<div title="{escape(MEANT.get(row.quantity, row.quantity))}">'
+        f"<p><b>{escape(number)}</b> {escape(unit)} {gap}</p>"
         f"<span>{escape(row.quantity)}</span></div>"
     )
 
@@ -175,7 +177,8 @@ def numbers(
         else ""
     )
     body = "".join(
-        f"<tr><td>{escape(row.quantity)}</td>"
+        f'<tr><td title="{escape(MEANT.get(row.quantity, row.quantity))}">'
+        f"{escape(row.quantity)}</td>"
         + "".join(
             f"<td{grey if clock != 'predicted' else ''}>{cell(getattr(row, clock))}</td>"
             for clock in CLOCKS

@@ -39,9 +39,9 @@ def row_name(row: tuple[int, str]) -> str:
 
 
 def labels(trace: Trace) -> dict[str, str]:
-    """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is
-    F2 where the first number tells."""
-    names = {span.name: span.rank for span in trace.spans()}
+    """Name of a box or of a message -> label. "2F0" is F0 where each rank has one stage;
+    "2F0+2F1+2F2" is F0-2. It is F2 where the first number tells."""
+    names = {event.name for event in (*trace.spans(), *trace.transfers())}
     if next(iter(terms(trace))) == "stage":
         return {
             name: ACTION.sub(
@@ -49,7 +49,7 @@ def labels(trace: Trace) -> dict[str, str]:
             )
             for name in names
         }
-    homes = {(rank, stage) for name, rank in names.items() for stage in stages_of(name)}
+    homes = {(span.rank, stage) for span in trace.spans() for stage in stages_of(span.name)}
     many = len(homes) > len({rank for rank, _ in homes})
     return {name: label(name, many) for name in names}
 

@@ -2,12 +2,13 @@
 schemes, and asks for nothing."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Alive, Memory, Span, Trace
+from bigtrain_lab.core import Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.view.page import page
 from tests.browser.lab import LAPTOP
@@ -134,17 +135,54 @@ def test_the_chunks_of_a_collective_travel(open_page):
     assert {(0, 114, 178), (0, 158, 115)} <= shown.pixels("0, 0, w, h", 40).keys()  # ranks 0 and 2
 
 
+def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(open_page):
+    """Also of a single rank, and of chunks. Rank 0 is read inside its forward alone, whose message
+    has the name of its box."""
+    lab = AllReduce(collective="star", ranks=3)
+    events = [
+        Span(0, "compute", "F", "0F0", 0, 1000),
+        Span(0, "compute", "B", "0B0", 1000, 2000),
+        Memory(0, "compute", "weights", "start", 0, 100),
+        Memory(0, "compute", "temporaries", "0F0", 500, 100, True),
+        Transfer(1, "compute", "F", "0F0", 0, 300, 0, 8),
+        Span(1, "compute", "F", "1F0", 300, 800),
+        Memory(1, "compute", "weights", "start", 0, 100),
+    ]
+    one, two = (Trace.of(events[: 4 + 3 * more], "modelled", ranks=1 + more) for more in (0, 1))
+    for trace, of in ((lab.predict(), lab), (one, None), (two, None)):
+        told = {"unfinished": {"failed": [trace.ranks - 1]}}
+        shown = open_page(replace(trace, settings=trace.settings | told), of=of)
+        expect(shown.now).to_contain_text(f"rank {trace.ranks - 1} failed.")
+        assert shown.pixels("97, 0, w - 97, h")[194, 65, 12] > 20  # the cross
+    assert (68, 119, 170) not in shown.pixels("w * 0.6, 200, w * 0.3, 10")  # of rank 1: its weights
+    assert not (  # a thick line at the base of rank 0's memory
+        shown.pixels("w * 0.2, 161, w * 0.2, 1").keys()
+        & shown.pixels("w * 0.6, 161, w * 0.2, 1").keys()
+    )
+    canvas = shown.canvas.bounding_box()
+    for part, y, told in (
+        (0.1, 54, "until F0 at 0.3 slots, which needs F0 from rank 0"),
+        (0.3, 115, "rank 0 at 0.6 slots: 200 bytes"),
+        (0.7, 115, "read only at the ends of actions here"),
+        (0.3, 180, "rank 1 at 0.6 slots: 100 bytes"),
+        (0.7, 180, "rank 1 at 1.4 slots: 0 bytes"),
+    ):
+        shown.page.mouse.move(canvas["x"] + 96 + (canvas["width"] - 112) * part, canvas["y"] + y)
+        expect(shown.tip).to_contain_text(told)
+
+
 def test_a_click_on_the_peak_of_memory_lists_what_was_alive(open_page):
-    spans = [Span(0, "compute", "F", "0F0", 0, 1000), Span(0, "compute", "B", "0B0", 1000, 2000)]
-    levels = [
+    made = (4, 5), "float32", "blocks.0", "0F0"
+    events = [
+        Span(0, "compute", "F", "0F0", 0, 1000),
+        Span(0, "compute", "B", "0B0", 1000, 2000),
         Memory(0, "compute", "weights", "start", 0, 100),
         Memory(0, "compute", "activations", "0F0", 1000, 300),
         Memory(0, "compute", "activations", "0B0", 2000, 0),
+        Alive(0, "compute", "weights", "up.weight", 1000, 100, (5, 5), "float32"),
+        *(Alive(0, "compute", "activations", "addmm", 1000, 20 + i, *made) for i in range(14)),
     ]
-    alive = [Alive(0, "compute", "weights", "up.weight", 1000, 100, (5, 5), "float32")]
-    made = (4, 5), "float32", "blocks.0", "0F0"
-    alive += [Alive(0, "compute", "activations", "addmm", 1000, 20 + i, *made) for i in range(14)]
-    shown = open_page(Trace.of([*spans, *levels, *alive], "modelled"))
+    shown = open_page(Trace.of(events, "modelled"))
     listed = shown.page.get_by_role("region", name="what a rank holds at its peak")
     canvas = shown.canvas.bounding_box()
     # in the middle of time, at the strip's top

@@ -404,16 +404,14 @@ def test_memory_at_one_action_s_end_is_one_level():
 def test_a_step_ends_with_the_last_update_of_all_ranks():
     """Windows of 4, 4 and 2 micro-batches are steps of unequal length; what follows the last update
     is no part of a step."""
-    spans, at = [], 0
-    for last, length in ((3, 12), (7, 12), (9, 6)):
-        spans += [Span(rank, "compute", "B", f"{rank}B{last}", at, at + length) for rank in (0, 1)]
-        spans += [
-            Span(rank, "compute", "U", f"{rank}U{last}", at + length, at + length + 1 + rank)
-            for rank in (0, 1)
-        ]
-        at += length + 2
+    spans = [
+        Span(rank, "compute", kind, f"{rank}{kind}{last}", start, end + longer * rank)
+        for last, at, updates in ((3, 0, 12), (7, 14, 26), (9, 28, 34))
+        for kind, start, end, longer in (("B", at, updates, 0), ("U", updates, updates + 1, 1))
+        for rank in (0, 1)
+    ]
     trace = Trace.of(
-        [*spans, Span(0, "compute", "A", "0A0", at, at + 100)],
+        [*spans, Span(0, "compute", "A", "0A0", 36, 136)],
         "predicted",
         ticks_per_unit=1,
         ranks=2,

@@ -17,11 +17,12 @@ from bigtrain_lab.view.player import pack
 
 
 def cost_of(ranks, micro_batches, **links):
-    changes = {}
-    for stage in range(ranks):
-        for m in range(micro_batches):
-            changes[Action("F", stage, m)] = (("activations", 1000),)
-            changes[Action("B", stage, m)] = (("activations", -1000),)
+    changes = {
+        Action(kind, stage, m): (("activations", size),)
+        for kind, size in (("F", 1000), ("B", -1000))
+        for stage in range(ranks)
+        for m in range(micro_batches)
+    }
     return Cost(
         {"F": 1, "B": 2, "U": 0},
         messages={"F": 512, "B": 512},
@@ -123,19 +124,16 @@ def test_waits_name_the_message():
 # -- the player's bytes ----------------------------------------------------------------------------
 
 
-def test_player_holds_every_event():
-    trace = trace_of(links={(a, b): Link(100, 1, 10) for a in range(4) for b in range(4)})
-    told = json.loads(pack(trace))
-    assert len(told["spans"]) == len(trace.spans())
-    assert len(told["transfers"]) == len(trace.transfers()) == 48
-    assert told["end"] / told["ticks"] == trace.makespan
-
-
 @pytest.mark.parametrize("schedule", [GPipe, OneFOneB, PipeDream])
-def test_player_levels_are_the_traces(schedule):
-    trace = trace_of(schedule)
-    told = json.loads(pack(trace))["levels"]
+def test_player_holds_every_event_and_the_levels_of_the_trace(schedule):
+    trace = trace_of(schedule, links={(a, b): Link(100, 1, 10) for a in range(4) for b in range(4)})
+    told = json.loads(pack(trace))
+    assert (
+        len(told["spans"]) == len(trace.spans()) and told["end"] / told["ticks"] == trace.makespan
+    )
+    assert len(told["transfers"]) == len(trace.transfers()) == 48
     for rank in range(4):
-        assert [(tick, sum(held)) for tick, *held in told[rank]] == trace.levels(rank)
+        levels = told["levels"][rank]
+        assert [(tick, sum(held)) for tick, *held in levels] == trace.levels(rank)
         for column, kind in enumerate(MEMORY_KINDS, 1):
-            assert [(level[0], level[column]) for level in told[rank]] == trace.levels(rank, kind)
+            assert [(level[0], level[column]) for level in levels] == trace.levels(rank, kind)

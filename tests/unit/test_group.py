@@ -259,18 +259,6 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
 # -- the modelled clock ----------------------------------------------------------------------------
 
 
-def lanes_of(trace):
-    return {
-        (r, lane): [
-            (type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None))
-            for e in trace
-            if (e.rank, e.lane) == (r, lane)
-        ]
-        for r in range(trace.ranks)
-        for lane in {e.lane for e in trace}
-    }
-
-
 def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
     """So that a prediction which prices other bytes than are sent differs."""
     names = [

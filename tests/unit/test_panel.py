@@ -165,6 +165,8 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
     panel.controls["micro_batches"].value = 5
     assert sent == ["HTML", "HTML", "Player"] and panel.experiment.micro_batches == 5
     assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot")
+    told = 'title="step time: the mean over the run&#x27;s steps"'
+    assert told in panel.answers.value and told in panel.foot.numbers.value
     assert panel.player.data != before and panel.run is None
 
 
@@ -177,7 +179,7 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     assert panel.bar.pin.disabled and panel.pinned is None
     assert panel.run_button.disabled and panel.start() is None
     assert "btl-refused" in panel.picture.body._dom_classes
-    button(panel, "Use ranks = 2").click()
+    button(panel, "Nearest that works: ranks = 2").click()
     assert panel.problem == "" and panel.experiment.ranks == 2
     assert "btl-refused" not in panel.picture.body._dom_classes and not panel.run_button.disabled
 
@@ -349,7 +351,7 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
     vocabulary.value = given
     assert re.search(rf"{given}: .* from 256 to 32,000", shown.problem)
     assert vocabulary.value == given and vocabulary.tooltip.endswith(", 256 to 32,000")
-    button(shown, "Use vocabulary").click()
+    button(shown, "Nearest that works: vocabulary").click()
     assert not shown.problem and shown.experiment.vocabulary == offered
 
 

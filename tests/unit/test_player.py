@@ -14,20 +14,20 @@ def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
     """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls
     and rises within one action."""
     heights = {
-        (0, "0F0"): (1, 2, 3, 4),
-        (0, "0F1"): (4, 5, 6),
-        (1, "1B0"): (9, 7, 5, 6, 8, 8, 3),
-        (1, "1B1"): (3,),
+        (0, "0F0", 100): (1, 2, 3, 4),
+        (0, "0F1", 640): (4, 5, 6),
+        (1, "1B0", 50): (9, 7, 5, 6, 8, 8, 3),
+        (1, "1B1", 620): (3,),
     }
-    events, tick = [], {0: 100, 1: 50}
-    for (rank, name), readings in heights.items():
-        begin = tick[rank]
-        events += [
-            Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
-            for i, count in enumerate(readings)
-        ]
-        tick[rank] += 10 * len(readings) + 500
-        events.append(Span(rank, "compute", name[1], name, begin, tick[rank] - 500))
+    events = [
+        Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
+        for (rank, name, begin), readings in heights.items()
+        for i, count in enumerate(readings)
+    ]
+    events += [
+        Span(rank, "compute", name[1], name, begin, begin + 10 * len(readings))
+        for (rank, name, begin), readings in heights.items()
+    ]
     trace = Trace.of(events, "measured", unit="s", ranks=2)
     kind = MEMORY_KINDS.index("activations")
     every = [[e.rank, e.start - 50, e.bytes, kind] for e in trace if isinstance(e, Memory)]
@@ -56,7 +56,7 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
     sent = [
         chunk(1, 2),
         chunk(0, 6),
-        Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8),
+        Transfer(1, "compute", "B", "0B0", 3, 4, 0, 8),
         Transfer(1, "x", "F", "y", 7, 9, 0, 8),
     ]
     packed = json.loads(
@@ -70,10 +70,10 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
         [1, "x"],
     ]
     assert [t[7:] for t in packed["transfers"]] == [
-        [1, 3],
-        [0, 2],
-        [3, 1],
-        [0, 4],
+        ["chunk", 1, 3],
+        ["B0", 0, 2],  # as its box is called
+        ["chunk", 3, 1],
+        ["y", 0, 4],
     ]  # nothing comes to rank 0 on x
 
 
@@ -141,7 +141,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
             if bar.name == "activations"
         ]
         return (
-            packed["inside"],
+            (packed["inside"], packed["deep"], [span[-1] for span in packed["spans"]]),
             [
                 (tick, held[weights], held[activations], held[temporaries])
                 for tick, *held in packed["levels"][1]
@@ -150,7 +150,8 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         )
 
     meter = told((10, "1F0", "activations", 45, True))
-    assert meter[0] == [[1, 10, 45, activations]] and meter[1] == [
+    assert meter[0] == ([[1, 10, 45, activations]], False, [True, False])
+    assert meter[1] == [
         (0, 100, 0, 0),
         (20, 100, 50, 0),
         (40, 100, 0, 0),
@@ -160,7 +161,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         (10, "1F0", "temporaries", 8, True),
         (15, "1F0", "temporaries", 9, True),
     )
-    assert ledger[0] == [] and ledger[1] == [
+    assert ledger[0] == ([], True, [True, False]) and ledger[1] == [
         (0, 100, 0, 0),
         (10, 100, 45, 8),
         (15, 100, 45, 9),
@@ -244,17 +245,27 @@ def test_a_box_is_labelled_by_the_number_that_tells():
 
 
 def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():
+    """And it is known of them that steps before were read inside actions."""
     again = [
         Span(1, "compute", "F", "1F1", 40, 60),
         Span(1, "compute", "B", "1B1", 60, 80),
         Memory(1, "compute", "activations", "1F1", 60, 90),
     ]
     trace = Trace.of(
-        [*memories(*LEVELS, more=alive(200, start=75)).events, *again], "measured", ranks=2, steps=2
+        [
+            *memories(
+                *LEVELS, (10, "1F0", "temporaries", 8, True), more=alive(200, start=75)
+            ).events,
+            *again,
+        ],
+        "measured",
+        ranks=2,
+        steps=2,
     )
     assert [len(window(trace, step, 1).at_peak(1)) for step in (0, 1)] == [0, 1]
     first, second = (json.loads(pack(window(trace, step, 1)))["peaks"][1] for step in (0, 1))
-    assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"]
+    deep = [json.loads(pack(window(trace, 1, 1), whole=of))["deep"] for of in (None, trace)]
+    assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"] and deep == [False, True]
 
 
 def test_a_step_is_cut_at_its_last_update():

@@ -108,9 +108,6 @@ class Player(anywidget.AnyWidget):
         """Play from the start."""
         self.send({"do": "play"})
 
-    def pause(self) -> None:
-        self.send({"do": "pause"})
-
 
 def pack(
     trace: Trace,
@@ -160,8 +157,9 @@ def packed(
     end = max((e.end for e in trace.events), default=0)
     rows = words.rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
-    label, waits, deep = words.labels(trace), waited(trace), followed(trace)
+    label, waits, deep = words.labels(trace), waited(trace), followed(whole or trace)
     spans, transfers, inside = [], [], []
+    read = {(e.rank, e.name) for e in trace.events if isinstance(e, Memory) and e.inside}
     for e in trace.events:
         if isinstance(e, Span):
             wait = waits.get((e.rank, e.lane, e.name))
@@ -178,12 +176,23 @@ def packed(
                     wait.ticks if wait else 0,
                     message.name if message else "",
                     message.src if message else -1,
+                    (e.rank, e.name) in read,
                 ]
             )
         elif isinstance(e, Transfer):
             rows_met = number.get((e.src, e.lane), number[e.src, "compute"]), number[e.rank, e.lane]
             transfers.append(
-                [e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes, *rows_met]
+                [
+                    e.src,
+                    e.rank,
+                    e.kind,
+                    e.name,
+                    e.start - start,
+                    e.end - start,
+                    e.bytes,
+                    label[e.name],
+                    *rows_met,
+                ]
             )
         elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
             inside.append(e)
@@ -202,6 +211,7 @@ def packed(
         "rows": rows,
         "spans": spans,
         "transfers": transfers,
+        "deep": deep,
         "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
         "terms": list(words.terms(trace).items()),

@@ -325,8 +325,7 @@ function render({ model, el }) {
     else if (what === "move" && !once.delete(text)) { once.add(text); model.send({ move: text }); }
     else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
-    else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
-    else if (v.scene) setPlaying(false);
+    else if (v.scene && what === "play" && !still.matches && v.listed === null) { act.seek(0); setPlaying(true); }
   };
   const onLive = () => { if (!model.get("live")) load(); };  // the last data may have come while it was live, when no ranks fold
   model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage);

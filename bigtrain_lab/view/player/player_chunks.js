@@ -19,18 +19,18 @@ function chunksLayout(chunks, top, width) {
     x: (chunk) => LEFT + chunk * column, y: (rank) => top + CHUNK_HEAD + rank * (row + gap) };
 }
 
-const heldAt = ({ chunks, end }, rank, chunk, t) => levelAt(chunks.cells[rank][chunk], t >= end ? Infinity : t)[1];
+const cellAt = ({ chunks, end }, rank, chunk, t) => levelAt(chunks.cells[rank][chunk], t >= end ? Infinity : t)[1];
 
 /** How many of all cells hold the whole sum, in words. */
 function wholeText(scene, t) {
   const { chunks } = scene;
   let whole = 0;
-  chunks.cells.forEach((row, rank) => row.forEach((_, chunk) => { whole += heldAt(scene, rank, chunk, t) === chunks.whole[chunk]; }));
+  chunks.cells.forEach((row, rank) => row.forEach((_, chunk) => { whole += cellAt(scene, rank, chunk, t) === chunks.whole[chunk]; }));
   return `${whole} of ${chunks.ranks * chunks.count} chunks hold the whole sum`;
 }
 
 function roundText(scene, t) {
-  return t >= scene.end ? (scene.unfinished ? "No more has happened." : "The last round is done.") : levelAt(scene.chunks.rounds, t)?.[1] ?? "Each rank has its own gradient.";
+  return t >= scene.end ? (scene.unfinished ? `No more has happened${failedText(scene, ": ")}.` : "The last round is done.") : levelAt(scene.chunks.rounds, t)?.[1] ?? "Each rank has its own gradient.";
 }
 
 /** The slots that are filled: of a chunk on its way they fall into the empty ones of its receiver's. */
@@ -55,10 +55,10 @@ function paintChunks(c, v) {
   c.font = `11px ${theme.font}`; c.fillStyle = theme.soft; c.textAlign = "right"; c.fillText("chunk", LEFT - 8, K.top + 33);
   for (let chunk = 0; chunk < chunks.count && K.column > 16; chunk++) { c.textAlign = "center"; c.fillText(chunk, K.x(chunk) + K.cell / 2, K.top + 33); }
   for (let rank = 0; rank < chunks.ranks; rank++) {
-    c.font = `11px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle"; c.fillStyle = theme.ink;
+    c.font = `11px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle"; c.fillStyle = nameColour(v, rank);
     c.fillText(`rank ${rank}`, LEFT - 8, K.y(rank) + K.row / 2);
     for (let chunk = 0; chunk < chunks.count; chunk++) {
-      const mask = heldAt(scene, rank, chunk, v.t);
+      const mask = cellAt(scene, rank, chunk, v.t);
       const whole = mask === chunks.whole[chunk];
       paintSlots(c, v, K.x(chunk), K.y(rank), mask);
       frameCell(c, K, K.x(chunk), K.y(rank), whole ? theme.ink : theme.rule, whole ? 2 : 1);

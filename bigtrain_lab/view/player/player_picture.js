@@ -42,9 +42,9 @@ function readScene(bytes, look, unfolded) {
   if (!bytes || !bytes.byteLength) return null;
   const whole = JSON.parse(new TextDecoder().decode(bytes)), alike = alikeRanks(whole);
   const groups = unfolded ? Array.from({ length: whole.ranks }, (_, rank) => [rank]) : alike, raw = folded(whole, groups);
-  const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
-    ({ row, kind, name, label, start, end, version, waited, message, src });
-  const transfer = ([src, dst, kind, name, start, end, size, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, leaves, reaches });
+  const span = ([row, kind, name, label, start, end, version, waited, message, src, read]) =>
+    ({ row, kind, name, label, start, end, version, waited, message, src, read });
+  const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
   scene.folds = alike.length < whole.ranks;
   scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
@@ -64,7 +64,7 @@ function readScene(bytes, look, unfolded) {
   if (scene.transfers.length) for (const row of silent) scene.byRow[row] = [];  // not the marks of rounds
   for (const t of scene.transfers) if (silent.has(t.reaches)) {
     const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
-    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
+    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.label.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
   }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
@@ -85,6 +85,8 @@ function readScene(bytes, look, unfolded) {
     const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
     scene.inside[rank].push([t, total]); scene.peak = Math.max(scene.peak, total);
   }
+  scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
+  scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
   scene.chunks = readChunks(raw.chunks);
@@ -94,6 +96,25 @@ function readScene(bytes, look, unfolded) {
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
+}
+
+/** Stretches of a rank's boxes whose memory was read at their ends alone, in a trace that was read inside others: a run tells the first
+ * ones, and then new peaks. A forward or a backward always moves memory; other boxes may not. */
+function unreadOf(boxes) {
+  const found = [];
+  let open = null;  // the stretch that may go on
+  for (const s of boxes) {
+    if (s.read) open = null;
+    else if (open) open[1] = s.end;
+    else if ("FB".includes(s.kind)) found.push(open = [s.start, s.end]);
+  }
+  return found;
+}
+
+/** The last tick at which anything is known of a rank. */
+function lastOf({ rows, byRow, kept, levels, inside }, rank) {
+  const own = kept.indexOf(rank), boxes = byRow.filter((_, i) => rows[i][0] === rank);
+  return Math.max(0, ...boxes.map((row) => row.at(-1)?.end ?? 0), ...[levels[own], inside[own]].map((readings) => readings.at(-1)?.[0] ?? 0));
 }
 
 const sum = (level) => { let total = 0; for (let k = 1; k < level.length; k++) total += level[k]; return total; };
@@ -116,6 +137,8 @@ const during = (items, from, to, longest) =>
   items.slice(lastBefore(items, from - longest, (e) => e.start) + 1, lastBefore(items, to, (e) => e.start) + 1).filter((e) => e.end >= from);
 const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
 const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
+/** What a rank holds; of one that has ended nothing. */
+const heldAt = ({ levels, ended, kept }, rank, t) => t > ended.get(kept[rank]) ? undefined : levelAt(levels[rank], t);
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
 const clockTime = (scene, t) => t * scene.factor === 1 ? `1 ${scene.unitName.replace("slots", "slot")}` : `${digits(t * scene.factor)} ${scene.unitName}`;
 
@@ -176,7 +199,7 @@ function paintLayer(c, v) {
     const y = L.rowY(i) + L.row / 2;
     if (!tall && (lane !== "compute" || y < free)) return;
     const alike = lane === "compute" && scene.alike[place(rank)] > 1, two = alike && L.row >= 24;
-    c.fillStyle = lane === "compute" ? theme.ink : theme.soft;
+    c.fillStyle = lane === "compute" ? nameColour(v, rank) : theme.soft;
     c.fillText(lane === "compute" ? `${scene.folds ? (alike ? "\u25b8 " : "\u25be ") : ""}${scene.nameOf(rank)}` : lane, LEFT - 8, two ? y - 6 : y);
     if (two) { c.fillStyle = theme.soft; c.fillText(`${scene.alike[place(rank)]} alike`, LEFT - 8, y + 7); }
     free = y + 11;
@@ -186,8 +209,7 @@ function paintLayer(c, v) {
   const x0 = xOf(v, 0);
   if (!scene.chunks) {
     c.fillStyle = dotted(c, theme.soft);
-    scene.rows.forEach(([rank, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), xOf(v, scene.endOf(rank)) - x0, L.row); });
-    paintFailed(c, v);
+    scene.rows.forEach(([rank, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), xOf(v, scene.ended.get(rank) ?? scene.endOf(rank)) - x0, L.row); });
     const under = scene.rows.findIndex(([rank]) => rank >= scene.own), y = Math.round(L.rowY(under) - L.gap / 2) + 0.5;
     if (under > 0) { c.strokeStyle = theme.ink; c.lineWidth = 1; c.beginPath(); c.moveTo(LEFT, y); c.lineTo(L.width - RIGHT, y); c.stroke(); }
   }
@@ -201,7 +223,10 @@ function paintLayer(c, v) {
   } else if (L.gap >= 3 || messages.length < 400) for (const t of messages) paintTransfer(c, v, t, theme.soft, 0.8);
   if (L.ranks) paintMemory(c, v, look);
   c.restore();
+  paintFailed(c, v);
 }
+
+const nameColour = ({ scene, theme }, rank) => scene.ended.has(rank) ? theme.alarm : theme.ink;
 
 /** What a rank waits for: its own row is cut open, and what comes on its other lanes then is exposed. */
 function paintWaits(c, v) {
@@ -223,19 +248,21 @@ function paintWaits(c, v) {
   });
 }
 
-/** Behind its last box a rank that failed has nothing any more: a red line, and a cross where it ended. */
+/** Where a rank that failed ended a cross, which the right margin has room for, and a red line as far as the others went on. */
 function paintFailed(c, v) {
-  const { scene, layout: L, theme } = v;
+  const { scene, layout: L, theme } = v, right = L.width - RIGHT;
+  c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT + 1, L.bottom); c.clip();
+  c.strokeStyle = c.fillStyle = theme.alarm; c.textAlign = "left"; c.textBaseline = "middle"; c.font = `600 11px ${theme.font}`;
   scene.rows.forEach(([rank, lane], i) => {
-    if (lane !== "compute" || !scene.failed.includes(rank)) return;
-    const from = xOf(v, scene.byRow[i].at(-1)?.end ?? 0), to = xOf(v, scene.endOf(rank)), y = L.rowY(i) + L.row / 2, r = Math.min(6, L.row / 2 - 1);
-    c.fillStyle = theme.bg; c.fillRect(from, L.rowY(i), to - from + 24, L.row);
-    c.strokeStyle = c.fillStyle = theme.alarm; c.lineWidth = 2.5; c.beginPath();
+    const from = xOf(v, scene.ended.get(rank)), to = Math.min(right, xOf(v, scene.endOf(rank))), y = L.rowY(i) + L.row / 2, r = Math.min(6, L.row / 2 - 1);
+    if (lane !== "compute" || !(from < right + 1)) return;
+    c.lineWidth = 2.5; c.beginPath();
     c.moveTo(from + 3, y - r); c.lineTo(from + 3 + 2 * r, y + r); c.moveTo(from + 3 + 2 * r, y - r); c.lineTo(from + 3, y + r); c.stroke();
     if (to - from < 70) return;
-    c.textAlign = "left"; c.font = `600 11px ${theme.font}`; c.fillText("failed", from + 2 * r + 9, y + 0.5); c.font = `11px ${theme.font}`;
+    c.fillText("failed", from + 2 * r + 9, y + 0.5);
     c.lineWidth = 1; c.beginPath(); c.moveTo(from + 2 * r + 48, y); c.lineTo(to, y); c.stroke();
   });
+  c.restore();
 }
 
 function dotted(c, colour) {
@@ -348,7 +375,7 @@ function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
   for (const rank of L.strips) {
     const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
-    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.end;
+    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? scene.end;
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
       for (let i = from; i !== to; i += by) {
         const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : last), h = y(rank, base[i]);
@@ -363,6 +390,8 @@ function paintMemory(c, v, look) {
     });
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
+    c.fillStyle = theme.ink;
+    for (const [start, end] of scene.unread[rank]) c.fillRect(xOf(v, start), Math.round(y(rank, 0)) - 1, xOf(v, end) - xOf(v, start), 3);
     const inside = scene.inside[rank];
     c.strokeStyle = look.inside; c.beginPath();
     for (const i of tellingOf(v, inside, (i) => inside[i][1])) c.lineTo(xOf(v, inside[i][0]), y(rank, inside[i][1]));
@@ -391,7 +420,8 @@ function paintMemory(c, v, look) {
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`];
+  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; thick line: read only at the ends of actions" : "";
+  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
@@ -451,7 +481,7 @@ function paintFrame(c, v) {
   c.beginPath(); c.moveTo(on - (off ? 0 : 5), 0); c.lineTo(on + (off ? 8 * off : 5), off ? 5 : 0); c.lineTo(on, off ? 10 : 7); c.fill();
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
-    const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
+    const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30;
     const now = size(level ? sum(level) : 0), most = size(scene.peaks[rank]?.bytes ?? 0), bytes = now === most ? now : `${now.replace(now.endsWith(most.slice(-2)) ? /\s\S+$/ : "", "")} of ${most}`;
     c.fillStyle = theme.ink; if (two) c.fillText(scene.holders[rank], LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
@@ -505,10 +535,13 @@ function find(v, x, y) {
 /** What a box is: "F0: forward of micro-batch 0, stage 2", or "B7: backward of layer 7, pass 1". */
 function about({ scene, look }, s) {
   const action = /^(\d+)([A-Z])(\d+)$/.exec(s.name), phase = action && look.phases[action[2]]?.[2];
-  if (!phase) return s.name;
+  if (!phase) return s.size == null ? s.label : s.name;  // a message with its round
   const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" && scene.terms[0][0] === "stage" ? [] : scene.terms;
   return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
 }
+
+/** The message that a box waited for, by the name that boxes have: "F0 from rank 1". */
+const messageOf = (scene, s) => `${scene.sent[`${s.src} ${s.message}`]?.[0].label ?? s.message} from rank ${s.src}`;
 
 const rowName = (scene, [rank, lane]) => `${scene.nameOf(rank)}${lane === "compute" ? "" : ` ${lane}`}`;
 
@@ -524,14 +557,14 @@ function tell(v, u) {
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     const open = waitedIn(scene, rank, s.start, s.end);
     if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
-    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${s.message} from rank ${s.src}` : ""));
+    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
     return lines;
   }
   if (u.transfer) {
     const t = u.transfer;
-    return [`result of ${t.name}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
+    return [`result of ${t.label}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
   }
   if (u.fold) return [scene.alike.some((n) => n > 1) ? "click: a row for each rank" : "click: one row for ranks that are alike"];
   if ("peak" in u) {
@@ -540,13 +573,15 @@ function tell(v, u) {
       ...peak.kinds.map(([kind, b]) => `${look.memory[kind][0]} ${size(b)}`).reverse(), "click: a list of it"];
   }
   if ("memory" in u) {
-    const level = levelAt(scene.levels[u.memory], u.t) || [0];
+    const level = heldAt(scene, u.memory, u.t) || [0];
     const kinds = look.memory.map(([kind], k) => [kind, level[k + 1] || 0]).filter(([, b]) => b).reverse();
-    return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
+    const unread = scene.unread[u.memory].some(([start, end]) => start <= u.t && u.t < end);
+    return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`),
+      ...(unread ? ["read only at the ends of actions here"] : [])];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
   return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
-    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${next.message} from rank ${next.src}` : "")
+    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${messageOf(scene, next)}` : "")
     : "nothing more to do"];
 }
 
@@ -563,9 +598,15 @@ function countedText({ spans, terms: [[which, word]] }) {
 function doing(scene, row, t) {
   const [rank, lane] = scene.rows[row];
   if (lane !== "compute") return "free";
-  if (scene.failed.includes(rank) && t >= (scene.byRow[row].at(-1)?.end ?? 0)) return "gone: it failed";
+  if (t >= scene.ended.get(rank)) return "gone: it failed";
   if (t >= scene.endOf(rank)) return "done";
   return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something is on its way" : "idle";
+}
+
+/** "; rank 1 failed", of the trace itself. */
+function failedText({ failed, own, nameOf }, before) {
+  const names = failed.filter((rank) => rank < own).map(nameOf);
+  return names.length ? `${before}${names.join(", ")} failed` : "";
 }
 
 /** Ticks of a stretch in which a rank waits. */
@@ -575,9 +616,9 @@ const waitedIn = (scene, rank, from, to) => scene.chunks ? 0
 function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
-  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
+  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `${scene.unfinished ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
-    .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}.`;
+    .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 
