@@ -199,7 +199,7 @@ class Picture(widgets.VBox):
         if name == RIVALS:
             self.rivals.show(self._made, trace)
         elif name == CURVES:
-            self.curves.value = curves(self._made.curves, trace, self._pinned)
+            self.curves.value = curves(self._made.curves, trace, self._pinned, self.player.room)
         elif name != PLAYER:
             self._figure.children = [
                 drawn(name, lambda: self._made.shown(name, trace), self.player.room)

@@ -8,16 +8,19 @@ from ..core import Scalar, Trace
 from ..core.words import number
 from .words import axis_unit
 
-WIDE, HIGH = 380, 250  # of a chart, in units of its picture
+LEAST, HIGH = 300, 310  # of a chart, in pixels
 LEFT, TOP, BOTTOM = 52, 26, 24
 MOST = 600  # points of a line: more cannot be told apart
 
 
-def curves(titles: dict[str, str], trace: Trace, pinned: Trace | None = None) -> str:
-    """A chart for each of these names of which the trace tells, with its title."""
-    drawn = [
-        chart(name, title, trace, pinned) for name, title in titles.items() if points(trace, name)
-    ]
+def curves(
+    titles: dict[str, str], trace: Trace, pinned: Trace | None = None, width: int = 900
+) -> str:
+    """A chart for each of these names of which the trace tells, with its title; together as wide as
+    this, in pixels."""
+    told = {name: title for name, title in titles.items() if points(trace, name)}
+    wide = max(LEAST, width // max(1, len(told)) - 24)
+    drawn = [chart(name, title, trace, pinned, wide) for name, title in told.items()]
     note = "The curves are drawn while a run learns: press Run."
     return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
 
@@ -34,7 +37,7 @@ def points(trace: Trace, name: str) -> list[tuple[float, float]]:
     ]
 
 
-def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
+def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) -> str:
     own, other = points(trace, name), points(pinned, name) if pinned else []
     seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
@@ -46,7 +49,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
 
     def line(told, look):
         at = " ".join(
-            f"{LEFT + (WIDE - LEFT - 60) * x / right:.1f},{height(y):.1f}"
+            f"{LEFT + (wide - LEFT - 60) * x / right:.1f},{height(y):.1f}"
             for x, y in told
             if isfinite(y)
         )
@@ -59,8 +62,8 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
         (LEFT - 6, TOP + 4, "end", f"{high:.3g}"),
         (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
         (LEFT, HIGH - 6, "start", "0"),
-        (WIDE - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
-        (WIDE - 54, height(own[-1][1]) + 4, "start", last),
+        (wide - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
+        (wide - 54, height(own[-1][1]) + 4, "start", last),
     )
     texts = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
@@ -68,8 +71,8 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None) -> str:
     )
     title = f"{escape(title)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
     return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{title}">'
+        f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
-        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{WIDE - 60}"/>'
+        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}"/>'
         f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
     )
