@@ -38,7 +38,7 @@ LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
 class TensorSlicing(OfGPT, Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
-    figures: ClassVar[tuple[str, ...]] = ("slices", "timeline", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "slices", "memory")
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "weights a rank",
