@@ -43,15 +43,6 @@ def test_predictions_of_two_threads_do_not_tell_each_other_s_memory():
     assert [each.events for each in together] == [each.predict().events for each in asked]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_third_micro_batch_stands_for_those_up_to_the_last(monkeypatch, stage):
-    asked = Zero(**SMALL, stage=stage, replicas=2, micro_batches=6, precision="bf16", clip=1.0)
-    short = asked.predict()
-    monkeypatch.setattr(Zero, "few", 6)
-    sharded.dried.cache_clear()
-    assert short == asked.replace().predict()
-
-
 def test_the_numbers_of_the_paper():
     assert [round(zero_bytes(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)] == [
         120,
