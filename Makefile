@@ -1,4 +1,4 @@
-# make lab      open the lessons in JupyterLab          make test     everything
+# make lab      open your copies of the lessons, lessons/, in JupyterLab      make test     everything
 # make size     statements of each wing
 # make lint     format, ruff's rules, and which way imports point
 # make quick    the tests that answer within minutes    make bench    benchmarks side by side with other libraries
@@ -23,8 +23,8 @@ PY := .venv/bin/python
 export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --ServerApp.preferred_dir=notebooks \
-       $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb) \
+LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --ServerApp.preferred_dir=lessons \
+       --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb \
        $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
@@ -43,7 +43,7 @@ browser: setup
 	@$(PY) tools/setup.py browser
 
 lab: setup
-	@mkdir -p notebooks
+	@$(PY) tools/lessons.py
 	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
 
 lint: setup

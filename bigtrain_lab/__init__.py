@@ -34,6 +34,7 @@ __all__, __getattr__, __dir__ = offered(
         "train.optimizer": ("Optimizer",),
         "experiments": ("Experiment",),
         "grading": ("Topic",),
+        "lesson": ("predict",),
         "view.player": ("Player",),
         "panel": ("Panel", "show"),
     },
