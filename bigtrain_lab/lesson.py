@@ -1,18 +1,13 @@
-"""What a lesson asks of its reader, before it shows."""
+"""What a lesson asks of its reader before it shows."""
 
 from IPython.core.error import StdinNotImplementedError
 
-NOBODY = "nothing"
 
-
-def predict(question: str, *names: str) -> str | dict[str, str]:
-    """What the reader types; of several `names` {name: what is typed}. The cells below wait, and the
-    answer stays in the reader's own copy; nobody marks it. "nothing" where nobody can type."""
-    if names:
-        print(question)
-        return {name: predict(f"{name}:") for name in names}
+def predict(question: str) -> str:
+    """What the reader types; "nothing" where nobody can, as in a test. Cells below wait, and the
+    answer stays in the reader's own copy of the lesson; nobody marks it."""
     try:
-        return input(f"{question} ").strip() or NOBODY
-    except (EOFError, StdinNotImplementedError):  # a test, or a build
+        return input(f"{question} ").strip() or "nothing"
+    except (EOFError, StdinNotImplementedError):
         print(question)
-        return NOBODY
+        return "nothing"

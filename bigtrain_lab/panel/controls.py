@@ -132,31 +132,16 @@ def nearby(knob: Knob, kind: type, value) -> list:
     if kind is bool:
         return [not value]
     menu = knob.menu()
-    if (
-        menu is None
-        and kind in (int, float)
-        and None not in (knob.low, knob.high)
-        and not knob.low <= value <= knob.high
-    ):
-        return [kind(min(max(value, knob.low), knob.high))]
-    if menu is None and kind is int and knob.low is not None and knob.high is not None:
-        step = int(knob.step or 1)
-        low, high = max(int(knob.low), value - 64 * step), min(int(knob.high), value + 64 * step)
-        menu = (
-            [v for v in range(int(knob.low), int(knob.high) + 1, step) if low <= v <= high]
-            if high - low <= 10**6
-            else []
-        )
-    if (
-        menu is None
-        and kind is float
-        and knob.low is not None
-        and knob.high is not None
-        and by_hand(knob, kind)
-    ):
-        menu = positions(knob, value)
-    if menu is None:
+    if menu is None and (kind not in (int, float) or None in (knob.low, knob.high)):
         return []
+    if menu is None and not knob.low <= value <= knob.high:
+        return [kind(min(max(value, knob.low), knob.high))]
+    if menu is None and kind is float:
+        menu = positions(knob, value) if by_hand(knob, kind) else []
+    if menu is None:
+        low, step = int(knob.low), int(knob.step or 1)
+        first = max(low, low + ((value - low) // step - 64) * step)
+        menu = [*range(first, min(int(knob.high), value + 64 * step) + 1, step)]
     at, left_out = menu.index(value) if value in menu else 0, {value, *knob.typed()}
     return [
         v

@@ -11,7 +11,6 @@ from .rows import Rows
 from .settings import Newest
 
 PAUSE_S = 0.15
-MEASURED = "All predicted: what the wall clock measured is on the timeline."
 
 
 class Rivals(Rows):
@@ -38,7 +37,7 @@ class Rivals(Rows):
         if experiment is not self._shown:
             self._shown, self.waiting = experiment, True
             self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
-            known = trace if trace.clock == "predicted" and experiment.fault == "none" else None
+            known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
             self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:
             self._write()
@@ -67,7 +66,10 @@ class Rivals(Rows):
     def _write(self) -> None:
         made, clock = self._shown, self._trace.clock
         ran = [table.Rival("this run, modelled", True, self._trace)] * (clock == "modelled")
-        title = {"modelled": "The last row ran; the others are predicted.", "measured": MEASURED}
+        title = {
+            "modelled": "The last row ran; the others are predicted.",
+            "measured": "All predicted: what the wall clock measured is on the timeline.",
+        }
         self.html = table.rivals(
             [*self._found.values(), *ran],
             made.capacity_bytes,

@@ -18,6 +18,7 @@ import pytest
 
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import Schedule
+from tools import lessons
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
 from tools.picture_panels import PICTURES, text_of, told
 
@@ -305,3 +306,28 @@ def test_a_kernel_that_computes_does_so_with_one_thread(path):
     ]
     assert not computes or "torch.set_num_threads(1)" in sources[computes[0]]
     assert sum(source.count("set_num_threads") for source in sources) == bool(computes)
+
+
+# -- the reader's own copies -----------------------------------------------------------------------
+
+
+def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path):
+    release, own = tmp_path / "notebooks", tmp_path / "lessons"
+    shutil.copytree(NOTEBOOKS, release, ignore=shutil.ignore_patterns("*checkpoint*"))
+    lessons.main(release, own)
+    first, second, *others = sorted(own.rglob("*.ipynb"))
+    assert len(others) + 2 == len([*release.rglob("*.ipynb")])
+    assert not any(
+        cell.get("outputs") for path in own.rglob("*.ipynb") for cell in read(path).cells
+    )
+    for path, said in (
+        (first, "mine"),
+        (release / first.name, "new"),
+        (release / second.name, "new"),
+    ):
+        path.write_text(path.read_text().replace('"# ', f'"# {said} ', 1))
+    for _ in range(2):
+        lessons.main(release, own)
+    (beside,) = own.glob(f"{first.stem}-*")
+    titles = [read(path).cells[0].source[:6] for path in (first, beside, second)]
+    assert titles == ["# mine", "# new ", "# new "]

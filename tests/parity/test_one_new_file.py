@@ -1,4 +1,4 @@
-"""A schedule, a collective or an experiment of one's own is one new file: simulated, run, drawn,
+"""A schedule, a collective, a plan of recompute or an experiment of one's own is one new file: simulated, run, drawn,
 listed and checked, without editing a test."""
 
 import json
@@ -36,6 +36,18 @@ class Chain(Collective):
         there = [[Move(rank, rank + 1, 0, reduce=True)] for rank in range(self.ranks - 1)]
         return there + [[Move(move.dst, move.src, 0) for move in moves] for moves in reversed(there)]
 '''
+THIRDS = '''"""Three segments."""
+
+from ..plan import Recompute
+from .every_k import by_segments
+
+
+class Thirds(Recompute):
+    name = "thirds"
+
+    def order(self, chain, budget_bytes=None):
+        return by_segments([chain.layers * i // 3 for i in range(3)], chain.layers)
+'''
 PROOF = """
 import pytest
 from bigtrain_lab import Schedule; from bigtrain_lab.view import figures
@@ -52,6 +64,11 @@ from bigtrain_lab.experiments.all_reduce import AllReduce
 summed = AllReduce(collective="chain", ranks=3, megabytes=0.1, dtype="float64")
 around = summed.run(directory="around")
 around.wait()
+from bigtrain_lab.experiments.checkpoint import Checkpoint
+from bigtrain_lab.order.recompute.plan import advances
+thirds = Checkpoint(plan="thirds", layers=7)
+assert list(Checkpoint.knobs()["plan"].menu())[-1] == "thirds" and "thirds" in thirds.facts["plans"]
+assert (advances(thirds.ops), len(thirds.predict().spans(0))) == (6, 50)
 print({"idle": [predicted.idle(r) for r in range(2)], "differs": run_differs(asked, run) + run_differs(summed, around), "drawn": boxes > 0,
        "listed": "last-first" in Schedule.all() and "last-first" in asked.knobs()["schedule"].menu() and "chain" in summed.knobs()["collective"].menu()})
 main(["list"])
@@ -94,8 +111,8 @@ class Sum(Experiment):
 
 
 @pytest.mark.slow
-def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
-    """A copy of the library with four files more, and the parity test as it is: the experiment
+def test_a_schedule_a_collective_a_plan_and_two_experiments_in_new_files(tmp_path):
+    """A copy of the library with five files more, and the parity test as it is: the experiment
     whose reference is wrong fails."""
     shutil.copytree(
         ROOT / "bigtrain_lab",
@@ -107,6 +124,7 @@ def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
         '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS
     )
     (tmp_path / "bigtrain_lab/order/collectives/chain.py").write_text(CHAIN)
+    (tmp_path / "bigtrain_lab/order/recompute/plans/thirds.py").write_text(THIRDS)
     for name, reference in (("right-sum", 1), ("wrong-sum", 2)):
         (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(
             EXPERIMENT.format(name=name, reference=reference)

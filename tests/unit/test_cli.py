@@ -383,14 +383,6 @@ def test_ctrl_c_stops_the_ranks_and_says_so(cli, monkeypatch):
     assert Run.open("here").state == "stopped" and ranks_alive() == []
 
 
-def test_a_new_experiment_gains_its_commands(cli, family):
-    named("tiny")
-    assert f"tiny: {Waves.question}" in cli("list")[1] or Waves.question in cli("list")[1]
-    assert row(cli("predict", "tiny", "--micro-batches", "4")[1], "step time") == ["15 slots"]
-    said = "micro-batches is 9: it must be a whole number from 1 to 8."
-    refused(cli("predict", "tiny", "--micro-batches", "9"), said)
-
-
 # -- the report ------------------------------------------------------------------------------------
 
 

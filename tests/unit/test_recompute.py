@@ -2,12 +2,8 @@
 beats."""
 
 import heapq
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
 from functools import partial
 from itertools import chain as joined
 from itertools import combinations, count
@@ -176,34 +172,6 @@ EQUAL = Chain.equal(64, state=2, saved=32)
 def test_orders_and_settings_that_cannot_be_are_refused(make, sentence):
     with pytest.raises(Impossible, match=sentence):
         make()
-
-
-@pytest.mark.slow
-def test_a_plan_is_one_new_file(tmp_path):
-    """A copy of the library with one file more; nothing else is touched."""
-    shutil.copytree(
-        PACKAGE, tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (tmp_path / "bigtrain_lab/order/recompute/plans/thirds.py").write_text(
-        '"""Three segments."""\n\nfrom ..plan import Recompute\nfrom .every_k import'
-        ' by_segments\n\n\nclass Thirds(Recompute):\n    name = "thirds"\n\n    def order(self,'
-        " chain, budget_bytes=None):\n        return by_segments([chain.layers * i // 3 for i in"
-        " range(3)], chain.layers)\n"
-    )
-    prove = (
-        "from bigtrain_lab.experiments.checkpoint import Checkpoint; from bigtrain_lab.order.recompute.plan"
-        " import advances;lab = Checkpoint(plan='thirds', layers=7);"
-        " print(list(Checkpoint.knobs()['plan'].menu())[-1], advances(lab.ops),"
-        " len(lab.predict().spans(0)), 'thirds' in lab.facts['plans'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", prove],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert done.stdout == "thirds 6 50 True\n", done.stderr
 
 
 # -- the optimum, held to an independent search ----------------------------------------------------
