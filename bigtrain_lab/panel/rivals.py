@@ -10,8 +10,6 @@ from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
-PAUSE_S = 0.15
-
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
@@ -57,7 +55,7 @@ class Rivals(Rows):
             found = self._found[name] = rival(experiment, name, settings[name], known)
             if found.own:
                 self._write()
-                time.sleep(PAUSE_S)  # who drags a slider moves on
+                time.sleep(0.15)  # who drags a slider moves on
 
     def _tell(self, _) -> None:
         self._write()
