@@ -8,6 +8,6 @@ def predict(question: str) -> str:
     answer stays in the reader's own copy of the lesson; nobody marks it."""
     try:
         return input(f"{question} ").strip() or "nothing"
-    except (EOFError, StdinNotImplementedError):
+    except (EOFError, OSError, StdinNotImplementedError):
         print(question)
         return "nothing"
