@@ -294,7 +294,7 @@ class Panel(widgets.VBox):
             )
             self._compared.begin(self.experiment)
             self._enable()
-            self.picture.watch()
+            self.picture.watch(goes_on=True)
             self._draw(self.run.clock)
             self._thread = follow(self.run, self._on_progress, self._on_end)
             return self.run
@@ -348,6 +348,7 @@ class Panel(widgets.VBox):
             self._running = False
             try:
                 when, replayed = f"after {took:.1f} s", took < REPLAY_S
+                self.picture.watch(goes_on=False)
                 self._show_end(run, self._compared.ran, run.traces(), when, replayed)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
@@ -377,7 +378,7 @@ class Panel(widgets.VBox):
         if told := "\n".join(filter(None, (failure, damage, broken))):
             self._fail(told, run if failure else None)
         if failure:
-            self.picture.watch(failed=True)
+            self.picture.watch(goes_on=False, failed=True)
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw()

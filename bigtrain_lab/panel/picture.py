@@ -107,17 +107,23 @@ class Picture(widgets.VBox):
         names, tab = [*CLOCKS, *[PINNED] * pinned], self.tabs.value
         if names == list(self.tabs.options):
             return
-        self._fitting = True  # options choose their first by themselves
-        try:
-            self.tabs.tooltips = [TABS[name] for name in names]
-            self.tabs.options = names
-            self.tabs.value = tab if tab in names else names[0]
-        finally:
-            self._fitting = False
+        self._set(
+            self.tabs,
+            tooltips=[TABS[name] for name in names],
+            options=names,
+            value=tab if tab in names else names[0],
+        )
 
     def go_to(self, tab: str) -> None:
         """Choose this tab, without a call of `chosen`."""
-        self._fitting, self.tabs.value, self._fitting = True, tab, False
+        self._set(self.tabs, value=tab)
+
+    def _set(self, made: widgets.Widget, **values) -> None:
+        """Set this widget, as if nobody had moved it."""
+        self._fitting = True
+        for name, value in values.items():  # options choose their first by themselves
+            setattr(made, name, value)
+        self._fitting = False
 
     def refuse(self, html: str, mend: dict) -> None:
         """Why the settings cannot be, over the picture of those before, and what mends them; "":
@@ -150,26 +156,30 @@ class Picture(widgets.VBox):
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
+        if self.lenses.value == CURVES and trace is not None and trace.clock == "predicted":
+            self._set(self.lenses, value=PLAYER)  # no loss is known
         self._draw()
 
-    def watch(self, failed: bool = False) -> None:
-        """A run begins: its curves, where the lab has any. One that `failed` is looked into on its
-        timeline."""
-        shown = [lens for _, lens in self.lenses.options]
-        self._fitting = True
-        chosen = CURVES if CURVES in shown else self.lenses.value
-        self.lenses.value = PLAYER if failed else chosen
-        self._fitting = False
+    def watch(self, goes_on: bool, failed: bool = False) -> None:
+        """A run begins: its curves, where the lab has any, else its timeline. At its end what was
+        shown before; one that `failed` is looked into on its timeline."""
+        curved = CURVES in [lens for _, lens in self.lenses.options]
+        if goes_on:
+            self._left = self.lenses.value
+            self._set(self.lenses, value=CURVES if curved else PLAYER)
+        elif failed or (self.lenses.value == PLAYER and not curved):
+            self._set(self.lenses, value=PLAYER if failed else self._left)
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
         """A lens a figure, in the lab's order, and one for the player."""
         lenses = list(dict.fromkeys(PLAYER if name in PLAYED else name for name in figures))
         lenses = [*lenses, *[PLAYER] * (PLAYER not in lenses)]
         if lenses != [lens for _, lens in self.lenses.options]:
-            self._fitting = True
-            self.lenses.options = [(lens.replace(RIVALS, "side by side"), lens) for lens in lenses]
-            self.lenses.value = lenses[0]
-            self._fitting = False
+            self._set(
+                self.lenses,
+                options=[(lens.replace(RIVALS, "side by side"), lens) for lens in lenses],
+                value=lenses[0],
+            )
         self.lenses.layout.display = None if len(lenses) > 1 else "none"
 
     def _describe(self, about: str) -> None:
@@ -233,7 +243,7 @@ class Picture(widgets.VBox):
         last = trace.steps - count + 1
         first = last if self._live else min(self.first.value, last)
         if not self._live:
-            self._fitting, self.first.max, self._fitting = True, last, False
+            self._set(self.first, max=last)
             self._told.value = (
                 f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps}'
                 " are drawn, their time from 0; the table tells of all</div>"
@@ -256,13 +266,15 @@ def drawn(name: str, shown: Callable[[], object], width: int) -> widgets.DOMWidg
         figure = figures.figure(name, shown()).update_layout(width=width)
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
-    output = {
-        "output_type": "display_data",
-        "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()),
-        "metadata": {},
-    }
     return widgets.Output(
-        outputs=(output,), layout=widgets.Layout(min_height=f"{figure.layout.height}px")
+        outputs=(
+            {
+                "output_type": "display_data",
+                "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()),
+                "metadata": {},
+            },
+        ),
+        layout=widgets.Layout(min_height=f"{figure.layout.height}px"),
     )  # the page stays while it is drawn
 
 

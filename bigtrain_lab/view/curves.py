@@ -20,9 +20,11 @@ def curves(
     this, in pixels."""
     told = {name: title for name, title in titles.items() if points(trace, name)}
     wide = max(LEAST, width // max(1, len(told)) - 24)
-    drawn = [chart(name, title, trace, pinned, wide) for name, title in told.items()]
-    note = "The curves are drawn while a run learns: press Run."
-    return f'<div class="btl-curves">{"".join(drawn) or f"<p>{note}</p>"}</div>'
+    drawn = "".join(chart(name, title, trace, pinned, wide) for name, title in told.items())
+    return (
+        f'<div class="btl-curves">{drawn}'
+        f"{'<p>The curves are drawn while a run learns: press Run.</p>' * (not drawn)}</div>"
+    )
 
 
 def points(trace: Trace, name: str) -> list[tuple[float, float]]:

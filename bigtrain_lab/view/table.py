@@ -51,7 +51,12 @@ def answers(
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
     slots = [
-        slot(row, getattr(row, clock), row.pinned if pinned and alike(row, clock, pinned) else None)
+        slot(
+            row,
+            getattr(row, clock),
+            row.pinned if pinned and alike(row, clock, pinned) else None,
+            row.predicted if clock == "modelled" and row.exact and not stale else None,
+        )
         for row in chosen[:MOST]
     ]
     if failed or broken:
@@ -68,9 +73,16 @@ def alike(row: report.Row, clock: str, other: str) -> bool:
     return clock == other or (row.exact and not {"measured", "pinned"} & {clock, other})
 
 
-def slot(row: report.Row, amount: report.Amount | None, pinned: report.Amount | None) -> str:
+def slot(
+    row: report.Row,
+    amount: report.Amount | None,
+    pinned: report.Amount | None,
+    predicted: report.Amount | None,
+) -> str:
+    """A number, against what is pinned; where nothing is, whether it is as predicted."""
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    gap = ""
+    same = amount and predicted and report.gap(predicted, amount) == "equal"
+    gap = "<em>= predicted</em>" if same and not pinned else ""
     if amount and pinned and amount.unit == pinned.unit:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (

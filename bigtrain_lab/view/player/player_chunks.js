@@ -66,6 +66,7 @@ function paintChunks(c, v) {
   }
   for (const m of chunks.moves) if (m.start <= v.t && v.t < m.end) {
     const part = (v.t - m.start) / (m.end - m.start), x = K.x(m.chunk), y = K.y(m.src) + (K.y(m.dst) - K.y(m.src)) * part;
+    c.fillStyle = theme.bg; c.fillRect(x, y, K.cell, K.row);  // what it passes over does not seem to be its own
     paintSlots(c, v, x, y, m.mask);
     frameCell(c, K, x, y, theme.accent, 2);
     c.fillStyle = theme.accent; c.beginPath(); c.arc(x, y + K.row / 2, 7, 0, 7); c.fill();

@@ -484,7 +484,7 @@ function paintFrame(c, v) {
     const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30;
     const now = size(level ? sum(level) : 0), most = size(scene.peaks[rank]?.bytes ?? 0), bytes = now === most ? now : `${now.replace(now.endsWith(most.slice(-2)) ? /\s\S+$/ : "", "")} of ${most}`;
     c.fillStyle = theme.ink; if (two) c.fillText(scene.holders[rank], LEFT - 8, y + L.strip / 2 - 7);
-    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
+    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "r")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0), LEFT - 12);
   }
   if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
     const whole = right - LEFT;
