@@ -165,8 +165,10 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
     panel.controls["micro_batches"].value = 5
     assert sent == ["HTML", "HTML", "Player"] and panel.experiment.micro_batches == 5
     assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot")
-    told = 'title="step time: the mean over the run&#x27;s steps"'
-    assert told in panel.answers.value and told in panel.foot.numbers.value
+    assert all(
+        'title="step time: the mean over the run&#x27;s steps"' in part.value
+        for part in (panel.answers, panel.foot.numbers)
+    )
     assert panel.player.data != before and panel.run is None
 
 
@@ -208,8 +210,11 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert len(line) == len(losses) + 1 and heights.index(min(heights)) == losses.index(max(losses))
     shown.pin()
     ran(shown, learning_rate=0.5)
-    assert shown.picture.curves.value.count("<polyline") == 2
-    assert 'btl-dashed" points=""' not in shown.picture.curves.value
+    assert (drawn := shown.picture.curves.value).count("<polyline") == 2 and (
+        'btl-dashed" points=""' not in drawn and shown.picture.lenses.value == "curves"
+    )
+    shown.set(learning_rate=0.25)
+    assert shown.picture.lenses.value == "timeline"  # no loss is known before a run
 
 
 def test_rivals_stand_side_by_side_and_a_click_takes_one():
@@ -236,7 +241,11 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     assert len(rows) == 4 + 1 and ">this run, modelled<" in rows[-1]
     assert f'data-time="{trace.step_time}"' in rows[-1] and rivals.html.count("btl-own") == 2
     rivals._handle_custom_msg({"row": 4}, [])  # the settings of the run are those of now
-    assert shown.experiment.stage == 2 and shown.picture.tabs.value == "modelled"
+    assert (shown.experiment.stage, shown.picture.tabs.value, shown.picture.lenses.value) == (
+        2,
+        "modelled",
+        "rivals",
+    ) and "= predicted" in shown.answers.value
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
     data = shown.player.data
