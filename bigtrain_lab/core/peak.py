@@ -110,9 +110,14 @@ def peak(trace: Trace, rank: int) -> Peak | None:
     """The rank's highest reading of all kinds together, the first of several; None where the trace
     has none.
 
-    Where single storages were followed (Trace.at_peak), the peak is theirs.
+    Where single storages were followed (Trace.at_peak), the peak is theirs; of a run that broke off
+    they may be those of an earlier one.
     """
-    if alive := trace.at_peak(rank):
+    most = max(readings(trace, rank), key=lambda each: each.bytes, default=None)
+    alive = trace.at_peak(rank)
+    if alive and not (
+        trace.settings.get("unfinished") and most and most.bytes > sum(e.bytes for e in alive)
+    ):
         held: dict[str, int] = {}
         for each in alive:
             held[each.kind] = held.get(each.kind, 0) + each.bytes
@@ -126,7 +131,7 @@ def peak(trace: Trace, rank: int) -> Peak | None:
             None,
         )
         return found._replace(action=read.action if read else action_at(trace, rank, start))
-    return max(readings(trace, rank), key=lambda each: each.bytes, default=None)
+    return most
 
 
 def action_at(trace: Trace, rank: int, tick: int) -> str:

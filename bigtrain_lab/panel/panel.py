@@ -217,6 +217,7 @@ class Panel(widgets.VBox):
                     " this."
                 )
                 note = f"{self._only_predicted or runs} It shows {TABS[tab]}."
+                note = "The ranks start." if self._running else note
             self.picture.show(
                 trace,
                 note,

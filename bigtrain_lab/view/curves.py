@@ -9,7 +9,7 @@ from ..core.words import number
 from .words import axis_unit
 
 LEAST, HIGH = 300, 310  # of a chart, in pixels
-LEFT, TOP, BOTTOM = 52, 26, 24
+LEFT, TOP, BOTTOM = 64, 26, 24
 MOST = 600  # points of a line: more cannot be told apart
 
 
@@ -61,8 +61,8 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     unit, _ = axis_unit(trace)
     last = "no number" if broken is not None else number(own[-1][1])
     ends = (
-        (LEFT - 6, TOP + 4, "end", f"{high:.3g}"),
-        (LEFT - 6, HIGH - BOTTOM, "end", f"{low:.3g}"),
+        (LEFT - 6, TOP + 4, "end", number(high)),
+        (LEFT - 6, HIGH - BOTTOM, "end", number(low)),
         (LEFT, HIGH - 6, "start", "0"),
         (wide - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
         (wide - 54, height(own[-1][1]) + 4, "start", last),
@@ -71,7 +71,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in ends
     )
-    title = f"{escape(title)}, {trace.clock}" + " (dashed: pinned)" * bool(other)
+    title = escape(title) + " (dashed: pinned)" * bool(other)
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'

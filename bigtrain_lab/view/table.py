@@ -116,22 +116,25 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     """A row each: what a step takes and goes to, what the fullest rank holds and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
-    longest = max((trace.step_time for trace in traces), default=0) or 1
+    times = sorted(trace.step_time for trace in traces) or [0]
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
-        rival_row(at, rival, held, several, (longest, most, limit))
+        rival_row(at, rival, held, several, (times[0], times[-1] or 1, most, limit))
         for at, (rival, held) in enumerate(zip(given, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}
-    looks = LOOKS if several else ("compute",)
-    key = [f'<i class="btl-{name}"></i>{name}' for name in looks]
-    key += [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
+    key = [
+        *(f'<i class="btl-{name}"></i>{name}' for name in (LOOKS if several else ("compute",))),
+        *(f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds),
+    ]
     sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
-    heads = sorts("time", "time a step") + "<th></th>"
-    heads += (sorts("held", "peak, fullest rank") + "<th></th>") * bool(most)
-    shares = "<th>compute</th><th>waits</th><th>idle</th>"
-    heads += (sorts("sent", "sent a rank") + shares) * several
+    heads = (
+        f"{sorts('time', 'time a step')}<th></th>"
+        + f"{sorts('held', 'peak, fullest rank')}<th></th>" * bool(most)
+        + sorts("sent", "sent a rank") * several
+        + "<th>compute</th><th>waits</th><th>idle</th>" * several
+    )
     return (
         f'<div class="btl-rivals"><div class="btl-shares"><span><b>{escape(title)}</b> Click a row'
         f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
@@ -151,7 +154,7 @@ def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tu
     look = "btl-own" * rival.own + "btl-stale" * rival.stale
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
-    longest, most, limit = scale
+    least, longest, most, limit = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
     time = [
@@ -164,6 +167,7 @@ def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tu
         if held and kind in held.held
     ]
     over = bool(limit and total > limit)
+    name += " \u00b7 fastest" * (trace.step_time == least < longest)
     memory = f"<td>{size(total)}{' over the limit' * over}</td>"
     memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)

@@ -257,7 +257,7 @@ def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list 
         for kind, size in highest.held.items()
         if kind in MEMORY_KINDS
     ]
-    alive = [e for e in trace.at_peak(rank) if e.kind in MEMORY_KINDS]
+    alive = [e for e in trace.at_peak(rank) if e.kind in MEMORY_KINDS and e.start == highest.start]
     counts = [
         int(several[1]) if not e.dtype and (several := TOGETHER.fullmatch(e.name)) else 1
         for e in alive

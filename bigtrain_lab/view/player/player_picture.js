@@ -589,7 +589,7 @@ function tell(v, u) {
 function countedText({ spans, terms: [[which, word]] }) {
   for (const s of spans) {
     const [, stage, kind, number] = /^(\d+)([A-Z])(\d+)$/.exec(s.name) ?? [], value = which === "stage" ? stage : number;
-    if (kind && kind !== "U" && Number(value)) return `${s.label}: ${word} ${value}`;
+    if (kind && kind !== "U" && Number(value)) return `${s.label}: ${word} ${value}${word === "step" ? ", counted from 0" : ""}`;
   }
   return "";
 }
