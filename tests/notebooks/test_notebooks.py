@@ -181,14 +181,16 @@ def test_ends_each_cell_in_something_seen(path):
     """One value, figure, question or assert; an exercise may end in its class or function."""
     for cell in code_cells(path):
         last = ast.parse(cell.source).body[-1]
-        kinds = (
-            ast.Expr,
-            ast.Assert,
-            ast.For,
-            ast.If,
-            *is_exercise(cell) * (ast.ClassDef, ast.FunctionDef),
-        )
-        assert isinstance(last, kinds) or re.search(r"(?<![.\w])predict\(", ast.unparse(last)), (
+        assert isinstance(
+            last,
+            (
+                ast.Expr,
+                ast.Assert,
+                ast.For,
+                ast.If,
+                *is_exercise(cell) * (ast.ClassDef, ast.FunctionDef),
+            ),
+        ) or re.search(r"(?<![.\w])predict\(", ast.unparse(last)), (
             f"{cell.id} ends in nothing to look at"
         )
 
@@ -217,8 +219,10 @@ def test_the_map_leads_to_every_lesson_and_the_page_of_names_to_cells():
         for target in re.findall(r"\]\(([^)\s]+)\)", cell.source)
     }
     assert linked == {path.name for path in LESSONS} - {"00_start_here.ipynb"}
-    page = (NOTEBOOKS.parent / "docs/coverage.md").read_text(encoding="utf-8")
-    named = re.findall(r"notebooks/([\w.]+)\) ((?:`[\w-]+` ?)+)", page)
+    named = re.findall(
+        r"notebooks/([\w.]+)\) ((?:`[\w-]+` ?)+)",
+        (NOTEBOOKS.parent / "docs/coverage.md").read_text(encoding="utf-8"),
+    )
     assert named and all(
         set(re.findall(r"[\w-]+", cells)) <= {cell.id for cell in read(NOTEBOOKS / lesson).cells}
         for lesson, cells in named
