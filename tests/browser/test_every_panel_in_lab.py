@@ -26,7 +26,7 @@ def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
         for name, e in panels.items()
         if e.figures[0] in PLAYED or e.figures[0] == RIVALS and len(e().rivals()) <= FEW
     ]
-    expect(page.locator(".btl-player[data-revision]")).to_have_count(len(played))
+    expect(page.locator(".btl-player[data-time]")).to_have_count(len(played))
     for button in page.get_by_role("button", name="more settings").all():
         button.click()
     settings = sum(
