@@ -4,8 +4,8 @@ from IPython.core.error import StdinNotImplementedError
 
 
 def predict(question: str) -> str:
-    """What the reader types; "nothing" where nobody can, as in a test. Cells below wait, and the
-    answer stays in the reader's own copy of the lesson; nobody marks it."""
+    """Ask, and return what the reader types; "nothing" where nobody can, as in a test. Cells below
+    wait, and the answer stays in the reader's own copy of the lesson; nobody marks it."""
     try:
         return input(f"{question} ").strip() or "nothing"
     except (EOFError, OSError, StdinNotImplementedError):

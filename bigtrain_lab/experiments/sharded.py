@@ -87,9 +87,12 @@ class Sharded(Layered):
 
     @property
     def few(self) -> int:
-        """Micro-batches of a step of the dry run: without a pipeline the third stands for those
-        between it and the last."""
-        return min(self.own_micro_batches, 4 if self.pipeline == 1 else self.micro_batches)
+        """Micro-batches of a step of the dry run: where each backward follows its forward, the
+        third stands for those between it and the last."""
+        return min(
+            self.own_micro_batches,
+            4 if (self.pipeline, self.schedule) == (1, "1f1b") else self.micro_batches,
+        )
 
     def dry(self, rank: int, steps: int = 0) -> DryRun:
         """A rank's whole training without values, of at most two steps: the first, and one like all

@@ -214,10 +214,9 @@ class Panel(widgets.VBox):
             if trace is None and tab in CLOCKS[1:]:
                 runs = (
                     f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill"
-                    " this."
+                    f" this. It shows {TABS[tab]}."
                 )
-                note = f"{self._only_predicted or runs} It shows {TABS[tab]}."
-                note = "The ranks start." if self._running else note
+                note = "The ranks start." if self._running else self._only_predicted or runs
             self.picture.show(
                 trace,
                 note,

@@ -121,9 +121,11 @@ class Picture(widgets.VBox):
     def _set(self, made: widgets.Widget, **values) -> None:
         """Set this widget, as if nobody had moved it."""
         self._fitting = True
-        for name, value in values.items():  # options choose their first by themselves
-            setattr(made, name, value)
-        self._fitting = False
+        try:
+            for name, value in values.items():  # options choose their first by themselves
+                setattr(made, name, value)
+        finally:
+            self._fitting = False
 
     def refuse(self, html: str, mend: dict) -> None:
         """Why the settings cannot be, over the picture of those before, and what mends them; "":

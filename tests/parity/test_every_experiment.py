@@ -78,21 +78,25 @@ SETTINGS: dict[str, list[dict]] = {
         {"plan": "keep-none", "model": "mlp", "dropout": 0.0},
     ),
     "combined": [
-        {
-            **CUBE,
-            "replicas": replicas,
-            "pipeline": pipeline,
-            "slices": slices,
-            "micro_batches": max(2, replicas),
-            "layers": max(2, pipeline),
-            "schedule": ("gpipe", "1f1b")[number % 2],
-            "recompute": number % 3 == 1,
-            "sequence_parallel": slices > 1 and number % 2 == 0,
-            "zero": (replicas > 1) * (number % 4),
-        }
-        for number, (replicas, pipeline, slices) in enumerate(
-            sizes for sizes in product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
-        )
+        {**CUBE, "replicas": 2, "pipeline": 1, "slices": 1, "micro_batches": 12}
+        | {"schedule": "gpipe", "zero": 2},
+        *(
+            {
+                **CUBE,
+                "replicas": replicas,
+                "pipeline": pipeline,
+                "slices": slices,
+                "micro_batches": max(2, replicas),
+                "layers": max(2, pipeline),
+                "schedule": ("gpipe", "1f1b")[number % 2],
+                "recompute": number % 3 == 1,
+                "sequence_parallel": slices > 1 and number % 2 == 0,
+                "zero": (replicas > 1) * (number % 4),
+            }
+            for number, (replicas, pipeline, slices) in enumerate(
+                sizes for sizes in product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
+            )
+        ),
     ],
     "compile": over(
         {"rows": 70, "columns": 96, "backward": True},
