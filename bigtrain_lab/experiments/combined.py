@@ -41,12 +41,16 @@ class Combined(OfGPT, Sharded):
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
 
     replicas: int = knob(
-        2, "dp: copies of the model, each with its share of a batch", low=1, high=8
+        2,
+        "dp: copies of the model, each with its share of a batch",
+        low=1,
+        high=8,
+        logarithmic=True,
     )
     pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
-    slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8)
+    slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8, logarithmic=True)
     micro_batches: int = knob(
-        8, "micro-batches of a batch, which the replicas share", low=1, high=64
+        8, "micro-batches of a batch, which the replicas share", low=1, high=64, logarithmic=True
     )
     hardware: str = knob(
         "v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles

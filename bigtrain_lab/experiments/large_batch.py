@@ -85,7 +85,7 @@ class LargeBatch(OnHardware, Pipelined):
     learning_rate: float = knob(
         3e-3, "the rate at a batch of 32", low=1e-5, high=10, logarithmic=True
     )
-    replicas: int = knob(1, "ranks that share each batch", low=1, high=8)
+    replicas: int = knob(1, "ranks that share each batch", low=1, high=8, logarithmic=True)
     warm_up: float = knob(
         0.1,
         "share of the updates in which the rate rises to its full height; it falls to 0 in the"

@@ -57,7 +57,11 @@ class Layouts(OnHardware):
         choices=LAYOUTS,
     )
     ranks: int = knob(
-        4, f"devices; up to {MOST} run on one machine, more are predicted", low=1, high=64
+        4,
+        f"devices; up to {MOST} run on one machine, more are predicted",
+        low=1,
+        high=64,
+        logarithmic=True,
     )
     n: int = knob(4096, "samples: rows of X and Y", low=4, high=65536, logarithmic=True)
     d: int = knob(

@@ -46,7 +46,7 @@ class TensorSlicing(OfGPT, Layered):
     )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "lowered")
 
-    slices: int = knob(4, "ranks that share each layer", low=1, high=8)
+    slices: int = knob(4, "ranks that share each layer", low=1, high=8, logarithmic=True)
     cut: str = knob(
         "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
     )

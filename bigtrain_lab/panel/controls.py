@@ -4,6 +4,7 @@ its tooltip."""
 import math
 import weakref
 from bisect import bisect
+from collections.abc import Collection
 
 import ipywidgets as widgets
 import traitlets
@@ -12,9 +13,10 @@ from IPython import get_ipython
 from ..core import Knob
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
-IDLE = "btl-idle"
+IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to change
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
+AHEAD = 3  # moves that are predicted while nobody moves
 POSITIONS = 100  # about, where a knob names no step
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps that read well
 DECADE = (1, 1.5, 2, 3, 5, 7)  # positions of a logarithmic slider, in each power of ten
@@ -102,10 +104,10 @@ def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
     }
 
 
-def hide(controls: dict, idle: set[str]) -> None:
-    """Take the settings that have no effect now out of view."""
+def mark(controls: dict, names: Collection[str], look: str) -> None:
+    """These controls have the look, IDLE or WRONG, and no others."""
     for name, made in controls.items():
-        (made.add_class if name in idle else made.remove_class)(IDLE)
+        (made.add_class if name in names else made.remove_class)(look)
 
 
 def members(knobs: dict[str, Knob]) -> list:
@@ -148,6 +150,20 @@ def nearby(knob: Knob, kind: type, value) -> list:
         for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at))
         if v not in left_out
     ]
+
+
+def ahead(made: widgets.ValueWidget, before) -> list:
+    """Where a hand comes next that moved a slider from `before` to where it is, the likeliest
+    first. Not in a menu, which may hold a class typed in a cell."""
+    places = getattr(made, "positions", getattr(made, "options", ()))
+    if isinstance(made, widgets.IntSlider):
+        places = range(made.min, made.max + 1, made.step)
+    if isinstance(made, widgets.Dropdown) or not {before, made.value} <= {*places}:
+        return []
+    at = places.index(made.value)
+    far = 2 * at - places.index(before)
+    near = sorted(range(len(places)), key=lambda place: abs(place - far))
+    return [places[place] for place in near if place != at][:AHEAD]
 
 
 def follow_cells(panel) -> None:

@@ -18,7 +18,7 @@ import ipywidgets as widgets
 from .. import runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
-from ..view import report, table
+from ..view import report, table, words
 from . import history
 from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press
 from .compared import Compared, reopened
@@ -280,6 +280,7 @@ class Panel(widgets.VBox):
                 return None
             self._fail("")
             self._broken = ""
+            self.settings.goes_on.set()  # the processors are the ranks' now
             self.bar.tell("starting")
             try:
                 self.run = self.experiment.run(**options)
@@ -371,6 +372,7 @@ class Panel(widgets.VBox):
         self._cost = report.summary(run.summary()) if run.state == "done" else ""
         self.bar.tell(f"{outcome} {when}", f"{self._cost} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
+        failure = words.in_labels(failure, next(iter(traces.values())))
         try:
             self._compared.end(traces, ran)
         except Exception as error:  # a class typed by a student may raise anything

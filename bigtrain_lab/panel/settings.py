@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..order.plan import collector_paused
-from .controls import controls_of, hide, members, put, refresh
+from .controls import IDLE, WRONG, ahead, controls_of, mark, members, put, refresh
 from .nearest import Prediction, attempt, nearest
 
 PATIENCE_S = (
@@ -16,6 +16,7 @@ PATIENCE_S = (
 )
 # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 STUCK_S = 10.0
+REST_S = 0.2  # a hand that rests so long looks at what is shown
 GRID = {
     "grid_template_columns": "repeat(auto-fit, minmax(164px, 1fr))",
     "grid_gap": "0 20px",
@@ -29,7 +30,9 @@ class Settings(widgets.GridBox):
     shown elsewhere.
 
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
-    the answer takes long; the offer is {setting: value} that mends what cannot be.
+    the answer takes long; the offer is {setting: value} that mends what cannot be. While the hand
+    rests, the places to which it would move its slider next are predicted: the library remembers
+    their dry runs. `goes_on.set()` ends that.
     """
 
     def __init__(
@@ -41,7 +44,8 @@ class Settings(widgets.GridBox):
     ):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
-        self._quiet, self._moved = False, None
+        self._quiet, self._moved, self._next = False, None, []
+        self._ahead, self.goes_on = Newest(), threading.Event()
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
@@ -74,7 +78,7 @@ class Settings(widgets.GridBox):
                 put(self.controls[name], value)
                 self._moved = name
         finally:
-            self._quiet = False
+            self._quiet, self._next = False, []
         self.predict()
 
     def read_menus(self) -> None:
@@ -92,9 +96,10 @@ class Settings(widgets.GridBox):
         self.predict(PATIENCE_S)
 
     def _on_move(self, name: str):
-        def move(_):
+        def move(change):
             if not self._quiet:
                 self._moved = name
+                self._next = [{name: at} for at in ahead(self.controls[name], change["old"])]
                 self.predict(PATIENCE_S)
 
         return move
@@ -107,8 +112,9 @@ class Settings(widgets.GridBox):
             self.experiment,
             self._moved,
         )
-        hide(self.controls, first.idle_settings(settings))
+        mark(self.controls, first.idle_settings(settings), IDLE)
         self._asked = asked = self._asked + 1
+        self.goes_on.set()
 
         def compute():
             tried = attempt(first, settings)
@@ -132,7 +138,19 @@ class Settings(widgets.GridBox):
     def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:
         with self._lock:
             self._answered, tried, offer = answer
+            mark(self.controls, offer, WRONG)
+            if not self.predicting:
+                self.goes_on.clear()
+                self._ahead.ask(self._look_ahead, lambda _: None, 0)
             self._tell(tried, offer)
+
+    def _look_ahead(self) -> None:
+        first, asked = self.experiment, self._asked
+        now = {name: made.value for name, made in self.controls.items()}
+        rests = not self.goes_on.wait(REST_S)
+        for change in self._next:
+            if rests and asked == self._asked and not self.goes_on.is_set():
+                attempt(first, now | change)
 
 
 class Newest:

@@ -50,6 +50,7 @@ def answers(
         fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
+    chosen.sort(key=lambda row: getattr(row, clock) is None)  # stable: what is known stands first
     slots = [
         slot(
             row,

@@ -1,11 +1,14 @@
 """The words on pictures: names of rows, short labels of boxes, and the unit of a time axis."""
 
-from functools import lru_cache
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from ..core import Impossible, Span, Trace, Transfer
 from ..core.trace import ACTION
 
+NAMES = re.compile(r"\b\d+[A-Z]\d+(?:\+\d+[A-Z]\d+)*\b")  # of actions in a sentence
 PIPELINE = {"micro_batch": "micro-batch", "stage": "stage"}
 
 
@@ -39,19 +42,26 @@ def row_name(row: tuple[int, str]) -> str:
 
 
 def labels(trace: Trace) -> dict[str, str]:
-    """Name of a box or of a message -> label. "2F0" is F0 where each rank has one stage;
-    "2F0+2F1+2F2" is F0-2. It is F2 where the first number tells."""
-    names = {event.name for event in (*trace.spans(), *trace.transfers())}
+    """Name of a box or of a message -> label."""
+    label_of = labelling(trace)
+    return {event.name: label_of(event.name) for event in (*trace.spans(), *trace.transfers())}
+
+
+def labelling(trace: Trace) -> Callable[[str], str]:
+    """Name -> label: "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is F2
+    where the first number tells."""
     if next(iter(terms(trace))) == "stage":
-        return {
-            name: ACTION.sub(
-                lambda action: action[2] + action[3 if action[2] in "ULRC" else 1], name
-            )
-            for name in names
-        }
+        return partial(
+            ACTION.sub, lambda action: action[2] + action[3 if action[2] in "ULRC" else 1]
+        )
     homes = {(span.rank, stage) for span in trace.spans() for stage in stages_of(span.name)}
-    many = len(homes) > len({rank for rank, _ in homes})
-    return {name: label(name, many) for name in names}
+    return partial(label, with_stage=len(homes) > len({rank for rank, _ in homes}))
+
+
+def in_labels(text: str, trace: Trace) -> str:
+    """A sentence, with labels of boxes in place of the names of actions."""
+    label_of = labelling(trace)
+    return NAMES.sub(lambda name: label_of(name[0]), text)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -15,11 +15,13 @@ from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import B, F, Schedule
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.panel import Panel, show
+from bigtrain_lab.panel import Panel, settings, show
 from bigtrain_lab.panel.bar import Press
 from bigtrain_lab.panel.controls import (
     IDLE,
+    WRONG,
     Graded,
+    ahead,
     control,
     controls_of,
     nearby,
@@ -172,6 +174,30 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
     assert panel.player.data != before and panel.run is None
 
 
+@pytest.mark.parametrize(
+    "about, first, before, wanted",
+    [
+        ({"low": 1, "high": 8}, 3, 2, [4, 5, 2]),
+        ({"low": 1, "high": 8}, 8, 5, [7, 6, 5]),  # at the end a hand turns back
+        ({"low": 1, "high": 64, "logarithmic": True}, 8, 16, [4, 2, 1]),
+        ({"choices": (1, 2, 3)}, 2, 1, []),
+    ],
+)
+def test_a_hand_that_moved_goes_on(about, first, before, wanted):
+    assert ahead(control("rows", Knob("", **about), int, first), before) == wanted
+
+
+def test_while_a_hand_rests_the_places_ahead_are_predicted(panel, monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        settings, "attempt", lambda first, now: tried.append(now) or attempt(first, now)
+    )
+    for place in (3, 5):
+        panel.controls["micro_batches"].value = place
+    until(lambda: len(tried) == 5)
+    assert [each["micro_batches"] for each in tried] == [3, 5, 7, 6, 8]
+
+
 def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     panel.controls["ranks"].value = 4
     assert panel.problem == "4 ranks need at least 4 micro-batches." and panel.problem in said(
@@ -181,8 +207,10 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     assert panel.bar.pin.disabled and panel.pinned is None
     assert panel.run_button.disabled and panel.start() is None
     assert "btl-refused" in panel.picture.body._dom_classes
+    assert WRONG in panel.controls["ranks"]._dom_classes
     button(panel, "Nearest that works: ranks = 2").click()
     assert panel.problem == "" and panel.experiment.ranks == 2
+    assert WRONG not in panel.controls["ranks"]._dom_classes
     assert "btl-refused" not in panel.picture.body._dom_classes and not panel.run_button.disabled
 
 
