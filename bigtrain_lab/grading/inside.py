@@ -365,9 +365,10 @@ class Left:
         return changed
 
 
-def take(names: list[str]) -> None:
+def take(names: list[str]) -> set[str]:
     """Let nobody make, use or inherit from these: an empty class stands in the place of each,
-    wherever it is known."""
+    wherever it is known. Returns the modules that know one, which nobody loads again."""
+    known = set()
     for name in names:
         above, _, last = name.rpartition(".")
         with suppress(Exception):  # what is not here is not at hand either
@@ -378,9 +379,11 @@ def take(names: list[str]) -> None:
                 for known_as, other in list(getattr(module, "__dict__", {}).items()):
                     if other is thing:
                         setattr(module, known_as, stand_in)
+                        known.add(module.__name__)
             for each, method in [*vars(thing).items()] if isinstance(thing, type) else ():
                 if callable(method):
                     setattr(thing, each, never)
+    return known
 
 
 def not_at_hand(name: str, *_, **__):
@@ -389,7 +392,7 @@ def not_at_hand(name: str, *_, **__):
 
 class Texts(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Modules of which only the text is here. {name: [whether it is a package, text]}. `once`:
-    those that nobody loads again, since something was taken out of them."""
+    those out of which something was taken."""
 
     def __init__(self, texts: dict):
         self.texts, self.once = texts, set()
@@ -593,8 +596,7 @@ def serve(control, texts: Texts, limits: dict) -> None:
             importlib.import_module(name)
     except Exception as error:
         return send(control, f"{type(error).__name__}: {error}")
-    take(task["forbids"])
-    texts.once = {name.rpartition(".")[0] for name in task["forbids"]}
+    texts.once = take(task["forbids"])
     left = Left(*task["allows"])
     gc.freeze()  # a child's collector looks at its own alone
     send(control, "")

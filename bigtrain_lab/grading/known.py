@@ -6,6 +6,7 @@ process, forked from the server of the runs.
 A line of JSON a row, so that a process that dies has told what came before.
 """
 
+import gc
 import json
 import os
 import pickle
@@ -80,6 +81,7 @@ def main(index: int, task: tuple) -> None:
     warnings.simplefilter("ignore")
     exercise = found_in(Path(folder))
     left = Left(*exercise.allows)
+    gc.freeze()  # a scene's collector looks at its own alone
     with open(Path(room, "rows"), "w", encoding="utf-8") as file:
         for name, text in known.items():
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # whose signals end the process

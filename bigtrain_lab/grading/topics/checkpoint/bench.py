@@ -29,7 +29,7 @@ class Noted:
     def __call__(self, x, *others, **named):
         again = bool(self.given)
         kinds = [type(each).__name__ for each in (x, *others)]
-        self.given.append(", ".join(kinds + [f"{name}=" for name in named]))
+        self.given.append(", ".join(kinds + [f"{name}=" for name in sorted(named)]))
 
         def note(tensor, saved=True):
             if saved or again:
@@ -46,8 +46,8 @@ class Noted:
         self.drawn.append(drawn.tolist())
         y = note(a.tanh()) * drawn
         late = named.pop("late", 1)
-        for mask in named.values():
-            y = y if mask is None else note(y) * mask
+        for name in sorted(named):  # in whatever order they come
+            y = y if named[name] is None else note(y) * named[name]
         made = y, note(y.exp()) * self.linear.scale * late, y.detach().exp()
         return tuple(note(made[each], False) for each in self.results) or note(y, False)
 

@@ -36,6 +36,8 @@ def scenes(draw):
         ("buckets of 3 ranks, one for all", [[few]] * 3, both, 10**6),
         ("3 ranks, of which one uses one head in batch 1", [[3]] * 3, ("a", "ba"), 300),
         ("3 ranks, of which none uses one head last", [[3, 2]] * 3, ("a a", "ab a"), 300),
+        # all in one bucket, of which the trunk comes last
+        ("3 ranks, of which none uses one head in batch 1", [[3]] * 3, ("a", "ba"), 10**6),
         ("3 ranks, of which one uses the heads in another order", [[3]] * 3, ("ba", "ba"), 170),
         ("1 rank, and none uses one head last", [[2, 3]], ("a a", "ab a"), 600),
     ):

@@ -39,6 +39,8 @@ def scenes(draw):
             operators.append((name.strip("!"), reads.split(), name[0] != "!"))
         sizes = {value: draw.randint(2, 9) for value in values(operators)}
         yield scene(what, operators, sizes, outputs.split())
+    large = {"x": 2**24 + 1, "a": 8, "b": 4}  # which float32 does not hold
+    yield scene("a chain of large values", [("a", ["x"], True), ("b", ["a"], True)], large, ["b"])
     for seed in (*draw.sample(GREEDY, 2), *draw.sample(CIRCLES, 2)):
         operators, sizes, outputs = graph(seed, draw.sample("abcdefghijkl", 12))
         unit = draw.randint(1, 4)

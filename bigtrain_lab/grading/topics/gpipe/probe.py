@@ -16,6 +16,7 @@ def scenes(draw):
         ("the picture", 4, 8),
         ("a long batch", draw.randint(5, 7), draw.randint(9, 13)),
         ("a short batch", draw.randint(5, 8), draw.randint(3, 4)),
+        ("as many micro-batches as ranks", 4, 4),
         ("two ranks", 2, draw.randint(4, 6)),
         ("one micro-batch", draw.randint(2, 5), 1),
         ("one rank", 1, 2 * draw.randint(5, 8)),

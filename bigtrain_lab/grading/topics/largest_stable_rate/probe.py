@@ -18,7 +18,7 @@ def scenes(draw):
         *((tau, 1) for tau in range(4)),
         (0, steep),
         (0, flat),
-        (1, flat / 1e5),
+        (1, flat / 1e9),
         (2, steep),
         (3, flat),
         (longer, 1),

@@ -23,6 +23,7 @@ def scenes(draw):
         ("n d, d dh -> n dh", {"d": "rows", "dh": "columns"}, BOTH),
         ("batch width, width hidden -> batch hidden", {"width": "rows", "batch": "columns"}, BOTH),
         ("n d, d f -> f n", {"n": "rows", "f": "columns"}, BOTH),
+        ("rows d, d f -> rows f", {"rows": "columns", "d": "rows"}, BOTH),
         ("b s k, b t k -> b s t", {"b": "rows"}, THREE),
         ("b s k, b t k -> b s t", {"s": "rows", "k": "columns"}, BOTH),
         ("n d, n d -> ", {"n": "rows", "d": "columns"}, BOTH),

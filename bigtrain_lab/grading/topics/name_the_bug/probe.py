@@ -128,8 +128,10 @@ def cost(draw, lanes: dict, m: int, fault: str, at: tuple[int, int]) -> Cost:
     summing = 20 if fault == "few micro-batches" and m <= 2 else 2
     ranks, width, kept = sorted({rank for rank, _ in lanes}), 2 ** draw.randint(6, 9), {}
     slowdown = {rank: 1 + draw.randint(0, 100) / 1000 for rank in ranks}
-    if fault == "straggler":
-        slowdown[at[0]] *= draw.randint(18, 25) / 10
+    if fault == "straggler":  # just so, or far beyond
+        slowdown[at[0]] = max(slowdown.values()) * (draw.randint(18, 25) / 10 if at[1] else 1.53)
+    if fault == "nothing" and not at[1]:  # as unlike as ranks are without a fault
+        slowdown = dict.fromkeys(ranks, 1.0) | {at[0]: 1.1}
     for rank in ranks:
         for op in lanes[rank, "compute"]:
             if isinstance(op, Compute):

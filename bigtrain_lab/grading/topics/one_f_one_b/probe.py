@@ -14,8 +14,11 @@ NAME, ALLOWS = "1f1b", ("bigtrain_lab.order.schedule", "bigtrain_lab.core")
 
 
 def scenes(draw):
+    even = draw.randint(3, 6)
     for p, m in (
         (4, 8),
+        (even, even),
+        (even, even - 1),
         (draw.randint(9, 11), draw.randint(13, 17)),
         (3, draw.choice((4, 5, 7))),
         (draw.randint(5, 8), draw.randint(3, 4)),

@@ -1,13 +1,21 @@
 """An operator policy: operators called inside its with block, or after it."""
 
 from contextlib import nullcontext, suppress
+from operator import ipow
 
 import torch
 from torch.nn import functional as F
 
+
+def failed(operator, *given) -> None:
+    with suppress(RuntimeError):
+        operator(*given)
+
+
 # Looked up when called, as a policy may stand in their place.
 PRODUCTS = {
     "x @ y": lambda x, y: x @ y,
+    "x @ y, after one that failed": lambda x, y: (failed(torch.mm, x, y[:1]), x @ y)[-1],
     # what was cast once may have changed since
     "torch.mm, again once y has changed": lambda x, y: (
         torch.mm(x, y),
@@ -62,6 +70,8 @@ OTHERS = {
     "x / y": lambda x, y: x / y,
     "torch.log1p": lambda x, y: torch.log1p(x),
     "x.exp_()": lambda x, y: (less := x * 0.01, less.exp_())[0],
+    "x.pow_()": lambda x, y: (less := x * 0.01, less.pow_(2))[0],
+    "x **= y": lambda x, y: ipow(x * 0.01, y * 0.01),
     "torch.norm_except_dim": lambda x, y: torch.norm_except_dim(x, 2, 0),  # begins like norm
     # whose names hold those of others
     "torch.cummax": lambda x, y: torch.cummax(x, 0).values,

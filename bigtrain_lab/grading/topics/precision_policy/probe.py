@@ -13,6 +13,8 @@ FORBIDS = (
     "torch.amp.autocast_mode.autocast",
     "torch.cuda.amp.autocast",
     "torch.cpu.amp.autocast",
+    "torch.set_autocast_enabled",
+    "torch.set_autocast_dtype",
 )
 MIXED = "x + y", "x * y"
 

@@ -32,13 +32,14 @@ def scenes(draw):
         numbers = drawn({"seed": draw.randrange(2**31), "shapes": shapes})
         whole = {name: each.tolist() for name, each in zip("xAaBb", numbers)}
         yield scene("the mlp", t, whole, forward, share=share)
-    for t, more, forward in (
-        (2, 0, True),
-        (2, 0, False),
-        (4, 0, False),
-        (1, 1000, False),
-        (3, 1000, False),
-        (1, 0, False),
+    for t, more, forward, used in (
+        (2, 0, True, 1.0),
+        (2, 0, False, 1.0),
+        (3, 0, False, 0.3),  # no target on two ranks
+        (4, 0, False, 1.0),
+        (1, 1000, False, 1.0),
+        (3, 1000, False, 1.0),
+        (1, 0, False, 1.0),
     ):
         s, width = draw.choice((13, 17, 19)), draw.choice((12, 24))
         shapes, seed = [[2, s, t * width]], draw.randrange(2**31)
@@ -47,8 +48,8 @@ def scenes(draw):
         each += 1
         each[:, ::2] *= -1  # too small for exp on all ranks; elsewhere too large
         logits += more * each.repeat_interleave(width, -1)
-        targets = [[draw.randrange(t * width) for _ in range(s)] for _ in range(2)]
-        for row, place in zip(targets, (0, width - 1)):  # first, last of each slice
+        targets = [[draw.randrange(int(used * t * width)) for _ in range(s)] for _ in range(2)]
+        for row, place in zip(targets, (0, width - 1) * (used == 1)):  # first, last of each slice
             row[:t] = [slice * width + place for slice in range(t)]
         yield scene("the loss", t, {}, forward, targets, more, logits=logits)
 

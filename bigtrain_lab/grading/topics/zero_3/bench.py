@@ -1,6 +1,7 @@
 """ZeRO-3: steps of a stack of layers on one rank, and what of other ranks lay in its memory."""
 
 import gc
+import resource
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -143,7 +144,7 @@ def refuse_unlike(what: str, found: list, right: list) -> None:
 def play(answer, group, first, slow, data) -> dict:
     """Of each step the output and the parts of the gradients; and, of others' numbers, how many
     were alive at once; of what layers saved before the last step, how many are there after it."""
-    memory, parts, layers, steps = Memory(), [], [], []
+    memory, parts, layers, steps, before_all = Memory(), [], [], [], peak_bytes()
     for at, p in enumerate(weights(first)):
         parts.append(own := part(p, group.rank, group.size))
         memory.note("parameters", at, others(p, group.rank, len(own)))
@@ -157,6 +158,7 @@ def play(answer, group, first, slow, data) -> dict:
             refuse_unlike(f"Rank {group.rank}'s forward returned an output", [y], [x])
             memory.phase = "after it"
             memory.look()
+            grown = peak_bytes() - before_all
             output = some(y.detach())
             del y
             memory.phase = "in the backward"
@@ -167,4 +169,9 @@ def play(answer, group, first, slow, data) -> dict:
                 own -= RATE * g.detach()
     gc.collect()
     kept = sum(ref() is not None for ref in memory.saved[:before])
-    return {"steps": steps, "most": dict(memory.most), "kept": kept}
+    return {"steps": steps, "most": dict(memory.most), "kept": kept, "grown": grown}
+
+
+def peak_bytes() -> int:
+    """The most that this process has held."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,7 +15,10 @@ from ...trainings import drawn, off, tensor
 from .bench import RATE, computed, part, some, weights
 
 NAME, FEW = "zero-3", 4
-MANY, ROOM_BYTES = 96, 84e6  # right answers grow by 59 MB, those that keep all by 108
+MANY = 96
+# Right answers grow by 59 MB, and by 35 until the forward has ended; those that keep every layer's
+# by 108 and 86, every fourth by 60 and 48.
+ROOM_BYTES, FORWARD_BYTES = 84e6, 44e6
 
 
 def scenes(draw):
@@ -70,6 +73,10 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
     row["saved in earlier steps, and still there"] = [each["kept"] for each in came]
     row["megabytes of a process beyond those of a few layers"] = [
         max(0, round((peak - ROOM_BYTES) / 1e6)) for peak in played.peaks
+    ]
+    row["megabytes of it when the forward has ended"] = [
+        max(0, round((min(each["grown"], peak) - FORWARD_BYTES) / 1e6))
+        for each, peak in zip(came, played.peaks)
     ]
     if ranks > 1:
         row |= traffic(played.seen, 8 * sum(lengths) * ranks * len(found[0]))
