@@ -334,7 +334,7 @@ def test_the_lesson_s_balanced_cut_has_the_shortest_step_of_all_84():
 
 
 def test_a_wrong_cut_is_refused_without_the_right_one():
-    """The checkpoint of lesson 11 asks for it."""
+    """The checkpoint of lesson 18 asks for it."""
     task = {"layers": 12, "vocabulary": 4096, "steps": 1}
     slices = Partition(partition="balanced", **task).slices
     answer = " ".join(str(last - first) for first, last in slices)
