@@ -348,6 +348,18 @@ THERE = {
         "import torch\nclass answer(torch.amp.GradScaler): pass",
         "takes",
     ),
+    "torch's scaler, of its module loaded again": (
+        "loss-scaler",
+        "import importlib, sys\nagain = importlib.reload(sys.modules['torch.amp.grad_scaler'])\nanswer ="
+        " vars(again)['Grad' + 'Scaler']",
+        "takes torch.amp.grad_scaler",
+    ),
+    "a switch of torch's": (
+        "precision-policy",
+        "import torch\nclass answer:\n    def __init__(self, dtype): pass\n    def __enter__(self):"
+        " torch.set_autocast_enabled('cpu', True)\n    def __exit__(self, *error): pass",
+        "takes torch.set_autocast_enabled",
+    ),
     "the library's order": ("1f1b", OneFOneB, "takes"),
     "a function": ("peak-bytes", peak_bytes, "takes bigtrain_lab.models.steps.peak_bytes"),
     "what the function uses": (
