@@ -35,6 +35,11 @@ class AllReduce(OnHardware):
     name: ClassVar[str] = "all-reduce"
     question: ClassVar[str] = "Why not just send everything to rank 0?"
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
+    answers: ClassVar[tuple[str, ...]] = (
+        "time",
+        "bytes through the busiest port, in and out",
+        "rounds",
+    )
 
     collective: str = knob(
         "ring",

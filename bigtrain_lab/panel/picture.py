@@ -158,7 +158,8 @@ class Picture(widgets.VBox):
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
-        if self.lenses.value == CURVES and trace is not None and trace.clock == "predicted":
+        known = pinned is not None or trace is None or trace.clock != "predicted"
+        if self.lenses.value == CURVES and not known:
             self._set(self.lenses, value=PLAYER)  # no loss is known
         self._draw()
 

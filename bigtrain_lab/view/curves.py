@@ -18,7 +18,8 @@ def curves(
 ) -> str:
     """A chart for each of these names of which the trace tells, with its title; together as wide as
     this, in pixels."""
-    told = {name: title for name, title in titles.items() if points(trace, name)}
+    drawable = [each for each in (trace, pinned) if each is not None]
+    told = {n: title for n, title in titles.items() if any(points(each, n) for each in drawable)}
     wide = max(LEAST, width // max(1, len(told)) - 24)
     drawn = "".join(chart(name, title, trace, pinned, wide) for name, title in told.items())
     return (
@@ -59,22 +60,31 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
 
     broken = next((x for x, y in own if not isfinite(y)), None)
     unit, _ = axis_unit(trace)
-    last = "no number" if broken is not None else number(own[-1][1])
+    at_end = (own or other)[-1][1]
+    middle, half = (TOP + HIGH - BOTTOM) / 2, (LEFT + wide - 60) / 2
     ends = (
         (LEFT - 6, TOP + 4, "end", number(high)),
+        (LEFT - 6, middle + 4, "end", number((low + high) / 2)),
         (LEFT - 6, HIGH - BOTTOM, "end", number(low)),
         (LEFT, HIGH - 6, "start", "0"),
+        (half, HIGH - 6, "middle", f"{right / 2:.4g}"),
         (wide - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
-        (wide - 54, height(own[-1][1]) + 4, "start", last),
+        (
+            wide - 54,
+            height(at_end) + 4,
+            "start",
+            "no number" if broken is not None else number(at_end),
+        ),
     )
     texts = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in ends
     )
-    title = escape(title) + " (dashed: pinned)" * bool(other)
+    title = escape(title) + " (dashed: pinned)" * bool(other) + ": press Run" * (not own)
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
         f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}"/>'
+        f'<path class="btl-grid" d="M{LEFT} {middle}H{wide - 60}M{half} {TOP}V{HIGH - BOTTOM}"/>'
         f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
     )
