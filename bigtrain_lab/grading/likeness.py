@@ -18,7 +18,7 @@ import math
 import random
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -143,6 +143,18 @@ class Judged(NamedTuple):
         return drawn and drawn()
 
     @property
+    def ladder(self) -> list[str]:
+        """How much of each step is right."""
+        right, told = right_scenes(self.rows, self.rights), []
+        for number, step in enumerate(self.topic.steps, 1):
+            names = self.topic.scenes_of(number, self.seed)
+            done = (
+                "right" if names <= right else f"{len(names & right)} of {len(names)} scenes right"
+            )
+            told.append(f"Step {number}: {done}. {step.title}.")
+        return told
+
+    @property
     def share(self) -> float:
         """Of the scenes that are not right at the start, the share that is now."""
         begun = self.topic.reference_rows(self.seed, self.played).get(START, [])
@@ -206,21 +218,22 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def looked_at(
         cls, answer, seed: int | None = None, step: int | None = None
-    ) -> tuple[list[str], list[str], float, tuple | None]:
-        """(findings, what the answer printed, share of right scenes, replay), of all or of a
-        step."""
+    ) -> tuple[list[str], list[str], float, tuple | None, list[str]]:
+        """(findings, what the answer printed, share of right scenes, replay, how far each step is),
+        of all or of a step."""
         seed = DRAWN if seed is None else seed
         if not callable(answer):
             given = "nothing" if answer is None else f"a {type(answer).__name__}"
-            return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0, None
+            return [f"There is no answer yet, but {given}: {WRITE}"], [], 0.0, None, []
         try:
             pieces = text_of(answer)
         except Impossible as error:  # it cannot travel
-            return [str(error)], [], 0.0, None
+            return [str(error)], [], 0.0, None, []
         names = None if step is None else cls.scenes_of(step, seed)
         judged = cls.judged(pieces, seed, names, patience=2 * (step is not None))
         printed = [row.printed for row in judged.rows if row.printed][:1]
-        return judged.findings, printed, judged.share, judged.replay
+        ladder = judged.ladder if names is None and judged.findings else []
+        return judged.findings, printed, judged.share, judged.replay, ladder
 
     @classmethod
     def judged(
@@ -321,29 +334,34 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
 
 
 class Verdict(tuple):
-    """The findings on an answer, one a line when printed; true when there are none."""
+    """The findings on an answer, one a line when printed, and how much of each step is right; true
+    when there are none."""
+
+    ladder: Sequence[str] = ()
 
     def __bool__(self) -> bool:
         return not len(self)
 
     def __repr__(self) -> str:
-        return "\n".join(self) or "right."
+        return "\n".join((*self, *self.ladder)) or "right."
 
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
     """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is
     true. What the answer printed is shown first."""
-    findings, printed, _, replay = Topic.named(topic).looked_at(answer, seed)
+    findings, printed, _, replay, ladder = Topic.named(topic).looked_at(answer, seed)
     print(*(f"Your answer printed: {each}" for each in printed), sep="", end="")
     draw(replay)
-    return Verdict(findings)
+    verdict = Verdict(findings)
+    verdict.ladder = ladder
+    return verdict
 
 
 def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
     """The points that an answer has in a step of an exercise, by the share of its scenes that it
     has made right; the findings are printed."""
     exercise = Topic.named(topic)
-    findings, printed, share, replay = exercise.looked_at(answer, seed, step)
+    findings, printed, share, replay, _ = exercise.looked_at(answer, seed, step)
     of = exercise.steps[step - 1].points
     print(*(f"Your answer printed: {each}" for each in printed), Verdict(findings), sep="")
     if share < 1:

@@ -498,6 +498,11 @@ def test_numbers_are_those_of_this_process_or_of_a_seed_and_told(capsys):
     assert (
         not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
     )
+    ladder = check("double", lambda x: 2 * x if x < 100 else 0).ladder
+    assert [each.partition(".")[0] for each in ladder] == [
+        "Step 1: right",
+        "Step 2: 1 of 2 scenes right",
+    ]
     hint("double", 2)
     assert capsys.readouterr().out == "Twice.\n"
     with pytest.raises(Impossible, match="ask for 1, 2 or 3"):
