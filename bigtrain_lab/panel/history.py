@@ -6,6 +6,7 @@ before a run is chosen.
 
 import re
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..view import report
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
 STAR = "starred"  # an empty file in the run's directory
+NUMBERS, MOST = "numbers.txt", 300  # what a run answered, and letters of it that are read
 WIDE = 90  # letters of settings in a line of the list, which a laptop shows whole
 LAST_S = 4e9  # a file may claim any time
 NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobody named
@@ -40,6 +42,15 @@ class Past(NamedTuple):
     def starred(self) -> bool:
         return (self.directory / STAR).exists()
 
+    @property
+    def numbers(self) -> str:
+        with (
+            suppress(OSError),
+            open(self.directory / NUMBERS, encoding="utf-8", errors="replace") as file,
+        ):
+            return file.read(MOST)
+        return ""
+
     def star(self) -> None:
         """Give it a star, or take it away: what has one stands first."""
         if self.starred:
@@ -54,6 +65,13 @@ class Past(NamedTuple):
         shutil.rmtree(self.directory)
 
 
+def note(directory: Path, rows: list[report.Row]) -> None:
+    """Keep what a run answered beside it."""
+    told = "; ".join(f"{row.quantity} {row.modelled}" for row in rows if row.modelled)
+    with suppress(OSError):  # its directory may be gone
+        (directory / NUMBERS).write_text(told, encoding="utf-8")
+
+
 def table_of(runs: list[Past], older: int) -> str:
     """A row each, pressed to reopen it; `older` ones are left out."""
     if not runs:
@@ -63,12 +81,14 @@ def table_of(runs: list[Past], older: int) -> str:
         f"{'★' if past.starred else '☆'}</td><td>{escape(when(past.started))}</td>"
         f"<td>{escape(printable(past.name))}</td><td>{escape(printable(past.state))}</td>"
         f"<td>{escape(printable(shorten(past.told, WIDE, placeholder=' ...')))}</td>"
+        f"<td>{escape(printable(past.numbers))}</td>"
         '<td data-do="delete" data-sure="sure?" title="delete its directory">delete</td></tr>'
         for at, past in enumerate(runs)
     )
     left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each." * bool(older)
     heads = "".join(
-        f"<th>{head}</th>" for head in ("", "began", "lab", "ended", "settings beside defaults", "")
+        f"<th>{head}</th>"
+        for head in ("", "began", "lab", "ended", "settings beside defaults", "numbers", "")
     )
     return (
         f'<div class="btl-rivals btl-past"><table><thead><tr>{heads}</tr></thead><tbody>{rows}'

@@ -351,6 +351,8 @@ class Panel(widgets.VBox):
                 when, replayed = f"after {took:.1f} s", took < REPLAY_S
                 self.picture.watch(goes_on=False)
                 self._show_end(run, self._compared.ran, run.traces(), when, replayed)
+                if run.state == "done":
+                    history.note(run.directory, table.chosen(self.rows, self._compared.ran.answers))
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
             if self.foot.tabs.value == HISTORY:

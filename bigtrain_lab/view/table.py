@@ -43,14 +43,8 @@ def answers(
     """The numbers that a lab is about, on one clock, and what its time goes to. A run that
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
     the clock of what they are compared with; `stale`: what has changed since the run."""
-    told = {row.quantity: row for row in rows}
-    ranks = [row for row in rows if row.quantity.startswith("peak memory, rank")]
-    if ranks and FULLEST in names:
-        most = [[getattr(row, each) for row in ranks] for each in (*CLOCKS, "pinned")]
-        fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
-        told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
-    chosen = [told[name] for name in names or list(told)[:MOST] if name in told]
-    chosen.sort(key=lambda row: getattr(row, clock) is None)  # stable: what is known stands first
+    told, asked = {row.quantity: row for row in rows}, chosen(rows, names)
+    asked.sort(key=lambda row: getattr(row, clock) is None)  # stable: what is known stands first
     slots = [
         slot(
             row,
@@ -58,7 +52,7 @@ def answers(
             row.pinned if pinned and alike(row, clock, pinned) else None,
             row.predicted if clock == "modelled" and row.exact and not stale else None,
         )
-        for row in chosen[:MOST]
+        for row in asked
     ]
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
@@ -67,6 +61,17 @@ def answers(
     if all(shares) and shares:
         slots.insert(1, bar([share.value for share in shares]))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
+
+
+def chosen(rows: list[report.Row], names: tuple[str, ...]) -> list[report.Row]:
+    """The rows of a lab's answers, or the first few."""
+    told = {row.quantity: row for row in rows}
+    ranks = [row for row in rows if row.quantity.startswith("peak memory, rank")]
+    if ranks and FULLEST in names:
+        most = [[getattr(row, each) for row in ranks] for each in (*CLOCKS, "pinned")]
+        fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
+        told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
+    return [told[name] for name in names or list(told) if name in told][:MOST]
 
 
 def alike(row: report.Row, clock: str, other: str) -> bool:

@@ -236,7 +236,7 @@ def test_no_run_is_reopened_while_one_goes_on_and_its_end_is_listed(panel, tmp_p
         panel.reopen(before)
     (tmp_path / "gate").touch()
     panel.wait()
-    assert len(listed(panel)) == 2
+    assert len(listed(panel)) == panel.foot.past.html.count("<td>step time ") == 2
 
 
 # -- commands --------------------------------------------------------------------------------------
