@@ -572,7 +572,8 @@ def main(control: int, path: list[str]) -> None:
     while wires := handed(control):
         if not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            serve(socket.socket(fileno=wires[0]), texts, limits)
+            with suppress(BrokenPipeError):  # who asked has been killed
+                serve(socket.socket(fileno=wires[0]), texts, limits)
             os._exit(0)
         os.close(wires[0])
     shutil.rmtree(os.getcwd(), ignore_errors=True)
