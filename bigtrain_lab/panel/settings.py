@@ -147,7 +147,8 @@ class Settings(widgets.GridBox):
     def _look_ahead(self) -> None:
         first, asked = self.experiment, self._asked
         now = {name: made.value for name, made in self.controls.items()}
-        rests = not self.goes_on.wait(REST_S)
+        typed = {name for knob in first.knobs().values() for name in knob.typed()}
+        rests = not self.goes_on.wait(REST_S) and typed.isdisjoint(now.values())  # it may print
         for change in self._next:
             if rests and asked == self._asked and not self.goes_on.is_set():
                 attempt(first, now | change)
