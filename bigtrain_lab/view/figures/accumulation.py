@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Scalar, Trace
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 NAIVE, RIGHT = palette.VERSIONS[5], palette.VERSIONS[0]
 NOISE = "expected of noise"
@@ -46,16 +46,14 @@ def accumulation(trace: Trace) -> go.Figure:
             row=1,
             col=column,
         )
-    figure.update_layout(
-        **look(
-            f"{trace.clock}: what a token counts, and how far that takes the gradient",
-            330,
-            margin={"l": 56, "r": 16, "t": 66, "b": 48},
-            bargap=0,
-        )
-    )
     figure.update_xaxes(zeroline=False)
-    return figure
+    return framed(
+        figure,
+        f"{trace.clock}: what a token counts, and how far that takes the gradient",
+        330,
+        margin={"l": 56, "r": 16, "t": 66, "b": 48},
+        bargap=0,
+    )
 
 
 def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[float]]) -> None:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from ...core import Scalar, Trace
 from ...order.rates import apart, samples
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 BESIDE = {
     "eager call, s": ("eager", palette.PHASES["B"]),
@@ -69,5 +69,4 @@ def blocks(trace: Trace) -> go.Figure:
     )
     figure.update_xaxes(title="elements in a block", type="log", range=[3.4, 7.1])
     figure.update_yaxes(title="ms a call", rangemode="tozero")
-    figure.update_layout(**look(title, 280, showlegend=False))
-    return figure
+    return framed(figure, title, 280, showlegend=False)

@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Impossible, Trace
 from .. import words
-from .timeline import draw_rows, heading, look
+from .timeline import draw_rows, framed, heading
 
 BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of the next
 
@@ -43,6 +43,4 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
     for drawn in figure.data:  # one legend entry a phase, not one a clock
         drawn.showlegend = drawn.name not in seen
         seen.add(drawn.name)
-    figure.update_layout(**look("", height))
-    figure.update_layout(legend={"y": 1 + 36 / (figure.layout.height - 92)})
-    return figure
+    return framed(figure, "", height, legend={"y": 1 + 36 / (height - 92)})

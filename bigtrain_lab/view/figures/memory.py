@@ -10,7 +10,7 @@ from ...core import MEMORY_KINDS, Trace
 from ...core.peak import Peak, followed, peak, readings
 from ...core.words import by_kind, size
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 
 def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> go.Figure:
@@ -82,21 +82,17 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
         )
         if highest:
             figure.update_yaxes(range=[0, 1.04 * highest], row=row, col=1)
-    figure.update_layout(
-        **look(
-            title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
-            120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks),
-        )
-    )
-    figure.update_layout(
+    if end > start:
+        figure.update_xaxes(range=[0, at(end)])
+    figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
+    return framed(
+        figure,
+        title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
+        120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks),
         margin_l=92,
         hovermode="x unified" if len(ranks) == 1 else "closest",
         legend={"traceorder": "normal"},
     )
-    if end > start:
-        figure.update_xaxes(range=[0, at(end)])
-    figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
-    return figure
 
 
 def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:

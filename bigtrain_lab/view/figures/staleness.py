@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from ...core import Scalar, Trace
 from ...order.rates import applied
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 POINTS = 40  # of the curve of losses, at most
 PATTERNS = ("", "/", "x", ".", "-", "|")
@@ -60,11 +60,14 @@ def staleness(trace: Trace) -> go.Figure:
         col=1,
     )
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
-    figure.update_layout(**look(f"{trace.clock}: how stale updates are, {old}", 330))
-    figure.update_layout(
-        barmode="stack", margin={"l": 64, "r": 16, "t": 66, "b": 44}, legend_traceorder="normal"
+    return framed(
+        figure,
+        f"{trace.clock}: how stale updates are, {old}",
+        330,
+        barmode="stack",
+        margin={"l": 64, "r": 16, "t": 66, "b": 44},
+        legend_traceorder="normal",
     )
-    return figure
 
 
 def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]) -> None:

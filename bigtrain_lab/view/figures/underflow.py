@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 from ...core import Impossible, Trace
 from ...core.formats import looks
 from .exponents import SCALES, SHOWN, percent, prefix
-from .timeline import look
+from .timeline import framed
 
 LINES = {
     "fp16": ("#0072B2", "solid", "circle"),
@@ -70,26 +70,6 @@ def underflow(trace: Trace) -> go.Figure:
     late = " and ".join(
         f"{percent(several[-1].shares('fp16').zero)} of {kind}s" for kind, several in found.items()
     )
-    figure.update_layout(**look(f"{trace.clock}, last look: fp16 zeroes {late}", 400))
-    figure.update_layout(
-        autosize=True,
-        hovermode="x unified",
-        margin={"l": 8, "r": 12, "t": 84, "b": 112},
-        legend={"y": 1.08},
-        sliders=[
-            {
-                "active": 0,
-                "steps": steps,
-                "x": 0.02,
-                "len": 0.96,
-                "y": 0,
-                "pad": {"t": 52, "b": 0},
-                "ticklen": 4,
-                "font_size": 10,
-                "currentvalue": {"prefix": prefix(trace), "font_size": 13, "xanchor": "left"},
-            }
-        ],
-    )
     figure.update_xaxes(
         title={"text": "training step" if "every" in trace.settings else "look", "standoff": 4},
         tickvals=steps_at[:: -(-len(steps_at) // 12)],
@@ -114,7 +94,28 @@ def underflow(trace: Trace) -> go.Figure:
         )
     figure.update_yaxes(title={"text": "becomes 0", "standoff": 2}, col=1)
     figure.update_annotations(font_size=12)
-    return figure
+    return framed(
+        figure,
+        f"{trace.clock}, last look: fp16 zeroes {late}",
+        400,
+        autosize=True,
+        hovermode="x unified",
+        margin={"l": 8, "r": 12, "t": 84, "b": 112},
+        legend={"y": 1.08},
+        sliders=[
+            {
+                "active": 0,
+                "steps": steps,
+                "x": 0.02,
+                "len": 0.96,
+                "y": 0,
+                "pad": {"t": 52, "b": 0},
+                "ticklen": 4,
+                "font_size": 10,
+                "currentvalue": {"prefix": prefix(trace), "font_size": 13, "xanchor": "left"},
+            }
+        ],
+    )
 
 
 def lost(several: list, log2_scale: int) -> list[list[float]]:
