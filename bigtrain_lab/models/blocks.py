@@ -29,14 +29,14 @@ class Linear(nn.Linear):
     """nn.Linear that draws nothing: `initialise` fills it."""
 
     def reset_parameters(self):
-        pass
+        """Leave the weights as they are."""
 
 
 class Table(nn.Embedding):
     """nn.Embedding that draws nothing: `initialise` fills it."""
 
     def reset_parameters(self):
-        pass
+        """Leave the weights as they are."""
 
 
 class Positions(Table):
