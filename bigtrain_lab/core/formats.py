@@ -137,17 +137,16 @@ class Exponents(NamedTuple):
     @classmethod
     def merged(cls, several: Iterable["Exponents"]) -> "Exponents":
         """The counts of all the tensors together."""
-        several = list(several)
-        filled = [each for each in several if each.counts]
-        first = min((each.first for each in filled), default=0)
-        counts = [0] * (
-            max((each.first + len(each.counts) for each in filled), default=first) - first
-        )
-        for each in filled:
-            for exponent, count in enumerate(each.counts, each.first):
-                counts[exponent - first] += count
+        several, counts = list(several), Counter()
+        for each in several:
+            counts.update(dict(enumerate(each.counts, each.first)))
+        first = min(counts, default=0)
+        bins = range(first, max(counts, default=first - 1) + 1)
         return cls(
-            first, tuple(counts), sum(e.zeros for e in several), sum(e.not_finite for e in several)
+            first,
+            tuple(counts[exponent] for exponent in bins),
+            sum(each.zeros for each in several),
+            sum(each.not_finite for each in several),
         )
 
 

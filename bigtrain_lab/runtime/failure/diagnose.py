@@ -95,17 +95,14 @@ def states(
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
     stuck, (culprit, _) = knot(doings), culprit_of(directory, exits)
-    found = []
-    for doing in doings:
-        state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
-        if doing.rank == culprit:
-            state = state._replace(
-                state="failed", what=_cause(directory, culprit, exits[culprit].code), on=()
-            )
-        elif culprit is None and doing.rank in kept:
-            state = state._replace(state="failed", what=kept[doing.rank], on=())
-        found.append(state)
-    return found
+    failed = kept if culprit is None else {culprit: _cause(directory, culprit, exits[culprit].code)}
+    found = [state_of(doings, doing, line_of(directory, doing.rank), stuck) for doing in doings]
+    return [
+        state._replace(state="failed", what=failed[state.rank], on=())
+        if state.rank in failed
+        else state
+        for state in found
+    ]
 
 
 def _cause(directory: Path, rank: int, code: int | None) -> str:
