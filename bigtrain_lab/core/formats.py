@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator
 from math import frexp
 from typing import NamedTuple
 
-from . import Histogram, Impossible, Scalar, Trace
+from . import Histogram, Scalar, Trace
+from .impossible import refuse_unknown
 
 EXPONENTS = "exponents"  # the kind of a Histogram that holds an Exponents
 FLOW = "flow"  # how a Scalar is called that stands for a Station
@@ -164,10 +165,7 @@ def fate(exponent: int, number: Format) -> str:
 def format_named(format: str | Format) -> Format:
     if isinstance(format, Format):
         return format
-    if format not in FORMATS:
-        raise Impossible(
-            f"There is no format called {format!r}: choose one of {', '.join(FORMATS)}."
-        )
+    refuse_unknown("format called", format, FORMATS)
     return FORMATS[format]
 
 

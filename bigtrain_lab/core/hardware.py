@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from .impossible import Impossible
+from .impossible import Impossible, refuse_unknown
 from .lane import FREE, Link
 
 TICKS_PER_SECOND = 10**12  # one tick is a picosecond
@@ -80,10 +80,7 @@ class Hardware:
     @staticmethod
     def named(name: str) -> "Hardware":
         """The profile called `name`; Impossible, with the names there are, when there is none."""
-        if name not in PROFILES:
-            raise Impossible(
-                f"There is no hardware called {name!r}: choose one of {', '.join(PROFILES)}."
-            )
+        refuse_unknown("hardware called", name, PROFILES)
         return PROFILES[name]
 
     @property

@@ -101,6 +101,7 @@ class RecordingGroup(Group):
                 wall_start = min(wall_sent, wall_end)  # another machine's is known to its error
                 charged = self._charged(sent, size)
                 done = clock.lane(self.name).receive(start, self._link(src, rank), charged)
+                receive.wire = None  # the handle lives on
             where = rank, self.name, sent.kind, str(receive.name)
             self.recorder.log.write(
                 "transfer", wall_start, wall_end, size, *where, start, done, src, charged

@@ -26,7 +26,6 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
         subplot_titles=[heading(t) for t in traces],
         vertical_spacing=min(0.24, BETWEEN / (height - 92)),
     )
-    seen: set[str] = set()
     for row, trace in enumerate(traces, 1):
         draw_rows(figure, trace, row=row, col=1)
         caption = (
@@ -40,7 +39,4 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
         )
         if first < row:
             figure.update_xaxes(matches=f"x{first if first > 1 else ''}", row=row, col=1)
-    for drawn in figure.data:  # one legend entry a phase, not one a clock
-        drawn.showlegend = drawn.name not in seen
-        seen.add(drawn.name)
     return framed(figure, "", height, legend={"y": 1 + 36 / (height - 92)})

@@ -100,6 +100,9 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
     def at(ticks):
         return trace.units(ticks - start) * factor
 
+    # one legend entry a phase, whatever other rows the figure has
+    shown = {drawn.name for drawn in figure.data if drawn.showlegend}
+    idles = any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks))
     figure.add_trace(
         go.Bar(
             y=rows,
@@ -108,7 +111,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
             orientation="h",
             name="idle",
             hoverinfo="skip",
-            showlegend=any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
+            showlegend=idles and "idle" not in shown,
             marker={
                 "color": "rgba(0,0,0,0)",
                 "line_width": 0,
@@ -153,7 +156,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
                 orientation="h",
                 name=name,
                 legendgroup=name,
-                showlegend=told,
+                showlegend=told and name not in shown,
                 text=texts if len(spans) <= LABELLED_SPANS else None,
                 textposition="inside",
                 insidetextanchor="middle",

@@ -110,8 +110,7 @@ def animate(
     played = range(len(looked) - 1, -1, -every)[::-1]
     ends = {row: bounds(values for values in own.values()) for row, own in layers.items()}
     first = len(figure.data)
-    for trace in at(layers, looked, ends, played[-1]):
-        figure.add_trace(trace)
+    figure.add_traces(at(layers, looked, ends, played[-1]))
     numbers = list(range(first, len(figure.data)))
     figure.frames = [
         go.Frame(name=str(looked[n]), data=at(layers, looked, ends, n), traces=numbers)
