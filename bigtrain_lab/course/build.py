@@ -119,8 +119,7 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    defined = [each.name for each in ast.parse(topic.start).body if hasattr(each, "name")]
-    name = defined[-1]
+    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")

@@ -211,10 +211,8 @@ class Translator(nn.Module):
                 " sentences out, or take a larger longest."
             )
         dropout = self.dropouts[0 if table is self.source else 1]
-        return dropout(self.scaled(table(ids_BT)) + self.positions[start:end], noise)
-
-    def scaled(self, x_BTD):
-        return x_BTD if self.scale == 1 else x_BTD * self.scale
+        x_BTD = table(ids_BT) if self.scale == 1 else table(ids_BT) * self.scale
+        return dropout(x_BTD + self.positions[start:end], noise)
 
     def encode(self, ids_BS, noise: Noise | None = None):
         x_BSD, keep_BS = self.embedded(self.source, ids_BS, noise=noise), self.keep(ids_BS)

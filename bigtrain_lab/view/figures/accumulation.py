@@ -163,9 +163,14 @@ def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> N
         row=1,
         col=3,
     )
-    figure.update_xaxes(range=[-0.7, len(errors) - 0.3], title="update", nticks=6, row=1, col=3)
-    if len(errors) < 6:
-        figure.update_xaxes(dtick=1, row=1, col=3)
+    figure.update_xaxes(
+        range=[-0.7, len(errors) - 0.3],
+        title="update",
+        nticks=6,
+        dtick=1 if len(errors) < 6 else None,
+        row=1,
+        col=3,
+    )
 
 
 def listed(tokens: list[int]) -> str:

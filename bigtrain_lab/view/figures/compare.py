@@ -31,12 +31,11 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
         caption = (
             f"time ({words.axis_unit(trace)[0]})" if row == len(traces) else None
         )  # each heading tells its own unit
-        figure.update_xaxes(title=caption, rangemode="tozero", row=row, col=1)
         first = next(
             i
             for i, other in enumerate(traces, 1)
             if words.axis_unit(other) == words.axis_unit(trace)
         )
-        if first < row:
-            figure.update_xaxes(matches=f"x{first if first > 1 else ''}", row=row, col=1)
+        alike = f"x{first if first > 1 else ''}" if first < row else None
+        figure.update_xaxes(title=caption, rangemode="tozero", matches=alike, row=row, col=1)
     return framed(figure, "", height, legend={"y": 1 + 36 / (height - 92)})

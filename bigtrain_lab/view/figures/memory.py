@@ -80,8 +80,6 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
             col=1,
             **byte_ticks(highest, 4 if len(ranks) == 1 else 1),
         )
-        if highest:
-            figure.update_yaxes(range=[0, 1.04 * highest], row=row, col=1)
     if end > start:
         figure.update_xaxes(range=[0, at(end)])
     figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
@@ -138,8 +136,8 @@ def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -
 
 
 def byte_ticks(peak: int, most: int = 1) -> dict:
-    """Ticks of a byte axis at the peak and at up to so many round places below it, in human
-    units."""
+    """A byte axis up to the peak, with ticks there and at up to so many round places below it, in
+    human units."""
     if not peak:
         return {}
     power = 10 ** (len(str(int(peak))) - 1)
@@ -150,4 +148,8 @@ def byte_ticks(peak: int, most: int = 1) -> dict:
         else peak
     )
     at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
-    return {"tickvals": at, "ticktext": [size(each) + "  " if each else "0  " for each in at]}
+    return {
+        "range": [0, 1.04 * peak],
+        "tickvals": at,
+        "ticktext": [size(each) + "  " if each else "0  " for each in at],
+    }

@@ -82,7 +82,7 @@ def underflow(trace: Trace) -> go.Figure:
         showticklabels=False,
         **({} if most else {"tickvals": [0]}),
     )
-    figure.update_yaxes(showticklabels=True, col=1)
+    figure.update_yaxes(showticklabels=True, title={"text": "becomes 0", "standoff": 2}, col=1)
     if not most:
         figure.add_annotation(
             text="nothing becomes 0, in none of these formats, at no loss scale from 1 on",
@@ -92,7 +92,6 @@ def underflow(trace: Trace) -> go.Figure:
             yref="paper",
             showarrow=False,
         )
-    figure.update_yaxes(title={"text": "becomes 0", "standoff": 2}, col=1)
     figure.update_annotations(font_size=12)
     return framed(
         figure,
