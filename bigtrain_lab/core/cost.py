@@ -139,14 +139,7 @@ class Cost:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        if self.of_batch:
-            key = rank, beside, *step
-        else:
-            key = (
-                (rank, beside, step[0].kind, step[0].stage)
-                if len(step) == 1
-                else (rank, beside, *((a.kind, a.stage) for a in step))
-            )
+        key = rank, beside, *(step if self.of_batch else [(a.kind, a.stage) for a in step])
         if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
