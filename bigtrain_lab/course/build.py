@@ -144,8 +144,15 @@ def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode
 def cell(kind: str, source: str, name: str, nbgrader=(), own=()) -> NotebookNode:
     """A cell with what nbgrader and `grade` are told of it. Unless told otherwise, it is locked."""
     make = v4.new_markdown_cell if kind == "markdown" else v4.new_code_cell
-    told = {"schema_version": 3, "grade_id": name, "grade": False, "solution": False}
-    told |= {"locked": True, "task": False} | dict(nbgrader)
+    told = {
+        "schema_version": 3,
+        "grade_id": name,
+        "grade": False,
+        "solution": False,
+        "locked": True,
+        "task": False,
+        **dict(nbgrader),
+    }
     metadata = {"nbgrader": told} | ({"bigtrain": dict(own)} if own else {})
     return make(source, id=name, metadata=metadata)
 

@@ -45,11 +45,10 @@ def kept(name: str) -> dict:
 @lru_cache(maxsize=1)
 def environment() -> dict:
     """What the run ran on."""
-    packages = {name: version(name) for name in ("torch", "numpy", "pydantic", "cloudpickle")}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": cores(),
-        "packages": packages,
+        "packages": {name: version(name) for name in ("torch", "numpy", "pydantic", "cloudpickle")},
     }

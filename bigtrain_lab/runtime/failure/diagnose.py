@@ -149,8 +149,7 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
                 f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}"
             )
             continue
-        place = line_of(directory, at.rank, at.thread)
-        where = f" at {place}" if place else ""
+        where = f" at {place}" if (place := line_of(directory, at.rank, at.thread)) else ""
         sent = "; all that it waits for was sent" if at.last == "wait" and at in ready else ""
         lines.append(
             f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent})."

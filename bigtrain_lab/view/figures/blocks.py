@@ -41,8 +41,7 @@ def blocks(trace: Trace) -> go.Figure:
         )
         least = min(points, key=lambda block: median(points[block]))
         best = [block for block, taken in points.items() if apart(taken, points[least]) is None]
-        calls = f"measured here, median and spread of {len(points[least])} calls: "
-        title = calls + (
+        title = f"measured here, median and spread of {len(points[least])} calls: " + (
             f"fastest with blocks of {least:,} elements"
             if len(best) == 1
             else f"no winner among {len(best)} sizes from {min(best):,} to {max(best):,} elements"

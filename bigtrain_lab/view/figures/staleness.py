@@ -27,12 +27,15 @@ def staleness(trace: Trace) -> go.Figure:
     figure = make_subplots(rows=1, cols=2 if losses else 1, horizontal_spacing=0.1)
     for worker in range(len(served["requests"])):
         counts = Counter(each.staleness for each in found if each.worker == worker)
-        colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
-        shape = PATTERNS[worker % len(PATTERNS)]
         marker = {
-            "color": colour,
+            "color": palette.VERSIONS[worker % len(palette.VERSIONS)],
             "line": {"color": "white", "width": 0.5},
-            "pattern": {"shape": shape, "fgcolor": "white", "size": 5, "solidity": 0.2},
+            "pattern": {
+                "shape": PATTERNS[worker % len(PATTERNS)],
+                "fgcolor": "white",
+                "size": 5,
+                "solidity": 0.2,
+            },
         }
         told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
         figure.add_bar(
