@@ -225,9 +225,10 @@ def speed(ranks):
 def devices(ranks):
     """Visible GPUs, what hides others, and where ranks would compute."""
     from .runtime.devices import Node, choose
+    from .runtime.devices import visible as count
 
     visible, variable, driver = (
-        visible_devices(),
+        count(),
         os.environ.get("CUDA_VISIBLE_DEVICES"),
         nvidia_driver(),
     )
@@ -382,9 +383,3 @@ def nvidia_driver() -> bool:
     """Whether the system knows an NVIDIA GPU, seen by torch or not."""
     known = Path("/proc/driver/nvidia/gpus")
     return known.is_dir() and any(known.iterdir())
-
-
-def visible_devices() -> int:
-    import torch
-
-    return torch.cuda.device_count()

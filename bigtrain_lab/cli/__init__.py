@@ -306,21 +306,11 @@ def doctor(
     """Check what the labs need: one line each, with the mend."""
     from ..doctor import findings, peer_findings
     from ..runtime.torchrun.peers import Peer
-    from .screen import census, finding_line, screen
+    from .screen import census, screen, tell_findings
 
     if constants:
         screen().print(*census(), sep="\n")
         return 0
     if ranks < 1:
         raise Impossible(f"ranks is {ranks}: ask for at least 1.")
-    console, errors = screen(), screen(stderr=True)
-    found, levels = peer_findings(Peer.of(peer)) if peer is not None else findings(ranks), set()
-    while True:
-        with errors.status(
-            "checking"
-        ):  # gone before a line is printed: it must not send that line to stderr
-            finding = next(found, None)
-        if finding is None:
-            return 1 if "fail" in levels else 0
-        console.print(finding_line(finding), soft_wrap=True)
-        levels.add(finding.level)
+    return tell_findings(findings(ranks) if peer is None else peer_findings(Peer.of(peer)))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from .screen import finding_line, screen
+from .screen import screen, tell_findings
 
 app = App(
     name="course",
@@ -86,11 +86,7 @@ def doctor(folder: Folder = Path("."), *, assignment: Only = (), cores: Cores = 
     """Prove each assignment in source/ on this machine before it is handed out: one line each."""
     from ..course.doctor import findings
 
-    console, levels = screen(), set()
-    for finding in findings(folder, cores or os.cpu_count() or 1, assignment):
-        console.print(finding_line(finding), soft_wrap=True)
-        levels.add(finding.level)
-    return 1 if "fail" in levels else 0
+    return tell_findings(findings(folder, cores or os.cpu_count() or 1, assignment))
 
 
 def track(done: Iterable, total: int) -> Iterator:

@@ -4,11 +4,12 @@ last words."""
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..core import CLOCKS, Span, Trace
@@ -31,18 +32,18 @@ def title(experiment) -> Text:
     )
 
 
+def table(heads: Iterable, rows: Iterable[Iterable], **about) -> Table:
+    """Rows under their heads, without lines."""
+    made = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="bold", **about)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
-    table = Table(
-        title=heading,
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for name, text in lines:
-        table.add_row(Text(name, style="cyan", no_wrap=True), Text(text))
-    return table
+    rows = [(Text(name, style="cyan", no_wrap=True), Text(text)) for name, text in lines]
+    title = {"title": heading, "title_justify": "left", "title_style": "bold"}
+    return table((), rows, show_header=False, **title)
 
 
 def census() -> list[Table | str]:
@@ -78,20 +79,18 @@ def results(experiment, traces) -> Table:
     shown = [clock for clock in CLOCKS if clock in given] + (
         ["difference"] if len(given) > 1 else []
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("quantity", no_wrap=True)
     rows = report.rows(experiment.quantities, *given.values(), here=report.priced_here(experiment))
-    for name in shown:
-        numbers = (
-            name != "difference"
-        )  # which gives way, over two lines, where the screen is narrow
-        widest = max(len(cell(row, name)) for row in rows) if numbers else None
-        table.add_column(
-            name, justify="right" if numbers else "left", no_wrap=numbers, min_width=widest
-        )
-    for row in rows:
-        table.add_row(row.quantity, *(cell(row, name) for name in shown))
-    return table
+
+    def head(name: str) -> Column:
+        if name == "difference":  # it gives way, over two lines, where the screen is narrow
+            return Column(name)
+        widest = max(len(cell(row, name)) for row in rows)
+        return Column(name, justify="right", no_wrap=True, min_width=widest)
+
+    return table(
+        [Column("quantity", no_wrap=True), *map(head, shown)],
+        [(row.quantity, *(cell(row, name) for name in shown)) for row in rows],
+    )
 
 
 def timeline(trace: Trace, width: int) -> Group:
@@ -122,29 +121,32 @@ def said(experiment, traces) -> str:
 
 def settings_apart(letters, rows) -> Table:
     """The settings that differ between runs, a column each."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("setting", *letters):
-        table.add_column(name, overflow="fold")
-    for name, values in rows:
-        table.add_row(name, *("–" if value is None else report.setting(value) for value in values))
-    return table
+    return table(
+        [Column(name, overflow="fold") for name in ("setting", *letters)],
+        [
+            (name, *("–" if value is None else report.setting(value) for value in values))
+            for name, values in rows
+        ],
+    )
 
 
 def amounts_apart(letters, clock: str, lines) -> Table:
     """Each quantity on one clock in several runs, and how the others differ from the first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(clock, no_wrap=True)
-    for letter in letters:
-        table.add_column(letter, justify="right", no_wrap=True)
-    for letter in letters[1:]:
-        table.add_column(f"{letter} against {letters[0]}")
-    for line in lines:
-        table.add_row(
-            line.quantity,
-            *("–" if amount is None else str(amount) for amount in line.amounts),
-            *line.differences,
-        )
-    return table
+    return table(
+        [
+            Column(clock, no_wrap=True),
+            *(Column(letter, justify="right", no_wrap=True) for letter in letters),
+            *(f"{letter} against {letters[0]}" for letter in letters[1:]),
+        ],
+        [
+            (
+                line.quantity,
+                *("–" if amount is None else str(amount) for amount in line.amounts),
+                *line.differences,
+            )
+            for line in lines
+        ],
+    )
 
 
 def follow(run, predicted: Trace, errors: Console) -> None:
@@ -177,6 +179,20 @@ def mention(run, errors: Console) -> None:
             errors.print(run.now, soft_wrap=True)
             said = time.monotonic()
         time.sleep(0.1)
+
+
+def tell_findings(found: Iterator) -> int:
+    """Print each finding of a doctor as it comes; returns the exit code."""
+    console, errors, failed = screen(), screen(stderr=True), False
+    while True:
+        with errors.status(
+            "checking"
+        ):  # gone before a line is printed: it must not send that line to stderr
+            finding = next(found, None)
+        if finding is None:
+            return int(failed)
+        console.print(finding_line(finding), soft_wrap=True)
+        failed |= finding.level == "fail"
 
 
 def finding_line(finding) -> Text:

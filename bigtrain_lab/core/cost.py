@@ -124,8 +124,7 @@ class Cost:
                         raise Impossible(
                             f"The {name} of {kind} is {price}: a cost must not be negative."
                         )
-        object.__setattr__(self, "_ticks", {})
-        object.__setattr__(self, "_bytes", {})
+        object.__setattr__(self, "_found", {})  # what was asked for before
 
     @classmethod
     def of(cls, cost: "Cost | Mapping") -> "Cost":
@@ -133,22 +132,15 @@ class Cost:
         bytes."""
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
-    def __reduce__(self):  # the caches stay behind
+    def __reduce__(self):  # what was found stays behind
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     def duration(self, step, rank: int, beside: bool = False) -> int:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        if self.of_batch:
-            key = rank, beside, *step
-        else:
-            key = (
-                (rank, beside, step[0].kind, step[0].stage)
-                if len(step) == 1
-                else (rank, beside, *((a.kind, a.stage) for a in step))
-            )
-        if key not in self._ticks:
+        key = rank, beside, *(step if self.of_batch else [(a.kind, a.stage) for a in step])
+        if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
                 self._price(self.durations[together], step[0].stage)
@@ -160,8 +152,8 @@ class Cost:
                 * (exact(self.overlap_slowdown) if beside else 1)
                 * self.ticks_per_unit
             )
-            self._ticks[key] = -(-total.numerator // total.denominator)
-        return self._ticks[key]
+            self._found[key] = ceil(total)
+        return self._found[key]
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
@@ -171,7 +163,7 @@ class Cost:
             beside,
             *(step if self.of_batch else ((a.kind, a.stage) for a in step)),
         )
-        if key not in self._ticks:
+        if key not in self._found:
             total, own = (
                 self.duration(step, rank, beside),
                 [self._price(self._of(a, rank), a.stage) for a in step],
@@ -183,8 +175,8 @@ class Cost:
                     ceil(total * (done + price * call.share) / (sum(own) or 1)) for call in calls
                 ]
                 done += price
-            self._ticks[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))
-        return self._ticks[key]
+            self._found[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))
+        return self._found[key]
 
     def collective(
         self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute"
@@ -198,28 +190,30 @@ class Cost:
                                                                             slowest link crossed
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)), lane)
-        if key not in self._ticks and kind in self.durations:
-            total = self._price(self.durations[kind], 0) * self.ticks_per_unit
-            self._ticks[key] = -(-total.numerator // total.denominator)
-        elif key not in self._ticks:
-            if kind not in COLLECTIVES:
-                raise Impossible(
-                    f"The cost knows no collective {kind!r}: choose one of"
-                    f" {', '.join(COLLECTIVES)}."
-                )
-            links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
-            gap = max(Fraction(link.ticks, link.bytes) for link in links)
-            on_node = Counter(rank // self.node_size for rank in ranks)
-            if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
-                gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
-            others, alpha = len(ranks) - 1, max(link.alpha for link in links)
-            gap /= exact(self.shares.get(lane, 1))
-            total = (
-                COLLECTIVES[kind][0] * others * alpha
-                + port_share(kind, len(ranks)) * size_bytes * gap
+        if key not in self._found:
+            self._found[key] = ceil(
+                self._price(self.durations[kind], 0) * self.ticks_per_unit
+                if kind in self.durations
+                else self._in_ring(kind, size_bytes, ranks, lane)
             )
-            self._ticks[key] = -(-total.numerator // total.denominator) if others else 0
-        return self._ticks[key]
+        return self._found[key]
+
+    def _in_ring(self, kind: str, size_bytes: int, ranks: tuple[int, ...], lane: str) -> Fraction:
+        """The ticks that a ring of these ranks takes."""
+        if kind not in COLLECTIVES:
+            raise Impossible(
+                f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}."
+            )
+        if len(ranks) == 1:
+            return Fraction(0)
+        links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
+        gap = max(Fraction(link.ticks, link.bytes) for link in links)
+        on_node = Counter(rank // self.node_size for rank in ranks)
+        if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
+            gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
+        latency = COLLECTIVES[kind][0] * (len(ranks) - 1) * max(link.alpha for link in links)
+        gap /= exact(self.shares.get(lane, 1))
+        return latency + port_share(kind, len(ranks)) * size_bytes * gap
 
     def message_bytes(self, message) -> int:
         """Bytes of a message: those that it states, else those of its kind and stage, such as of an
@@ -227,9 +221,9 @@ class Cost:
         if message.bytes is not None:
             return message.bytes
         key = (message.kind, message.stage)
-        if key not in self._bytes:
-            self._bytes[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
-        return self._bytes[key]
+        if key not in self._found:
+            self._found[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
+        return self._found[key]
 
     def memory(self, action, rank: int = 0) -> tuple[tuple[str, int], ...]:
         """Changes (kind, bytes) of this action's rank at the action's end."""

@@ -1,7 +1,7 @@
 """What can happen in a run: each kind of event is a tuple that begins (rank, lane, kind, name,
 start); times are ticks.
 
-The types say what a value may be, and `checked` holds JSON to them: an event that was read is as
+The types say what a value may be, and `saved` holds JSON to them: an event that was read is as
 good as one that was made here.
 """
 
@@ -124,12 +124,6 @@ class Alive(NamedTuple):
 EVENTS = {cls.__name__.lower(): cls for cls in (Span, Transfer, Memory, Scalar, Histogram, Alive)}
 
 
-def checked(*types) -> TypeAdapter:
-    """What holds a JSON array to these types, one a place, as they are written: text is no number,
-    and True none either."""
-    return TypeAdapter(tuple[types], config=ConfigDict(strict=True))
-
-
 def fields_of(event: type, timed: bool = True) -> dict[str, type]:
     """The types of an event's fields by name; without `timed`, its times may be null."""
     fields = get_type_hints(event, include_extras=True)
@@ -142,9 +136,10 @@ def fields_of(event: type, timed: bool = True) -> dict[str, type]:
 
 @cache
 def saved(name: str) -> TypeAdapter:
-    """What holds the line of an event in a saved trace to its types. KeyError where there is no
-    such event."""
-    return checked(Literal[name], *fields_of(EVENTS[name]).values())
+    """What holds the line of an event in a saved trace to its types, as they are written: text is
+    no number, and True none either. KeyError where there is no such event."""
+    types = Literal[name], *fields_of(EVENTS[name]).values()
+    return TypeAdapter(tuple[types], config=ConfigDict(strict=True))
 
 
 def event_of(line: bytes, ranks: int):

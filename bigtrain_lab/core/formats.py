@@ -18,12 +18,13 @@ Sources: IEEE 754-2019, table 3.5 (fp32, fp16); Kalamkar et al. 2019 (arXiv:1905
 2022 (arXiv:2209.05433), table 1 (fp8).
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from math import frexp
 from typing import NamedTuple
 
-from . import Histogram, Impossible, Scalar, Trace
+from . import Histogram, Scalar, Trace
+from .impossible import refuse_unknown
 
 EXPONENTS = "exponents"  # the kind of a Histogram that holds an Exponents
 FLOW = "flow"  # how a Scalar is called that stands for a Station
@@ -137,17 +138,16 @@ class Exponents(NamedTuple):
     @classmethod
     def merged(cls, several: Iterable["Exponents"]) -> "Exponents":
         """The counts of all the tensors together."""
-        several = list(several)
-        filled = [each for each in several if each.counts]
-        first = min((each.first for each in filled), default=0)
-        counts = [0] * (
-            max((each.first + len(each.counts) for each in filled), default=first) - first
-        )
-        for each in filled:
-            for exponent, count in enumerate(each.counts, each.first):
-                counts[exponent - first] += count
+        several, counts = list(several), Counter()
+        for each in several:
+            counts.update(dict(enumerate(each.counts, each.first)))
+        first = min(counts, default=0)
+        bins = range(first, max(counts, default=first - 1) + 1)
         return cls(
-            first, tuple(counts), sum(e.zeros for e in several), sum(e.not_finite for e in several)
+            first,
+            tuple(counts[exponent] for exponent in bins),
+            sum(each.zeros for each in several),
+            sum(each.not_finite for each in several),
         )
 
 
@@ -165,10 +165,7 @@ def fate(exponent: int, number: Format) -> str:
 def format_named(format: str | Format) -> Format:
     if isinstance(format, Format):
         return format
-    if format not in FORMATS:
-        raise Impossible(
-            f"There is no format called {format!r}: choose one of {', '.join(FORMATS)}."
-        )
+    refuse_unknown("format called", format, FORMATS)
     return FORMATS[format]
 
 
@@ -180,17 +177,22 @@ WEIGHTS, ACTIVATIONS = (
 )  # a histogram is called "<one of these> <path of a module or weight>"
 
 
+def reported(trace: Trace) -> Iterator[tuple[str, str, Exponents]]:
+    """(ACTIVATIONS or WEIGHTS, path, counts) of each histogram of gradients, in order."""
+    for event in trace.where(Histogram, kind=EXPONENTS):
+        for kind in (ACTIVATIONS, WEIGHTS):
+            if event.name.startswith(kind):
+                yield kind, event.name.removeprefix(kind).strip(), Exponents.of(event)
+
+
 def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
     """{ACTIVATIONS: {module: counts}, WEIGHTS: {module: counts}} of all that a trace's ranks
     reported, each module's looks and its weights (x.weight, x.bias) together, in the order of first
     report."""
     found: dict[str, dict[str, list[Exponents]]] = {ACTIVATIONS: {}, WEIGHTS: {}}
-    for event in trace.where(Histogram, kind=EXPONENTS):
-        for kind, modules in found.items():
-            if event.name.startswith(kind):
-                path = event.name.removeprefix(kind).strip()
-                module = path.rpartition(".")[0] or path if kind == WEIGHTS else path
-                modules.setdefault(module, []).append(Exponents.of(event))
+    for kind, path, counted in reported(trace):
+        module = path.rpartition(".")[0] or path if kind == WEIGHTS else path
+        found[kind].setdefault(module, []).append(counted)
     return {
         kind: {module: Exponents.merged(looks) for module, looks in modules.items()}
         for kind, modules in found.items()
@@ -200,16 +202,12 @@ def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
 def looks(trace: Trace) -> dict[str, list[Exponents]]:
     """{ACTIVATIONS: [counts of the first look, of the second, ...], WEIGHTS: likewise}, each look
     over all modules."""
-    found: dict[str, list[list[Exponents]]] = {ACTIVATIONS: [], WEIGHTS: []}
+    found = {ACTIVATIONS: defaultdict(list), WEIGHTS: defaultdict(list)}
     seen = Counter()
-    for event in trace.where(Histogram, kind=EXPONENTS):
-        for kind, several in found.items():
-            if event.name.startswith(kind):
-                if seen[event.name] == len(several):
-                    several.append([])
-                several[seen[event.name]].append(Exponents.of(event))
-                seen[event.name] += 1
-    return {kind: [Exponents.merged(look) for look in several] for kind, several in found.items()}
+    for kind, path, counted in reported(trace):
+        found[kind][seen[kind, path]].append(counted)
+        seen[kind, path] += 1
+    return {kind: [*map(Exponents.merged, several.values())] for kind, several in found.items()}
 
 
 class Station(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from .impossible import Impossible
+from .impossible import Impossible, refuse_unknown
 from .lane import FREE, Link
 
 TICKS_PER_SECOND = 10**12  # one tick is a picosecond
@@ -80,10 +80,7 @@ class Hardware:
     @staticmethod
     def named(name: str) -> "Hardware":
         """The profile called `name`; Impossible, with the names there are, when there is none."""
-        if name not in PROFILES:
-            raise Impossible(
-                f"There is no hardware called {name!r}: choose one of {', '.join(PROFILES)}."
-            )
+        refuse_unknown("hardware called", name, PROFILES)
         return PROFILES[name]
 
     @property
@@ -176,28 +173,20 @@ class Constant(NamedTuple):
     source: str
 
 
-class Known(NamedTuple):
-    """Values from one source: nothing enters a profile without its tag and its source."""
-
-    tag: str
-    source: str
-    values: dict
-
-
-def known(tag: str, source: str, /, **values) -> Known:
-    return Known(tag, source, values)
+def known(tag: str, source: str, /, **values) -> dict[str, tuple]:
+    """Name -> (value, "tag: source"): nothing enters a profile without its tag and its source."""
+    return {name: (value, f"{tag}: {source}") for name, value in values.items()}
 
 
 published, derived, fitted = (partial(known, tag) for tag in ("published", "derived", "fitted"))
 
 
-def profile(name: str, inside: str, between: str, *facts: Known) -> Hardware:
+def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
-    values = {key: value for fact in facts for key, value in fact.values.items()}
+    told = {key: each for fact in facts for key, each in fact.items()}
+    values = {key: value for key, (value, _) in told.items()}
     sources = {
-        re.sub("^(inside|between)_", r"\1.", key): f"{fact.tag}: {fact.source}"
-        for fact in facts
-        for key in fact.values
+        re.sub("^(inside|between)_", r"\1.", key): source for key, (_, source) in told.items()
     }
     for place, wire in (("inside", inside), ("between", between)):
         alpha, bandwidth = values.pop(f"{place}_alpha_s"), values.pop(f"{place}_bytes_per_s")
@@ -205,7 +194,7 @@ def profile(name: str, inside: str, between: str, *facts: Known) -> Hardware:
     return Hardware(name, **values, sources=sources)
 
 
-def alphas(inside_s: float, between_s: float) -> Known:
+def alphas(inside_s: float, between_s: float) -> dict[str, tuple]:
     return fitted(
         "the order of a small NCCL message on such a link; data sheets state no latency",
         inside_alpha_s=inside_s,

@@ -13,3 +13,9 @@ def refuse_counts(of: str, counts: dict) -> None:
             raise Impossible(
                 f"{name.replace('_', '-')} is {value!r}: a {of} needs a whole number of at least 1."
             )
+
+
+def refuse_unknown(what: str, name, known) -> None:
+    """Refuse a name that is none of those known; `what`: "figure called"."""
+    if name not in known:
+        raise Impossible(f"There is no {what} {name!r}: choose one of {', '.join(known)}.")

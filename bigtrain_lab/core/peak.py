@@ -1,6 +1,7 @@
 """When a rank held the most bytes: the time, the action, and what it held of each kind."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 from .events import Memory
@@ -51,12 +52,8 @@ def over_step(trace: Trace, rank: int, step: int, most: int) -> list[Peak]:
     before = [read._replace(start=begin) for read in told if read.start <= begin][-1:]
     inside = [read for read in told if begin < read.start <= end]
     if len(inside) > most:
-        highest: dict[int, Peak] = {}
-        for read in inside:
-            stretch = (read.start - begin) * most // (end - begin + 1)
-            if stretch not in highest or read.bytes > highest[stretch].bytes:
-                highest[stretch] = read
-        inside = [*highest.values()]
+        stretches = groupby(inside, lambda read: (read.start - begin) * most // (end - begin + 1))
+        inside = [max(reads, key=lambda read: read.bytes) for _, reads in stretches]
     return before + inside
 
 

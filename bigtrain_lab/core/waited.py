@@ -4,7 +4,7 @@ came in that time."""
 from collections import defaultdict
 from typing import NamedTuple
 
-from .trace import Span, Trace, Transfer
+from .trace import Trace, Transfer
 
 
 class Waited(NamedTuple):
@@ -20,11 +20,10 @@ def waited(trace: Trace) -> dict[tuple[int, str, str], Waited]:
     are left out."""
     first = min((e.start for e in trace.events), default=0)
     spans, arrivals = defaultdict(list), defaultdict(list)
-    for event in trace.events:
-        if isinstance(event, Span):
-            spans[event.rank, event.lane].append(event)
-        elif isinstance(event, Transfer):
-            arrivals[event.rank, event.lane].append(event)
+    for span in trace.spans():
+        spans[span.rank, span.lane].append(span)
+    for message in trace.transfers():
+        arrivals[message.rank, message.lane].append(message)
     found = {}
     for lane, row in spans.items():
         messages = sorted(arrivals[lane], key=lambda t: t.end)

@@ -119,8 +119,7 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    defined = [each.name for each in ast.parse(topic.start).body if hasattr(each, "name")]
-    name = defined[-1]
+    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")
@@ -145,8 +144,15 @@ def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode
 def cell(kind: str, source: str, name: str, nbgrader=(), own=()) -> NotebookNode:
     """A cell with what nbgrader and `grade` are told of it. Unless told otherwise, it is locked."""
     make = v4.new_markdown_cell if kind == "markdown" else v4.new_code_cell
-    told = {"schema_version": 3, "grade_id": name, "grade": False, "solution": False}
-    told |= {"locked": True, "task": False} | dict(nbgrader)
+    told = {
+        "schema_version": 3,
+        "grade_id": name,
+        "grade": False,
+        "solution": False,
+        "locked": True,
+        "task": False,
+        **dict(nbgrader),
+    }
     metadata = {"nbgrader": told} | ({"bigtrain": dict(own)} if own else {})
     return make(source, id=name, metadata=metadata)
 

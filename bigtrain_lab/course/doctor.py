@@ -37,37 +37,34 @@ def findings(folder: Path, cores: int, assignments: tuple[str, ...] = ()) -> Ite
     broken = {each.path: list(faults(each)) for each in found}
     for path, told in broken.items():
         yield from (Finding("fail", path.stem, fault) for fault in told)
-    tasks = {}
-    for source in (each for each in found if not broken[each.path]):
-        for exercise in source.exercises:
-            key, start = pieces_of(source, exercise)
-            tasks[source.path.stem, exercise.topic, "key"] = exercise.topic, key
-            tasks[source.path.stem, exercise.topic, "start"] = exercise.topic, start
+    tasks = {
+        (source.path.stem, exercise.topic, which): (exercise.topic, pieces)
+        for source in found
+        if not broken[source.path]
+        for exercise in source.exercises
+        for which, pieces in pieces_of(source, exercise).items()
+    }
     for (notebook, topic, which), marked in played(tasks, cores):
         yield Finding(*judged(notebook, topic, which, marked))
 
 
-def pieces_of(source: Source, exercise) -> tuple[list, list]:
-    """The answer key of an exercise, and what is handed out."""
+def pieces_of(source: Source, exercise) -> dict[str, list]:
+    """The answer key of an exercise, and the start that is handed out."""
     code = [cell.source for cell in source.cells if cell.kind == "code"]
     own = source.text(exercise.id)
     start = [source.start(exercise.id) if text == own else text for text in code]
-    return sliced(code, exercise.answer), sliced(start, exercise.answer)
+    return {"key": sliced(code, exercise.answer), "start": sliced(start, exercise.answer)}
 
 
 def judged(notebook: str, topic: str, which: str, marked) -> tuple[str, str, str]:
     """A level, a name and a sentence."""
     if isinstance(marked, str):
         return "fail", notebook, f"{topic}: the check of the {which} failed: {marked}."
-    right = not marked.findings
-    if which == "start":
-        if right:
-            return "fail", notebook, f"{topic}: what is handed out is right already."
-        return "ok", notebook, f"{topic}: what is handed out is not right yet."
-    if not right:
-        return (
-            "fail",
-            notebook,
-            f"{topic}: the key is not right: {' '.join(chain(*marked.findings.values()))}",
-        )
-    return "ok", notebook, f"{topic}: the key gets all points on three seeds."
+    wrong = " ".join(chain(*marked.findings.values()))
+    level, told = {
+        ("start", False): ("fail", "what is handed out is right already."),
+        ("start", True): ("ok", "what is handed out is not right yet."),
+        ("key", False): ("ok", "the key gets all points on three seeds."),
+        ("key", True): ("fail", f"the key is not right: {wrong}"),
+    }[which, bool(marked.findings)]
+    return level, notebook, f"{topic}: {told}"

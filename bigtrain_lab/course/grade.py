@@ -93,9 +93,9 @@ def grade(
     for name, verdict in track(played(tasks, cores or os.cpu_count() or 1), len(tasks)):
         if isinstance(verdict, str):
             broken[name] = verdict
-            continue
-        verdicts[name] = verdict._asdict()
-        write_whole(store, json.dumps(verdicts, indent=1))
+        else:
+            verdicts[name] = verdict._asdict()
+            write_whole(store, json.dumps(verdicts, indent=1))
     sheets = [marked(each, verdicts, broken) for each in handed_in]
     before = reports.kept(folder)
     notes = [f"{BROKEN} for {name}: {why}. Grade again." for name, why in broken.items()]

@@ -205,11 +205,15 @@ def submissions(folder: Path, source: Source) -> Iterator[Submission]:
         homes = sorted((folder / "submitted").glob(f"*/{source.assignment}"))
         found = [(home.parent.name, *handed_in(home, name)) for home in homes if home.is_dir()]
     else:
-        loose = [path for path in sorted(folder.glob("*.ipynb")) if path != source.path]
-        found = [(path.stem, path, "") for path in loose]
         homes = [home for home in sorted(folder.iterdir()) if home.name not in RESERVED]
-        homes = [home for home in homes if any(home.glob("*.ipynb"))]
-        found += [(home.name, *handed_in(home, name)) for home in homes]
+        found = [
+            *(
+                (path.stem, path, "")
+                for path in sorted(folder.glob("*.ipynb"))
+                if path != source.path
+            ),
+            *((home.name, *handed_in(home, name)) for home in homes if any(home.glob("*.ipynb"))),
+        ]
     for student, path, defect in found:
         cells, defects = [], [defect] if defect else []
         try:
@@ -322,19 +326,16 @@ def rebuilt(submission: Submission, outputs: Mapping[str, tuple[str, float]]) ->
         if inside(raw, "metadata", "nbgrader", "solution"):
             empty = "# " + NOTHING if raw["cell_type"] == "code" else NOTHING
             raw["source"] = submission.texts.get(id, "") or empty
-        if raw["cell_type"] != "code":
-            continue
-        raw["execution_count"], raw["outputs"] = None, []
-        if id in outputs:
-            said, points = outputs[id]
-            shown = {"text/plain": repr(points)}
-            raw["outputs"] = [
-                {"output_type": "stream", "name": "stdout", "text": said + "\n"},
-                {
-                    "output_type": "execute_result",
-                    "execution_count": None,
-                    "metadata": {},
-                    "data": shown,
-                },
-            ]
+        if raw["cell_type"] == "code":
+            told = shown(*outputs[id]) if id in outputs else []
+            raw["execution_count"], raw["outputs"] = None, told
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def shown(said: str, points: float) -> list[dict]:
+    """The outputs of a check, as a notebook holds them."""
+    result = {"output_type": "execute_result", "execution_count": None, "metadata": {}}
+    return [
+        {"output_type": "stream", "name": "stdout", "text": said + "\n"},
+        {**result, "data": {"text/plain": repr(points)}},
+    ]

@@ -38,7 +38,7 @@ class Parallel:
     ) -> list[tuple[list[int], list[int]]]:
         """The ids of both sides of each pair; only of those of at most `longest` tokens, an end
         included."""
-        found = self._held_out_ids if held_out else self._train_ids
+        found = self._ids[held_out]
         if longest is None:
             return found
         short = [pair for pair in found if max(map(len, pair)) < longest]
@@ -49,12 +49,12 @@ class Parallel:
         return short
 
     @cached_property
-    def _train_ids(self):
-        return [tuple(map(self.vocabulary.encode, pair)) for pair in self.train]
-
-    @cached_property
-    def _held_out_ids(self):
-        return [tuple(map(self.vocabulary.encode, pair)) for pair in self.held_out]
+    def _ids(self):
+        """Of the training pairs, and of those that are held out."""
+        return [
+            [tuple(map(self.vocabulary.encode, pair)) for pair in pairs]
+            for pairs in (self.train, self.held_out)
+        ]
 
 
 @lru_cache(maxsize=4)

@@ -31,11 +31,12 @@ def f1(answers: torch.Tensor, labels: torch.Tensor, classes) -> F1:
         )
     if not (classes := list(classes)):
         raise Impossible("F1 over no classes is nothing: name at least one class.")
-    hits = [int(((answers == c) & (labels == c)).sum()) for c in classes]
-    said = [int((answers == c).sum()) for c in classes]
-    true = [int((labels == c).sum()) for c in classes]
-    each = tuple(_of(*counts) for counts in zip(hits, said, true))
-    return F1(_of(sum(hits), sum(said), sum(true)), sum(each) / len(each), each)
+    counts = [
+        [int(found.sum()) for found in ((answers == c) & (labels == c), answers == c, labels == c)]
+        for c in classes
+    ]
+    each = tuple(_of(*own) for own in counts)
+    return F1(_of(*map(sum, zip(*counts))), sum(each) / len(each), each)
 
 
 def _of(hits: int, said: int, true: int) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.core.words import counted
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 
@@ -30,8 +31,8 @@ class ByteText:
     def __post_init__(self):
         if len(self.content) < 2:
             raise Impossible(
-                f"{self.name} holds {_count(len(self.content))}: take a text of at least 2 bytes, "
-                "one to read and one to predict."
+                f"{self.name} holds {counted(len(self.content), 'byte')}: take a text of at least"
+                " 2 bytes, one to read and one to predict."
             )
         tokens = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
         object.__setattr__(self, "_tokens", tokens)
@@ -45,7 +46,7 @@ class ByteText:
         last_start = len(self) - sequence - 1
         if last_start < 0:
             raise Impossible(
-                f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads"
+                f"{self.name} holds {counted(len(self), 'byte')}, a sequence of {sequence} reads"
                 f" {sequence + 1}: take a sequence of at most {len(self) - 1} or a longer text."
             )
         draw = generator("text", seed, step, micro_batch)
@@ -84,10 +85,6 @@ def read_text(path) -> ByteText:
             f"{str(path)!r} cannot be read ({reason}): name a text file that you may open."
         ) from error
     return ByteText(content, repr(str(path)))
-
-
-def _count(size: int) -> str:
-    return f"{size:,} byte" + "s" * (size != 1)
 
 
 def chosen_text(path: str) -> ByteText:

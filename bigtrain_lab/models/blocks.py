@@ -14,6 +14,7 @@ vocabulary.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -29,14 +30,14 @@ class Linear(nn.Linear):
     """nn.Linear that draws nothing: `initialise` fills it."""
 
     def reset_parameters(self):
-        pass
+        """Leave the weights as they are."""
 
 
 class Table(nn.Embedding):
     """nn.Embedding that draws nothing: `initialise` fills it."""
 
     def reset_parameters(self):
-        pass
+        """Leave the weights as they are."""
 
 
 class Positions(Table):
@@ -115,14 +116,22 @@ def by_head(x, parts: int, heads: int):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig, path: str):
+    """Two matrices with an activation between: `inner` is the width there."""
+
+    def __init__(
+        self, width: int, inner: int, activation: Callable, dropout: Dropout, dtype: torch.dtype
+    ):
         super().__init__()
-        self.up = Linear(config.width, 4 * config.width, dtype=config.dtype)
-        self.down = Linear(4 * config.width, config.width, dtype=config.dtype)
-        self.dropout = Dropout(config.dropout, f"{path}.dropout")
+        self.up = Linear(width, inner, dtype=dtype)
+        self.down = Linear(inner, width, dtype=dtype)
+        self.activation, self.dropout = activation, dropout
 
     def forward(self, x_BSD, noise: Noise | None = None):
-        return self.dropout(self.down(F.gelu(self.up(x_BSD), approximate="tanh")), noise)
+        return self.dropout(self.down(self.activation(self.up(x_BSD))), noise)
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
 
 
 class Block(nn.Module):
@@ -131,7 +140,8 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, dtype=config.dtype)
         self.attention = Attention(config, f"{path}.attention")
         self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
-        self.mlp = MLP(config, f"{path}.mlp")
+        dropout = Dropout(config.dropout, f"{path}.mlp.dropout")
+        self.mlp = MLP(config.width, 4 * config.width, gelu, dropout, config.dtype)
 
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise, keep_BT)

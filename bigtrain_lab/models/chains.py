@@ -10,7 +10,6 @@ ends in the loss, a single number. What the layers weigh and cost is found by a 
 of layer.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -29,7 +28,7 @@ from .blocks import Linear, cross_entropy
 from .config import GPTConfig
 from .dropout import Dropout, Noise
 from .gpt import GPT
-from .seed import normal
+from .seed import fill
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 
@@ -151,9 +150,7 @@ class UnevenMLP(nn.Module):
         self.dropouts = nn.ModuleList(
             Dropout(dropout, f"layers.{i}.dropout") for i in range(layers - 1)
         )
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))
+        fill(self, seed)
 
 
 def uneven_widths(layers: int, width: int) -> list[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .blocks import Block, Embedding, Linear, block_slices
+from .blocks import Block, Embedding, Linear, block_slices, cross_entropy
 from .config import GPTConfig, require_counts
 from .dropout import Noise
 from .gpt import initialise
@@ -83,7 +83,4 @@ def encoder_slices(config: EncoderConfig) -> dict[str, str]:
     return {"layers.0.token": "vocabulary", **block_slices(config)}
 
 
-def class_loss(logits_BC, labels_B):
-    """Mean over the batch of -log softmax(logits)[label], a scalar. Saves the B C
-    log-probabilities."""
-    return -logits_BC.log_softmax(-1).gather(-1, labels_B.unsqueeze(-1)).mean()
+class_loss = cross_entropy  # of logits (B, C): the mean over the batch

@@ -6,8 +6,6 @@ last.
 No bias: a stage of one 16 x 16 layer is 256 numbers, small enough to watch every weight version.
 """
 
-import math
-
 import torch
 from torch import nn
 
@@ -16,7 +14,7 @@ from bigtrain_lab.core import Impossible
 from .blocks import Linear
 from .config import require_counts, require_floating, require_slice
 from .dropout import Noise
-from .seed import normal
+from .seed import fill
 
 
 class MLPStage(nn.Module):
@@ -34,9 +32,7 @@ class MLPStage(nn.Module):
         self.layers = nn.ModuleDict(
             {str(i): Linear(width, width, bias=False, dtype=dtype) for i in range(first, last)}
         )
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                weight.copy_(normal(weight, seed, name) / math.sqrt(width))
+        fill(self, seed)
 
     def forward(self, x, noise: Noise | None = None):
         for i, layer in zip(range(self.first, self.last), self.layers.values()):

@@ -7,8 +7,10 @@ no generator here is ever used twice: each draw makes its own, seeded by what th
 """
 
 import hashlib
+import math
 
 import torch
+from torch import nn
 
 
 def stable_seed(*names) -> int:
@@ -34,3 +36,10 @@ def normal(weight: torch.Tensor, *names) -> torch.Tensor:
         if weight.is_meta
         else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
     )
+
+
+@torch.no_grad()
+def fill(module: nn.Module, seed: int) -> None:
+    """Fill every matrix of a module: N(0, 1 / inputs) from (seed, its name)."""
+    for name, weight in module.named_parameters():
+        weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))

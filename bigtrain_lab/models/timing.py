@@ -6,22 +6,21 @@ is the least of several on one thread, which is what a rank on a CPU has; in a r
 cores, caches and memory, so there it takes longer.
 """
 
-import json
 import platform
 import time
-from pathlib import Path
 
 import torch
 
 from ..core import Impossible
 from ..runtime.devices import threads
-from ..runtime.machine import keep
-from ..runtime.process.border import cache_directory, place_given
+from ..runtime.machine import keep, kept
+from ..runtime.process.border import place_given
 from .blocks import cross_entropy
 from .config import GPTConfig
 from .dropout import Noise
 from .gpt import GPTStage
 
+NAME = "pieces"  # of what is kept
 FOR_S, LEAST = 0.25, 5  # seconds of repeating a piece; and how often at least
 MOST_S = 1e6  # of a piece, in a note of times that somebody may have changed
 
@@ -36,17 +35,17 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
     about = (  # home folders are shared by machines
         f"{timed_as(config, batch)}, torch {torch.__version__}, {platform.node()}"
     )
-    kept = read_kept()
-    if about not in kept:
+    found = kept(NAME)
+    if about not in found:
         if place_given():
             raise Impossible(
                 "The pieces of this model have not been timed on this machine, and ranks of"
                 " torchrun would each find other times: predict the same settings once without"
                 " torchrun, or take the counted profile."
             )
-        kept[about] = timed(config, batch)
-        keep(kept_in(), kept)
-    return of_pieces(config, kept[about])
+        found[about] = timed(config, batch)
+        keep(NAME, found)
+    return of_pieces(config, found[about])
 
 
 def timed_as(config: GPTConfig, batch: int) -> str:
@@ -65,18 +64,6 @@ def of_pieces(config: GPTConfig, three: list) -> list[tuple[float, float]]:
     if not all(0 < seconds < MOST_S for times in (embedding, block, head) for seconds in times):
         raise ValueError("no piece takes so long")
     return [embedding, *[block] * config.layers, head]
-
-
-def kept_in() -> Path:
-    return Path(cache_directory()) / "bigtrain_lab" / "pieces.json"
-
-
-def read_kept() -> dict:
-    try:
-        kept = json.loads(kept_in().read_text(encoding="utf-8"))
-        return kept if isinstance(kept, dict) else {}
-    except (OSError, ValueError):
-        return {}
 
 
 def timed(config: GPTConfig, batch: int) -> list[tuple[float, float]]:

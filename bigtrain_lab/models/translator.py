@@ -25,7 +25,7 @@ from torch import nn
 
 from bigtrain_lab.core import Impossible
 
-from .blocks import Linear, Table, by_head
+from .blocks import MLP, Linear, Table, by_head
 from .config import require_counts, require_floating, require_heads, require_share
 from .dropout import Dropout, Noise
 from .gpt import initialise
@@ -127,17 +127,6 @@ class Attention(nn.Module):
         return self.out((scores_BHTU.softmax(-1) @ v_BHUK).transpose(1, 2).flatten(2))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: TranslatorConfig, path: str):
-        super().__init__()
-        self.up = Linear(config.width, config.inner, dtype=config.dtype)
-        self.down = Linear(config.inner, config.width, dtype=config.dtype)
-        self.dropout = Dropout(config.dropout, path)
-
-    def forward(self, x, noise: Noise | None = None):
-        return self.dropout(self.down(self.up(x).relu()), noise)
-
-
 class Layer(nn.Module):
     """Of the encoder; with `crosses` of the decoder, which sees no later word and reads the
     memory."""
@@ -152,10 +141,9 @@ class Layer(nn.Module):
                 nn.LayerNorm(config.width, dtype=config.dtype),
                 Attention(config, True, f"{path}.cross"),
             )
-        self.mlp_norm, self.mlp = (
-            nn.LayerNorm(config.width, dtype=config.dtype),
-            MLP(config, f"{path}.mlp"),
-        )
+        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        dropout = Dropout(config.dropout, f"{path}.mlp")
+        self.mlp = MLP(config.width, config.inner, torch.Tensor.relu, dropout, config.dtype)
 
     def forward(self, x_BTD, memory_BSD=None, keep_BS=None, noise: Noise | None = None):
         """`keep_BS`: where the source has words; the encoder's keys are these, and the memory's."""
@@ -223,10 +211,8 @@ class Translator(nn.Module):
                 " sentences out, or take a larger longest."
             )
         dropout = self.dropouts[0 if table is self.source else 1]
-        return dropout(self.scaled(table(ids_BT)) + self.positions[start:end], noise)
-
-    def scaled(self, x_BTD):
-        return x_BTD if self.scale == 1 else x_BTD * self.scale
+        x_BTD = table(ids_BT) if self.scale == 1 else table(ids_BT) * self.scale
+        return dropout(x_BTD + self.positions[start:end], noise)
 
     def encode(self, ids_BS, noise: Noise | None = None):
         x_BSD, keep_BS = self.embedded(self.source, ids_BS, noise=noise), self.keep(ids_BS)

@@ -12,6 +12,7 @@ import json
 import platform
 import tempfile
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from pydantic import TypeAdapter
 from ..core import Hardware, Impossible
 from ..core.hardware import Wire
 from .devices import threads
-from .machine import keep
-from .process.border import cache_directory, place_given
+from .machine import keep, kept
+from .process.border import place_given
 
 NAME, VERSION = "this-machine", 2
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
@@ -35,12 +36,10 @@ def this_machine(measure: bool = True) -> Hardware | None:
     Impossible under torchrun where none was kept: its ranks cannot launch the two that would
     measure.
     """
-    try:
-        kept = json.loads(kept_in().read_text(encoding="utf-8"))
-        if key().items() <= kept.items():
-            return hardware_of(kept)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none was kept, or one that cannot be read: measure again
+    found = kept(NAME)
+    if key().items() <= found.items():
+        with suppress(ValueError, KeyError, TypeError):  # somebody has changed it: measure again
+            return hardware_of(found)
     if not measure:
         return None
     if place_given():
@@ -51,10 +50,6 @@ def this_machine(measure: bool = True) -> Hardware | None:
     return calibrate()
 
 
-def kept_in() -> Path:
-    return Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
-
-
 def key() -> dict:
     """What a kept profile is good for: a home directory may be shared by several machines."""
     return {"version": VERSION, "torch": torch.__version__, "machine": platform.node()}
@@ -63,7 +58,7 @@ def key() -> dict:
 def calibrate() -> Hardware:
     """Measure this machine now, and keep the profile in place of an earlier one."""
     found = {**key(), **measured()}
-    keep(kept_in(), found)
+    keep(NAME, found)
     return hardware_of(found)
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 
 from ..core import Impossible
+from ..core.impossible import refuse_unknown
 
 CHOICES = ("cpu", "auto", "cuda")
 NCCL, GLOO = "cpu:gloo,cuda:nccl", "gloo"
@@ -53,8 +54,7 @@ class Devices(NamedTuple):
 def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> Devices:
     """The devices of all ranks, node after node. `nccl`: whether torch's build has it. Impossible
     where GPUs are insisted on and a node has none."""
-    if device not in CHOICES:
-        raise Impossible(f"There is no device {device!r}: choose one of {', '.join(CHOICES)}.")
+    refuse_unknown("device", device, CHOICES)
     ranks = sum(node.ranks for node in nodes)
     bare = [number for number, node in enumerate(nodes) if not node.gpus]
     if device == "cuda" and bare:

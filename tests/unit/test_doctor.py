@@ -20,7 +20,7 @@ def test_this_machine_can_run_the_labs(monkeypatch, tmp_path, tmp_path_factory, 
     may fail."""
     monkeypatch.chdir(tmp_path)
     cache = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("bigtrain_lab.runtime.calibrate.cache_directory", lambda: str(cache))
+    monkeypatch.setattr("bigtrain_lab.runtime.machine.cache_directory", lambda: str(cache))
     assert main(["doctor", "--ranks", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == list(doctor.CHECKS)
@@ -125,7 +125,7 @@ def test_what_cannot_be_asked_is_refused(words, told, capsys):
     ],
 )
 def test_devices(monkeypatch, visible, variable, driver, level, words):
-    monkeypatch.setattr(doctor, "visible_devices", lambda: visible)
+    monkeypatch.setattr("bigtrain_lab.runtime.devices.visible", lambda: visible)
     monkeypatch.setattr(doctor, "nvidia_driver", lambda: driver)
     monkeypatch.setattr(
         doctor.os, "environ", {"CUDA_VISIBLE_DEVICES": variable} if variable is not None else {}

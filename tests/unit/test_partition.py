@@ -247,7 +247,7 @@ SMALL = {"layers": 4, "width": 16, "heads": 2, "sequence": 8, "vocabulary": 256,
 
 
 @pytest.mark.slow
-def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
+def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch, tmp_path):
     """By each machine its own, also where several share a home folder."""
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
     first = times(asked)
@@ -258,7 +258,7 @@ def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     assert times(asked.replace(width=32)) == NEW
     monkeypatch.setattr(timing.platform, "node", lambda: "another machine")
     assert times(Partition(profiled="measured", **SMALL)) == NEW
-    timing.kept_in().write_text("half a fi")
+    (tmp_path / "bigtrain_lab/pieces.json").write_text("half a fi")
     assert times(asked.replace(width=48)) == NEW
 
 
@@ -270,12 +270,12 @@ def times(asked) -> list:
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
+def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch, tmp_path):
     """Whatever the pieces take today, and on another machine; only the same model's times stand for
     it."""
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
     kept = json.loads(json.dumps({"experiment": "partition", **asked.told}))
-    timing.kept_in().unlink()
+    (tmp_path / "bigtrain_lab/pieces.json").unlink()
     monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
     restored = Experiment.restored(kept)
     assert (

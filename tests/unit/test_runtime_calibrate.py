@@ -11,7 +11,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.runtime import calibrate, this_machine
+from bigtrain_lab.runtime import calibrate, machine, this_machine
 
 FOUND = {
     "when": "2026-01-01T00:00+00:00",
@@ -28,7 +28,7 @@ FOUND = {
 def measurements(monkeypatch, tmp_path):
     """How often this machine was measured; nothing is kept at first."""
     counts = []
-    monkeypatch.setattr(calibrate, "cache_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(machine, "cache_directory", lambda: str(tmp_path))
     monkeypatch.setattr(calibrate, "measured", lambda: counts.append(1) or FOUND)
     return counts
 

@@ -26,7 +26,7 @@ from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import end, temporary
 from bigtrain_lab.runtime.process import server as fork_server
-from bigtrain_lab.runtime.process.pulse import is_alive, this_process
+from bigtrain_lab.runtime.process.pulse import Pulse, this_process
 from tests.unit.jobs import forked
 from tests.unit.ranks import after, ranks_alive, until
 
@@ -237,7 +237,7 @@ def session_of(pid: int) -> int | None:
     ],
 )
 def test_whether_a_launcher_lives(launcher, alive):
-    assert is_alive(launcher(*this_process())) == alive
+    assert Pulse.of(launcher(*this_process())).is_alive() == alive
 
 
 @pytest.mark.slow

@@ -95,17 +95,14 @@ def states(
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
     stuck, (culprit, _) = knot(doings), culprit_of(directory, exits)
-    found = []
-    for doing in doings:
-        state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
-        if doing.rank == culprit:
-            state = state._replace(
-                state="failed", what=_cause(directory, culprit, exits[culprit].code), on=()
-            )
-        elif culprit is None and doing.rank in kept:
-            state = state._replace(state="failed", what=kept[doing.rank], on=())
-        found.append(state)
-    return found
+    failed = kept if culprit is None else {culprit: _cause(directory, culprit, exits[culprit].code)}
+    found = [state_of(doings, doing, line_of(directory, doing.rank), stuck) for doing in doings]
+    return [
+        state._replace(state="failed", what=failed[state.rank], on=())
+        if state.rank in failed
+        else state
+        for state in found
+    ]
 
 
 def _cause(directory: Path, rank: int, code: int | None) -> str:
@@ -152,8 +149,7 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
                 f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}"
             )
             continue
-        place = line_of(directory, at.rank, at.thread)
-        where = f" at {place}" if place else ""
+        where = f" at {place}" if (place := line_of(directory, at.rank, at.thread)) else ""
         sent = "; all that it waits for was sent" if at.last == "wait" and at in ready else ""
         lines.append(
             f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent})."

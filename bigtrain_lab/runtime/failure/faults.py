@@ -16,6 +16,7 @@ from math import inf
 import torch
 
 from ...core import Cost, Impossible
+from ...core.impossible import refuse_unknown
 from ..memory.meter import held
 
 FAULTS = {
@@ -53,8 +54,7 @@ class Fault:
     factor: float = SLOWER
 
     def __post_init__(self):
-        if self.kind not in FAULTS:
-            raise Impossible(f"There is no fault {self.kind!r}: choose one of {', '.join(FAULTS)}.")
+        refuse_unknown("fault", self.kind, FAULTS)
         if self.rank < 0 or self.at < 0:
             raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
         if not 1 <= self.factor < inf:

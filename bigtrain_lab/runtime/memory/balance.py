@@ -43,17 +43,12 @@ class Balance:
         if state == before:
             return
         storage.counted, levels = state, self.levels
-        if before:
-            kind, size = before
-            levels[kind] -= size
-            if kind not in APART:
-                self.total -= size
-        if state:
-            kind, size = state
-            levels[kind] += size
-            self.highest[kind] = max(self.highest[kind], levels[kind])
-            if kind not in APART:
-                self.total += size
+        for counted, sign in ((before, -1), (state, 1)):
+            if counted:
+                kind, size = counted
+                levels[kind] += sign * size
+                self.highest[kind] = max(self.highest[kind], levels[kind])
+                self.total += sign * size * (kind not in APART)
         if self.total > self.peak_bytes:
             self.peak_bytes, self.peak_wall = self.total, wall
             self._forget()

@@ -118,17 +118,18 @@ def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
 
 def device(watched: Iterable) -> torch.device:
     """The first parameter's; the CPU where there is none."""
-    for thing in watched:
+    devices = (
+        parameter.device
+        for thing in watched
         for parameter in (
             thing.parameters() if isinstance(thing, nn.Module) else parameters_of(thing)
-        ):
-            return parameter.device
-    return torch.device("cpu")
+        )
+    )
+    return next(devices, torch.device("cpu"))
 
 
-def parameters_of(optimizer) -> Iterator[nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def parameters_of(optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def hooks(

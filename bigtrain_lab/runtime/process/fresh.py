@@ -24,13 +24,8 @@ ROOT = str(Path(__file__).parents[2])
 
 def fingerprint() -> int:
     """Changes when a file of the library is added, removed or written."""
-    found = []
-    for folder, _, names in os.walk(ROOT):
-        for name in names:
-            if name.endswith(".py"):
-                about = os.stat(os.path.join(folder, name))
-                found.append((folder, name, about.st_mtime_ns, about.st_size))
-    return hash(tuple(sorted(found)))
+    files = [(str(path), path.stat()) for path in sorted(Path(ROOT).rglob("*.py"))]
+    return hash(tuple((name, about.st_mtime_ns, about.st_size) for name, about in files))
 
 
 def drop() -> None:

@@ -34,11 +34,6 @@ def this_process() -> list:
     return [platform.node(), os.getpid(), psutil.Process().create_time()]
 
 
-def is_alive(named: list | None) -> bool:
-    """Whether the process of that name lives, on this host."""
-    return Pulse.of(named).is_alive()
-
-
 class Pulse:
     """A process as others see it; one that is gone does nothing. With its `start`, what has its
     number since is not it."""

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing import spawn
 from multiprocessing.connection import wait
 from multiprocessing.context import reduction, set_spawning_popen
@@ -55,7 +56,6 @@ SERVER_ENDED = (
 )
 SILENT_S = 5.0  # a server that says nothing for so long is looked at
 _lock = threading.RLock()
-_preloaded: int | None = None  # the library's fingerprint before the server loaded it
 
 
 class CannotStart(RuntimeError):
@@ -71,7 +71,7 @@ def warm() -> None:
             " need."
         )
     with _lock:
-        _context()
+        prepared()
         vars(sys.modules["__main__"]).setdefault(
             "__spec__", None
         )  # IPython's %reset takes it away, and multiprocessing asks for it
@@ -108,8 +108,8 @@ def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterat
     started.
     """
     warm()
-    context = _context()
-    current = fresh.fingerprint() == _preloaded
+    context, preloaded = prepared()
+    current = fresh.fingerprint() == preloaded
     for index in range(ranks):
         process = context.Process(
             target=fresh.enter,
@@ -202,14 +202,13 @@ def in_bytes(process) -> bytes:
         set_spawning_popen(None)
 
 
-def _context():
-    """Fork from a server that has PRELOADED."""
-    global _preloaded
+@cache
+def prepared() -> tuple:
+    """What forks from a server that has PRELOADED, and the library's fingerprint before it loaded
+    that."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    if _preloaded is None:
-        _preloaded = fresh.fingerprint()
-    return context
+    return context, fresh.fingerprint()
 
 
 @contextmanager

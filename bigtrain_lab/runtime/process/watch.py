@@ -186,10 +186,8 @@ class Watch:
             for process, pulse in zip(self._processes, self._pulses.values()):
                 with suppress(OSError):
                     process.join(max(0, until - time.monotonic()))
-                while (
-                    pulse.is_alive() and time.monotonic() < until
-                ):  # nobody says that it has ended, where the server is gone
-                    time.sleep(0.01)
+                # nobody says that it has ended, where the server is gone
+                within(until - time.monotonic(), lambda pulse=pulse: not pulse.is_alive())
                 with suppress(OSError):
                     process.close()  # a rank ends by itself once nobody holds its pipe
             if self._room:

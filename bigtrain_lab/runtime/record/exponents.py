@@ -27,10 +27,8 @@ def exponents(tensor: Tensor) -> Exponents:
     )  # every 16-bit and 8-bit number is a float32
     finite = values.isfinite()
     kept = values[finite & (values != 0)]
-    if not kept.numel():
-        return Exponents(0, (), int((values == 0).sum()), int((~finite).sum()))
     power = torch.frexp(kept).exponent - 1
-    first = int(power.min())
+    first = int(power.min()) if len(kept) else 0
     counts = torch.bincount(power - first).tolist()
     broken = int((~finite).sum())
     return Exponents(first, tuple(counts), values.numel() - kept.numel() - broken, broken)

@@ -96,7 +96,6 @@ class Failed(Done):
     traceback: str
 
 
-SETTINGS = TypeAdapter(Settings)
 STATUS = TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
 
 
@@ -121,7 +120,7 @@ def read_settings(directory: Path) -> dict:
             f"this library reads {FORMAT}: run it again."
         )
     try:
-        return SETTINGS.validate_json(data).model_dump(exclude_unset=True)
+        return Settings.model_validate_json(data).model_dump(exclude_unset=True)
     except ValueError as error:
         raise Impossible(
             f"The settings.json in {directory} is damaged ({complaint(error)}): "
@@ -135,7 +134,7 @@ def settings_json(about: dict) -> str:
     try:
         if len(text) > MOST_BYTES:
             raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
-        SETTINGS.validate_json(clean_json(text.encode()))
+        Settings.model_validate_json(clean_json(text.encode()))
     except ValueError as error:
         raise Impossible(
             f"These settings cannot be kept with a run ({complaint(error)}): choose others."

@@ -143,12 +143,11 @@ class Recorder:
         if self.lane != "compute" or not opened or clock.modelled and not clock.cost.inside:
             return None
         step, number = opened.step, opened.called
-        expected = called(step, clock.cost.inside) if clock.modelled else ()
         opened.called += 1
         if clock.modelled:
             own, planned = (
                 (kind, size_bytes, name),
-                [each[1:] for each in expected[number : number + 1]],
+                [each[1:] for each in called(step, clock.cost.inside)[number : number + 1]],
             )
             if [own] != planned:
                 instead = "{} of {} bytes ({})".format(*planned[0]) if planned else "no more"

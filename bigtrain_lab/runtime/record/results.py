@@ -27,9 +27,7 @@ MOST_DIRECTORY = 4_000_000  # bytes of a zip file's list of its members
 
 def save(path: Path, results) -> None:
     """Write named arrays as an npz, whole or not at all. Impossible for any other result."""
-    if results is None:
-        results = {}
-    if not isinstance(results, Mapping):
+    if not isinstance(results, Mapping | None):
         raise Impossible(
             f"The program returned {type(results).__name__}: "
             "let it return a dict of named arrays, or nothing."
@@ -37,7 +35,7 @@ def save(path: Path, results) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         with writing(path), ZipFile(partial, "w") as file:
-            for name, value in results.items():
+            for name, value in (results or {}).items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                     npy.write_array(member, as_array(name, value), allow_pickle=False)
         with writing(path):

@@ -25,7 +25,7 @@ from ...core.files import open_regular
 from ...core.trace import ACTION
 from ..failure.wait_graph import RankState
 from ..process.end import End, within
-from ..process.pulse import is_alive
+from ..process.pulse import Pulse
 from . import results
 from .kept import read_settings, status_of
 from .log import MOST_ITEMS, Log, Tail
@@ -79,9 +79,8 @@ class Run:
     def _end(self) -> End:
         if self._watch:
             return self._watch.end
-        running = is_alive(
-            self.settings["launcher"]
-        )  # asked first: it writes the end before it ends
+        # asked first: it writes the end before it ends
+        running = Pulse.of(self.settings["launcher"]).is_alive()
         if end := End.noted(self.directory):
             return end
         if running:

@@ -9,13 +9,14 @@ and two ranks that wait in send deadlock.
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
 from ...core import Impossible
+from ...core.impossible import refuse_unknown
 from ..memory.capacity import OutOfMemory
 from . import exchange
 from .lanes import LaneFailed, LaneRunner
@@ -59,21 +60,14 @@ def is_lost(error: BaseException | None) -> bool:
 class Handle:
     """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the
     message is in hand, without taking it: the time at which it was issued, None without a
-    modelled clock."""
+    modelled clock. Each happens once, whoever asks again."""
 
-    def __init__(self, arrive, take):
-        self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
-
-    def arrive(self) -> int | None:
-        if self._arrive:
-            self._issue, self._arrive = self._arrive(), None
-        return self._issue
+    def __init__(self, arrive: Callable[[], int | None] | None, take: Callable):
+        self.arrive, self._take = cache(arrive or (lambda: None)), cache(take)
 
     def wait(self) -> torch.Tensor:
-        if self._wait:
-            self.arrive()
-            self._tensor, self._wait = self._wait(), None
-        return self._tensor
+        self.arrive()
+        return self._take()
 
 
 class _Receive:
@@ -644,10 +638,7 @@ class Agreement:
 
 def operation(op: str) -> dist.ReduceOp:
     """torch's word for a reduction; of a mean its sum. Impossible where there is none."""
-    if op not in (*OPERATIONS, "mean"):
-        raise Impossible(
-            f"There is no reduction {op!r}: choose one of {', '.join(OPERATIONS)}, mean."
-        )
+    refuse_unknown("reduction", op, (*OPERATIONS, "mean"))
     return OPERATIONS["sum" if op == "mean" else op]
 
 

@@ -12,6 +12,7 @@ alone. On a GPU all lanes of a rank share its default stream.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 import torch
@@ -21,19 +22,15 @@ class LaneFailed(RuntimeError):
     """A function on a lane raised; `__cause__` is its exception."""
 
 
-class Signal:
-    """What one lane posts once and others wait for; `by`: the lane that posts it."""
+class Signal(Future):
+    """A time, or None without a modelled clock, that one lane posts once and for which others wait;
+    `by`: the lane that posts it."""
+
+    post, arrived = Future.set_result, Future.result
 
     def __init__(self, by: str):
-        self.by, self.time, self._posted = by, None, threading.Event()
-
-    def post(self, time: int | None) -> None:
-        self.time = time
-        self._posted.set()
-
-    def arrived(self) -> int | None:
-        self._posted.wait()
-        return self.time
+        super().__init__()
+        self.by = by
 
 
 class Launched:

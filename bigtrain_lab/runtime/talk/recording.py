@@ -101,6 +101,7 @@ class RecordingGroup(Group):
                 wall_start = min(wall_sent, wall_end)  # another machine's is known to its error
                 charged = self._charged(sent, size)
                 done = clock.lane(self.name).receive(start, self._link(src, rank), charged)
+                receive.wire = None  # the handle lives on
             where = rank, self.name, sent.kind, str(receive.name)
             self.recorder.log.write(
                 "transfer", wall_start, wall_end, size, *where, start, done, src, charged
@@ -195,14 +196,11 @@ class RecordingGroup(Group):
             return
         recorder, clock, lane = self.recorder, self.recorder.clock, self.name
         self._call = call if name == kind else f"{name}, {call}"
-        inside = None
-        if self.axis in INSIDE:
-            inside = recorder.call(f"comm:{self.axis}", kind, size_bytes, name)
-        if inside:
-            lane, name = f"comm:{self.axis}", inside
-        members = self.members
-        if src is not None:
-            members = (members[src], *members[:src], *members[src + 1 :])
+        beside = f"comm:{self.axis}"
+        if self.axis in INSIDE and (inside := recorder.call(beside, kind, size_bytes, name)):
+            lane, name = beside, inside
+        root = src or 0  # of a collective without one all ranks are alike
+        members = (self.members[root], *self.members[:root], *self.members[root + 1 :])
         about = Together(name, kind, size_bytes, members)
         with self._waiting(name):
             start, end, wall_start = clock.now(lane), None, self._began

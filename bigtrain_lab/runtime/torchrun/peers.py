@@ -7,6 +7,7 @@ keep anybody waiting.
 
 import socket
 import threading
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from ...core import Impossible
@@ -52,22 +53,22 @@ class Unreachable(Exception):
 def resolve(peer: Peer, limit_s: float = ANSWER_S) -> str:
     """The address that the peer's name stands for, as a connection would take it; Unreachable where
     there is none in time."""
-    found: list = []
+    found: Future[str] = Future()
 
     def ask():
         try:
-            found.append(socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)[0][4][0])
+            known = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)
+            found.set_result(known[0][4][0])
         except (OSError, UnicodeError) as error:
-            found.append(error)
+            found.set_exception(error)
 
-    asking = threading.Thread(target=ask, daemon=True)  # the resolver knows no limit of ours
-    asking.start()
-    asking.join(limit_s)
-    if not found:
-        raise Unreachable(f"no answer within {limit_s:g} s")
-    if isinstance(found[0], Exception):
-        raise Unreachable(getattr(found[0], "strerror", None) or str(found[0]))
-    return found[0]
+    threading.Thread(target=ask, daemon=True).start()  # the resolver knows no limit of ours
+    try:
+        return found.result(limit_s)
+    except TimeoutError as error:
+        raise Unreachable(f"no answer within {limit_s:g} s") from error
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(getattr(error, "strerror", None) or str(error)) from error
 
 
 def own_address(address: str) -> str:

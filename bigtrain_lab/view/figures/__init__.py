@@ -13,7 +13,8 @@ from html import escape
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ...core import Impossible, Trace
+from ...core import Trace
+from ...core.impossible import refuse_unknown
 
 MARKUP = re.compile("[<>&]")
 
@@ -72,6 +73,5 @@ for _module in iter_modules(__path__):
 def figure(name: str, trace):
     """The figure of this name of a trace (of several, for `compare`; of several by name, for
     `microscope`)."""
-    if name not in FIGURES:
-        raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
+    refuse_unknown("figure called", name, FIGURES)
     return FIGURES[name](trace)

@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Scalar, Trace
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 NAIVE, RIGHT = palette.VERSIONS[5], palette.VERSIONS[0]
 NOISE = "expected of noise"
@@ -46,16 +46,14 @@ def accumulation(trace: Trace) -> go.Figure:
             row=1,
             col=column,
         )
-    figure.update_layout(
-        **look(
-            f"{trace.clock}: what a token counts, and how far that takes the gradient",
-            330,
-            margin={"l": 56, "r": 16, "t": 66, "b": 48},
-            bargap=0,
-        )
-    )
     figure.update_xaxes(zeroline=False)
-    return figure
+    return framed(
+        figure,
+        f"{trace.clock}: what a token counts, and how far that takes the gradient",
+        330,
+        margin={"l": 56, "r": 16, "t": 66, "b": 48},
+        bargap=0,
+    )
 
 
 def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[float]]) -> None:
@@ -165,9 +163,14 @@ def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> N
         row=1,
         col=3,
     )
-    figure.update_xaxes(range=[-0.7, len(errors) - 0.3], title="update", nticks=6, row=1, col=3)
-    if len(errors) < 6:
-        figure.update_xaxes(dtick=1, row=1, col=3)
+    figure.update_xaxes(
+        range=[-0.7, len(errors) - 0.3],
+        title="update",
+        nticks=6,
+        dtick=1 if len(errors) < 6 else None,
+        row=1,
+        col=3,
+    )
 
 
 def listed(tokens: list[int]) -> str:

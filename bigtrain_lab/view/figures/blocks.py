@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from ...core import Scalar, Trace
 from ...order.rates import apart, samples
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 BESIDE = {
     "eager call, s": ("eager", palette.PHASES["B"]),
@@ -41,8 +41,7 @@ def blocks(trace: Trace) -> go.Figure:
         )
         least = min(points, key=lambda block: median(points[block]))
         best = [block for block, taken in points.items() if apart(taken, points[least]) is None]
-        calls = f"measured here, median and spread of {len(points[least])} calls: "
-        title = calls + (
+        title = f"measured here, median and spread of {len(points[least])} calls: " + (
             f"fastest with blocks of {least:,} elements"
             if len(best) == 1
             else f"no winner among {len(best)} sizes from {min(best):,} to {max(best):,} elements"
@@ -69,5 +68,4 @@ def blocks(trace: Trace) -> go.Figure:
     )
     figure.update_xaxes(title="elements in a block", type="log", range=[3.4, 7.1])
     figure.update_yaxes(title="ms a call", rangemode="tozero")
-    figure.update_layout(**look(title, 280, showlegend=False))
-    return figure
+    return framed(figure, title, 280, showlegend=False)

@@ -16,7 +16,7 @@ from ...core import Trace
 from ...core.words import size
 from ...order.recompute.plan import Recompute
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 LINE, POINT, CHOSEN, INSIDE = (
     palette.VERSIONS[0],
@@ -32,7 +32,7 @@ def budgets(trace: Trace) -> go.Figure:
     facts = words.facts_of(trace, "frontier", "knows no recompute plans", "checkpoint")
     whole = facts["everything"]
     memory, work = zip(*facts["frontier"])
-    figure = go.Figure(layout=look(f"{trace.clock}: what memory buys, by plan", 360))
+    figure = go.Figure()
     figure.add_scatter(
         x=memory,
         y=work,
@@ -134,8 +134,12 @@ def budgets(trace: Trace) -> go.Figure:
         ticktext=[f"{v:g}" for v in rows],
         zeroline=False,
     )
-    figure.update_layout(margin={"l": 64, "r": 24, "t": 72, "b": 48})
-    return figure
+    return framed(
+        figure,
+        f"{trace.clock}: what memory buys, by plan",
+        360,
+        margin={"l": 64, "r": 24, "t": 72, "b": 48},
+    )
 
 
 def beyond(memory: float, work: float, frontier: list) -> float:

@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Impossible, Trace
 from .. import words
-from .timeline import draw_rows, heading, look
+from .timeline import draw_rows, framed, heading
 
 BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of the next
 
@@ -26,23 +26,16 @@ def compare(traces: Iterable[Trace]) -> go.Figure:
         subplot_titles=[heading(t) for t in traces],
         vertical_spacing=min(0.24, BETWEEN / (height - 92)),
     )
-    seen: set[str] = set()
     for row, trace in enumerate(traces, 1):
         draw_rows(figure, trace, row=row, col=1)
         caption = (
             f"time ({words.axis_unit(trace)[0]})" if row == len(traces) else None
         )  # each heading tells its own unit
-        figure.update_xaxes(title=caption, rangemode="tozero", row=row, col=1)
         first = next(
             i
             for i, other in enumerate(traces, 1)
             if words.axis_unit(other) == words.axis_unit(trace)
         )
-        if first < row:
-            figure.update_xaxes(matches=f"x{first if first > 1 else ''}", row=row, col=1)
-    for drawn in figure.data:  # one legend entry a phase, not one a clock
-        drawn.showlegend = drawn.name not in seen
-        seen.add(drawn.name)
-    figure.update_layout(**look("", height))
-    figure.update_layout(legend={"y": 1 + 36 / (figure.layout.height - 92)})
-    return figure
+        alike = f"x{first if first > 1 else ''}" if first < row else None
+        figure.update_xaxes(title=caption, rangemode="tozero", matches=alike, row=row, col=1)
+    return framed(figure, "", height, legend={"y": 1 + 36 / (height - 92)})

@@ -6,7 +6,7 @@ from math import log10
 import plotly.graph_objects as go
 
 from .budgets import LINE, POINT
-from .timeline import look
+from .timeline import framed
 
 STEEP = 4  # times the work of keep-all: from there on the axis is logarithmic
 
@@ -20,7 +20,7 @@ def drawing(
     A plan that ends at the deepest of those may go deeper: an arrow says so.
     """
     asked = max(d for d, _ in optimum)
-    figure = go.Figure(layout=look(f"predicted: how deep a model fits into {memory}, by plan", 340))
+    figure = go.Figure()
     base = ends.get("keep-all", optimum[0])[0]
     last = max((d for d, _ in ends.values() if d < asked), default=asked)  # named at the right
     figure.add_scatter(
@@ -102,5 +102,9 @@ def drawing(
         title="work of a step / keep-all",
         **({"tickvals": [v for v in (1, 1.5, 2, 3, 5, 10, 20) if v < 1.2 * most]} if steep else {}),
     )
-    figure.update_layout(margin={"l": 64, "r": 48, "t": 72, "b": 64})
-    return figure
+    return framed(
+        figure,
+        f"predicted: how deep a model fits into {memory}, by plan",
+        340,
+        margin={"l": 64, "r": 48, "t": 72, "b": 64},
+    )

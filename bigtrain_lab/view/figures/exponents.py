@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Impossible, Scalar, Trace
 from ...core.formats import ACTIVATIONS, FORMATS, WEIGHTS, Exponents, Format, layers
-from .timeline import look
+from .timeline import framed
 
 SCALES = range(21)  # log2 of the loss scales
 SHOWN = "fp16", "bf16", "fp8 e5m2", "fp8 e4m3"
@@ -116,17 +116,15 @@ def exponents(trace: Trace) -> go.Figure:
             row=2,
             col=column,
         )
-    figure.update_layout(
-        **look(
-            heading(trace),
-            sum(heights) + 216,
-            autosize=True,
-            margin={"l": 8, "r": 12, "t": 88, "b": 112},
-            sliders=[slider(figure, whole, prefix(trace))],
-        )
-    )
     figure.update_annotations(selector={"yref": "paper"}, font_size=12)
-    return figure
+    return framed(
+        figure,
+        heading(trace),
+        sum(heights) + 216,
+        autosize=True,
+        margin={"l": 8, "r": 12, "t": 88, "b": 112},
+        sliders=[slider(figure, whole, prefix(trace))],
+    )
 
 
 def heading(trace: Trace) -> str:

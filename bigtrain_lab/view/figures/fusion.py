@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 from ...core import Trace
 from ...core.words import counted, size
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 TALL = 6  # operators in a column of a box
 WIDE, GAP = 1.0, 0.55  # of a column, and between boxes
@@ -28,15 +28,13 @@ def fusion(trace: Trace) -> go.Figure:
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, range=[-TALL / 2 - 1.1, TALL / 2 + 0.7])
     figure.update_annotations(selector={"yanchor": "bottom"}, font_size=12)
-    figure.update_layout(
-        **look(
-            "boxes are kernels; lines between them are values in memory",
-            70 + 190 * len(graph),
-            showlegend=False,
-            margin={"l": 8, "r": 8, "t": 64, "b": 8},
-        )
+    return framed(
+        figure,
+        "boxes are kernels; lines between them are values in memory",
+        70 + 190 * len(graph),
+        showlegend=False,
+        margin={"l": 8, "r": 8, "t": 64, "b": 8},
     )
-    return figure
 
 
 def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from ...core import Trace
 from ...core.words import duration, size
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 NUMBERED = 16  # ranks: beyond, numbers are too small to be read
 MATRICES = {"X": ("nd", 0, 0), "W": ("df", 1, 1), "Y": ("nf", 1, 0)}  # dimensions, right, up
@@ -30,15 +30,13 @@ def layouts(trace: Trace) -> go.Figure:
     figure.update_yaxes(visible=False, range=[-0.06, 1.12 + GAP], row=1, col=1)
     draw_compared(figure, facts["compared"], facts["layout"])
     ranks = len(facts["boxes"]["X"])
-    figure.update_layout(
-        **look(
-            f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends",
-            360,
-            barmode="stack",
-            margin={"l": 8, "r": 16, "t": 72, "b": 44},
-        )
+    return framed(
+        figure,
+        f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends",
+        360,
+        barmode="stack",
+        margin={"l": 8, "r": 16, "t": 72, "b": 44},
     )
-    return figure
 
 
 def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Scalar, Trace
-from ...order.rates import ACCURACY, TEST_LOSS
+from ...core import Impossible, Trace
+from ...order.rates import ACCURACY, TEST_LOSS, samples
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -20,15 +20,14 @@ def learning(traces: Iterable[Trace]) -> go.Figure:
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     if not traces or any("evaluated" not in trace.settings.get("facts", {}) for trace in traces):
         raise Impossible("This trace knows no accuracy: take runs of the experiment large-batch.")
-    if not any(values(trace, ACCURACY) for trace in traces):
+    if not any(samples(trace, ACCURACY) for trace in traces):
         raise Impossible(
             "What is learnt cannot be predicted: a run shows its loss and its accuracy here."
         )
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.08)
     for number, (trace, name) in enumerate(zip(traces, names(traces))):
         draw(figure, trace, name, number)
-    targets = {trace.settings["target"] for trace in traces}
-    for target in targets:
+    for target in {trace.settings["target"] for trace in traces}:
         figure.add_hline(
             y=target, line={"dash": "dot", "width": 1, "color": palette.INK}, row=1, col=2
         )
@@ -39,14 +38,12 @@ def learning(traces: Iterable[Trace]) -> go.Figure:
     figure.update_yaxes(
         title="accuracy, held-out samples", tickformat=".0%", range=[0, 1.02], col=2
     )
-    figure.update_layout(
-        **look(
-            f"{traces[0].clock}: what runs of equal samples learn",
-            330,
-            margin={"l": 56, "r": 16, "t": 66, "b": 44},
-        )
+    return framed(
+        figure,
+        f"{traces[0].clock}: what runs of equal samples learn",
+        330,
+        margin={"l": 56, "r": 16, "t": 66, "b": 44},
     )
-    return figure
 
 
 def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
@@ -71,7 +68,7 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
         col=1,
     )
     for column, what in ((1, TEST_LOSS), (2, ACCURACY)):
-        found = values(trace, what)
+        found = samples(trace, what)
         figure.add_scatter(
             x=[update * several / facts["pass"] for update in facts["evaluated"][: len(found)]],
             y=found,
@@ -90,13 +87,9 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
 def by_update(trace: Trace) -> list[float]:
     """The mean of all losses of each update; nothing of the last one where a run ended within
     it."""
-    found = values(trace, "loss")
+    found = samples(trace, "loss")
     each = max(1, round(len(found) / trace.steps))
     return [sum(found[at : at + each]) / each for at in range(0, len(found) - each + 1, each)]
-
-
-def values(trace: Trace, name: str) -> list[float]:
-    return [event.value for event in trace.where(Scalar, name=name)]
 
 
 def names(traces: list[Trace]) -> list[str]:
@@ -114,6 +107,6 @@ def names(traces: list[Trace]) -> list[str]:
         for trace in traces
     ]
     return [
-        name + (f": {found[-1]:.1%}" if (found := values(trace, ACCURACY)) else "")
+        name + (f": {found[-1]:.1%}" if (found := samples(trace, ACCURACY)) else "")
         for name, trace in zip(told, traces)
     ]

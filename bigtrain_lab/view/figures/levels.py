@@ -17,7 +17,7 @@ from ...core import Impossible, Trace
 from ...core.words import size
 from ...order.rates import Level, field
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 COLOURS = (*palette.VERSIONS[:6], "#7B61D6")  # no yellow: a thin line of it is lost on white
 ROW, CURVES, FRAME = 34, 150, 228  # heights in pixels: a level's bar, the curves, titles and axes
@@ -62,11 +62,11 @@ def levels(traces: Iterable[Trace]) -> go.Figure:
     for column, (_, value, words) in enumerate(columns):
         draw_bars(figure, rows, value, words, len(heights), 1 + column * (grid // len(columns)))
     title = "how they learn, and what they come to" if curves else "what they come to"
-    figure.update_layout(
-        **look(f"levels of precision: {title}", sum(heights) + (FRAME if curves else FRAME - 50)),
+    return framed(
+        figure,
+        f"levels of precision: {title}",
+        sum(heights) + (FRAME if curves else FRAME - 50),
         showlegend=False,
-    )
-    figure.update_layout(
         margin={"l": 118, "r": 14, "t": 104 if curves else 130, "b": 16},
         title={
             "subtitle": {"text": sources(traces), "font_size": 12},
@@ -76,7 +76,6 @@ def levels(traces: Iterable[Trace]) -> go.Figure:
             "pad_t": 14,
         },
     )
-    return figure
 
 
 def sources(traces: list[Trace]) -> str:

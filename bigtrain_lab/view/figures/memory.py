@@ -10,7 +10,7 @@ from ...core import MEMORY_KINDS, Trace
 from ...core.peak import Peak, followed, peak, readings
 from ...core.words import by_kind, size
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 
 def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> go.Figure:
@@ -80,23 +80,17 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
             col=1,
             **byte_ticks(highest, 4 if len(ranks) == 1 else 1),
         )
-        if highest:
-            figure.update_yaxes(range=[0, 1.04 * highest], row=row, col=1)
-    figure.update_layout(
-        **look(
-            title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
-            120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks),
-        )
-    )
-    figure.update_layout(
+    if end > start:
+        figure.update_xaxes(range=[0, at(end)])
+    figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
+    return framed(
+        figure,
+        title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
+        120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks),
         margin_l=92,
         hovermode="x unified" if len(ranks) == 1 else "closest",
         legend={"traceorder": "normal"},
     )
-    if end > start:
-        figure.update_xaxes(range=[0, at(end)])
-    figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
-    return figure
 
 
 def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:
@@ -142,8 +136,8 @@ def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -
 
 
 def byte_ticks(peak: int, most: int = 1) -> dict:
-    """Ticks of a byte axis at the peak and at up to so many round places below it, in human
-    units."""
+    """A byte axis up to the peak, with ticks there and at up to so many round places below it, in
+    human units."""
     if not peak:
         return {}
     power = 10 ** (len(str(int(peak))) - 1)
@@ -154,4 +148,8 @@ def byte_ticks(peak: int, most: int = 1) -> dict:
         else peak
     )
     at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
-    return {"tickvals": at, "ticktext": [size(each) + "  " if each else "0  " for each in at]}
+    return {
+        "range": [0, 1.04 * peak],
+        "tickvals": at,
+        "ticktext": [size(each) + "  " if each else "0  " for each in at],
+    }

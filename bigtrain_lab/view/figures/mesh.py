@@ -8,7 +8,7 @@ from ...core import Impossible, Mesh, Trace
 from ...core.words import duration, size
 from ...order.rates import axes
 from ..palette import INK, VERSIONS
-from .timeline import look
+from .timeline import framed
 
 AXES = {  # name -> its colour, and how far it moves a rank to the right and down
     "dp": (VERSIONS[0], (0.42, 0.38)),
@@ -71,17 +71,15 @@ def mesh(trace: Trace) -> go.Figure:
         marker={"size": 30, "color": "white", "line": {"color": INK, "width": 2}},
     )
     title = " x ".join(f"{axis} {count}" for axis, count in sizes.items())
-    figure.update_layout(
-        **look(
-            f"{trace.clock}: {title} = {trace.ranks} ranks",
-            150 + 75 * round(max(y) - min(y)),
-            legend={"orientation": "v", "y": 1, "yanchor": "top", "x": 1, "xanchor": "right"},
-        )
-    )
     # Ranks to the left, the legend to the right.
     figure.update_xaxes(visible=False, range=[min(x) - 0.4, max(x) + 1.2 * (max(x) - min(x)) + 4])
     figure.update_yaxes(visible=False, range=[max(y) + 0.45, min(y) - 0.45])
-    return figure
+    return framed(
+        figure,
+        f"{trace.clock}: {title} = {trace.ranks} ranks",
+        150 + 75 * round(max(y) - min(y)),
+        legend={"orientation": "v", "y": 1, "yanchor": "top", "x": 1, "xanchor": "right"},
+    )
 
 
 def place(coords: dict[str, int]) -> tuple[float, float]:

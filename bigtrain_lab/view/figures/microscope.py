@@ -16,7 +16,7 @@ from ...core.peak import Peak, over_step
 from ...core.words import UNITS, duration, prefix, size
 from ...order.rates import sent_so_far
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 RANKS = 4  # rows: more would be too low to be read
 READINGS = 120  # of a rank and step: a column is 190 pixels wide
@@ -150,10 +150,10 @@ def microscope(traces: Mapping[str, Trace] | Trace) -> go.Figure:
         )
     drawn = "" if rows == ranks else f"; ranks 0 to {rows - 1} of {ranks} are drawn"
     height = inner + ABOVE + BELOW
-    figure.update_layout(
-        **look(f"what each rank holds over a step, by kind in {unit} at the peak{drawn}", height)
-    )
-    figure.update_layout(
+    return framed(
+        figure,
+        f"what each rank holds over a step, by kind in {unit} at the peak{drawn}",
+        height,
         margin={"l": 96, "r": 8, "t": ABOVE, "b": BELOW},
         hovermode="x unified",
         title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 8},
@@ -167,7 +167,6 @@ def microscope(traces: Mapping[str, Trace] | Trace) -> go.Figure:
             "font_size": 11,
         },
     )
-    return figure
 
 
 def draw_held(figure: go.Figure, column: Column, rows: int, place: int) -> None:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from ...core import Impossible, Trace
 from ...core.formats import Station, stations
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 FILLS = {"float32": "#4477AA", "float16": "#EE9A3A", "bfloat16": "#EE9A3A"}
 WIDE, NARROW, TALL = 0.37, 0.3, 0.27  # half the width of a box of 32 bits, of 16; half its height
@@ -31,31 +31,29 @@ def precision_flow(flowing: Trace | Sequence[Station]) -> go.Figure:
     forward = 1 + max(
         (i for i, each in enumerate(line) if each.name in TURNS), default=len(line) - 1
     )
-    columns = max(forward, len(line) - forward, 2)
-    places = [(spaced(i, forward, columns), 1.0) for i in range(forward)]
-    places += [
-        (columns - 1 - spaced(i, len(line) - forward, columns), 0.0)
-        for i in range(len(line) - forward)
+    backward = len(line) - forward
+    columns = max(forward, backward, 2)
+    places = [
+        *((spaced(i, forward, columns), 1.0) for i in range(forward)),
+        *((columns - 1 - spaced(i, backward, columns), 0.0) for i in range(backward)),
     ]
     figure = go.Figure()
     for station, (x, y) in zip(line, places):
         box(figure, station, x, y)
     for (before, start), (station, end) in zip(zip(line, places), [*zip(line, places)][1:]):
         arrow(figure, station.how, start, end, width(before), width(station))
-    if len(line) > forward:
+    if backward:
         arrow(figure, "step", places[-1], places[0], width(line[-1]), width(line[0]))
-    figure.update_layout(
-        **look(
-            "each value of a step, in the type it really has",
-            300,
-            autosize=True,
-            margin={"l": 12, "r": 12, "t": 48, "b": 12},
-            showlegend=False,
-        )
-    )
     figure.update_xaxes(range=[-0.55, columns - 0.45], visible=False)
     figure.update_yaxes(range=[-0.5, 1.5], visible=False)
-    return figure
+    return framed(
+        figure,
+        "each value of a step, in the type it really has",
+        300,
+        autosize=True,
+        margin={"l": 12, "r": 12, "t": 48, "b": 12},
+        showlegend=False,
+    )
 
 
 def spaced(i: int, count: int, columns: int) -> float:

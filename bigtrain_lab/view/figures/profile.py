@@ -12,7 +12,7 @@ from ...core import Impossible, Trace
 from ...core.words import duration
 from ...order.partition import stage_shares
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 LABEL = 0.15  # height of a stage's label, as a share of the picture's
 
@@ -27,15 +27,13 @@ def profile(trace: Trace) -> go.Figure:
     figure = make_subplots(cols=2, column_widths=[0.64, 0.36], horizontal_spacing=0.12)
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])
     draw_cuts(figure, cuts, chosen, trace.settings["facts"]["unit"])
-    figure.update_layout(
-        **look(
-            f"{trace.clock}: what each piece and each stage takes",
-            330,
-            margin={"l": 56, "r": 16, "t": 44, "b": 44},
-            showlegend=False,
-        )
+    return framed(
+        figure,
+        f"{trace.clock}: what each piece and each stage takes",
+        330,
+        margin={"l": 56, "r": 16, "t": 44, "b": 44},
+        showlegend=False,
     )
-    return figure
 
 
 def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int]) -> None:

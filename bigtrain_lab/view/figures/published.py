@@ -6,7 +6,7 @@ from plotly.subplots import make_subplots
 
 from ...data.published import PUBLISHED_LOG, Log
 from .. import palette
-from .timeline import look
+from .timeline import framed
 
 COLOURS = "#E69F00", "#332288", "#0072B2", palette.IDLE
 POINTS = 20  # of the rate's curve, an epoch
@@ -108,13 +108,20 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
         )
         for epoch in range(1, log.last + 1)
     ]
-    figure.update_layout(**look(told(log, 1), 470))
     slide = {
         "mode": "immediate",
         "frame": {"duration": 700, "redraw": True},
         "transition": {"duration": 0},
     }
-    figure.update_layout(
+    figure.update_xaxes(range=[0, log.epoch_s], row=1, col=1)
+    figure.update_yaxes(showticklabels=False, row=1, col=1)
+    figure.update_xaxes(title_text="epoch", range=[0, log.last + 0.3], dtick=2, row=2, col=1)
+    figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(range=[0, 1.25 * max(log.thirds)], row=2, col=2)
+    return framed(
+        figure,
+        told(log, 1),
+        470,
         barmode="stack",
         showlegend=False,
         margin={"l": 64, "r": 16, "t": 72, "b": 72},
@@ -157,12 +164,6 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
             }
         ],
     )
-    figure.update_xaxes(range=[0, log.epoch_s], row=1, col=1)
-    figure.update_yaxes(showticklabels=False, row=1, col=1)
-    figure.update_xaxes(title_text="epoch", range=[0, log.last + 0.3], dtick=2, row=2, col=1)
-    figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)
-    figure.update_yaxes(range=[0, 1.25 * max(log.thirds)], row=2, col=2)
-    return figure
 
 
 def told(log: Log, epoch: int) -> str:

@@ -15,7 +15,7 @@ from ...order.holdings import parts
 from ...order.rates import called
 from .. import palette
 from .layouts import cut, draw_cells
-from .timeline import look
+from .timeline import framed
 
 LONGEST = 4  # widths of the model, of a table: the MLP's matrices are as long
 GAP = 0.8
@@ -59,14 +59,12 @@ def slices(trace: Trace) -> go.Figure:
         showarrow=False,
         xanchor="left",
     )
-    figure.update_layout(
-        **look(
-            f"{trace.clock}: what lies where, and what each rank sends in a step",
-            340,
-            margin={"l": 8, "r": 8, "t": 40, "b": 8},
-        )
+    return framed(
+        figure,
+        f"{trace.clock}: what lies where, and what each rank sends in a step",
+        340,
+        margin={"l": 8, "r": 8, "t": 40, "b": 8},
     )
-    return figure
 
 
 def square(colour: str) -> str:

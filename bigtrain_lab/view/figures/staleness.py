@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from ...core import Scalar, Trace
 from ...order.rates import applied
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 POINTS = 40  # of the curve of losses, at most
 PATTERNS = ("", "/", "x", ".", "-", "|")
@@ -27,12 +27,15 @@ def staleness(trace: Trace) -> go.Figure:
     figure = make_subplots(rows=1, cols=2 if losses else 1, horizontal_spacing=0.1)
     for worker in range(len(served["requests"])):
         counts = Counter(each.staleness for each in found if each.worker == worker)
-        colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
-        shape = PATTERNS[worker % len(PATTERNS)]
         marker = {
-            "color": colour,
+            "color": palette.VERSIONS[worker % len(palette.VERSIONS)],
             "line": {"color": "white", "width": 0.5},
-            "pattern": {"shape": shape, "fgcolor": "white", "size": 5, "solidity": 0.2},
+            "pattern": {
+                "shape": PATTERNS[worker % len(PATTERNS)],
+                "fgcolor": "white",
+                "size": 5,
+                "solidity": 0.2,
+            },
         }
         told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
         figure.add_bar(
@@ -60,11 +63,14 @@ def staleness(trace: Trace) -> go.Figure:
         col=1,
     )
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
-    figure.update_layout(**look(f"{trace.clock}: how stale updates are, {old}", 330))
-    figure.update_layout(
-        barmode="stack", margin={"l": 64, "r": 16, "t": 66, "b": 44}, legend_traceorder="normal"
+    return framed(
+        figure,
+        f"{trace.clock}: how stale updates are, {old}",
+        330,
+        barmode="stack",
+        margin={"l": 64, "r": 16, "t": 66, "b": 44},
+        legend_traceorder="normal",
     )
-    return figure
 
 
 def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]) -> None:

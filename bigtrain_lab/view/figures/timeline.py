@@ -57,10 +57,8 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
     used)."""
     figure = go.Figure()
     draw_rows(figure, trace, colour)
-    unit, _ = words.axis_unit(trace)
-    figure.update_layout(**look(title or heading(trace), 130 + 38 * len(words.rows_of(trace))))
-    figure.update_xaxes(title=f"time ({unit})", range=[0, None])
-    return figure
+    figure.update_xaxes(title=f"time ({words.axis_unit(trace)[0]})", range=[0, None])
+    return framed(figure, title or heading(trace), 130 + 38 * len(words.rows_of(trace)))
 
 
 def heading(trace: Trace) -> str:
@@ -73,21 +71,21 @@ def heading(trace: Trace) -> str:
     )
 
 
-def look(title: str, height: int, **own) -> dict:
-    """The layout that all figures share, but for a figure's own; without a width they fill their
+def framed(figure: go.Figure, title: str, height: int, /, **own) -> go.Figure:
+    """The figure, with the layout that all share and what is its own; without a width it fills its
     cell."""
-    shared = {
-        "template": PAPER,
-        "title": {"text": title, "x": 0, "xref": "paper", "font_size": 15},
-        "height": height,
-        "barmode": "overlay",
-        "bargap": 0.18,
-        "margin": {"l": 80, "r": 16, "t": 48, "b": 44},
-        "uniformtext": {"minsize": 8, "mode": "hide"},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-        "hoverlabel": {"align": "left"},
-    }
-    return shared | own
+    figure.update_layout(
+        template=PAPER,
+        title={"text": title, "x": 0, "xref": "paper", "font_size": 15},
+        height=height,
+        barmode="overlay",
+        bargap=0.18,
+        margin={"l": 80, "r": 16, "t": 48, "b": 44},
+        uniformtext={"minsize": 8, "mode": "hide"},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        hoverlabel={"align": "left"},
+    )
+    return figure.update_layout(**own)
 
 
 def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) -> None:
@@ -102,6 +100,9 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
     def at(ticks):
         return trace.units(ticks - start) * factor
 
+    # one legend entry a phase, whatever other rows the figure has
+    shown = {drawn.name for drawn in figure.data if drawn.showlegend}
+    idles = any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks))
     figure.add_trace(
         go.Bar(
             y=rows,
@@ -110,7 +111,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
             orientation="h",
             name="idle",
             hoverinfo="skip",
-            showlegend=any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
+            showlegend=idles and "idle" not in shown,
             marker={
                 "color": "rgba(0,0,0,0)",
                 "line_width": 0,
@@ -155,7 +156,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
                 orientation="h",
                 name=name,
                 legendgroup=name,
-                showlegend=told,
+                showlegend=told and name not in shown,
                 text=texts if len(spans) <= LABELLED_SPANS else None,
                 textposition="inside",
                 insidetextanchor="middle",

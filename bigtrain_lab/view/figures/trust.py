@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from ...core import Trace
 from ...order.rates import STEP, TRUST, of_layers
 from .. import palette, words
-from .timeline import look
+from .timeline import framed
 
 ROWS = {1: (TRUST, "trust ratio"), 2: (STEP, "|step| / |weights|")}
 FRAME_MS = 120
@@ -66,10 +66,8 @@ def trust(trace: Trace) -> go.Figure:
         if seen
         else "the learning rate; a run tells what each layer makes of it"
     )
-    figure.update_layout(**look(f"{trace.clock}: {told}", 470 if seen else 300))
-    if seen:
-        animate(figure, layers, looked)
-    return figure
+    played = animate(figure, layers, looked) if seen else {}
+    return framed(figure, f"{trace.clock}: {told}", 470 if seen else 300, **played)
 
 
 def draw_lines(
@@ -105,15 +103,14 @@ def colour(number: int, count: int) -> str:
 
 def animate(
     figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked: list[int]
-) -> None:
+) -> dict:
     """The right column: a bar a layer, at one update, and a line through the left one where that
-    is."""
+    is. Returns the layout that plays them."""
     every = -(-len(looked) // MOST)
     played = range(len(looked) - 1, -1, -every)[::-1]
     ends = {row: bounds(values for values in own.values()) for row, own in layers.items()}
     first = len(figure.data)
-    for trace in at(layers, looked, ends, played[-1]):
-        figure.add_trace(trace)
+    figure.add_traces(at(layers, looked, ends, played[-1]))
     numbers = list(range(first, len(figure.data)))
     figure.frames = [
         go.Frame(name=str(looked[n]), data=at(layers, looked, ends, n), traces=numbers)
@@ -126,13 +123,13 @@ def animate(
         figure.update_yaxes(range=[low, high], row=row, col=1)
         figure.update_xaxes(range=[0, 1.01 * looked[-1]], zeroline=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", side="right", row=row, col=2)
-    figure.update_layout(
-        margin={"l": 56, "r": 16, "t": 48, "b": 96},
-        showlegend=True,
-        bargap=0.15,
-        uniformtext={"mode": False},
-        updatemenus=[menu()],
-        sliders=[
+    return {
+        "margin": {"l": 56, "r": 16, "t": 48, "b": 96},
+        "showlegend": True,
+        "bargap": 0.15,
+        "uniformtext": {"mode": False},
+        "updatemenus": [menu()],
+        "sliders": [
             {
                 "active": len(played) - 1,
                 "x": 0.12,
@@ -152,7 +149,7 @@ def animate(
                 ],
             }
         ],
-    )
+    }
 
 
 def at(

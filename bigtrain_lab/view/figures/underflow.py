@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 from ...core import Impossible, Trace
 from ...core.formats import looks
 from .exponents import SCALES, SHOWN, percent, prefix
-from .timeline import look
+from .timeline import framed
 
 LINES = {
     "fp16": ("#0072B2", "solid", "circle"),
@@ -70,8 +70,33 @@ def underflow(trace: Trace) -> go.Figure:
     late = " and ".join(
         f"{percent(several[-1].shares('fp16').zero)} of {kind}s" for kind, several in found.items()
     )
-    figure.update_layout(**look(f"{trace.clock}, last look: fp16 zeroes {late}", 400))
-    figure.update_layout(
+    figure.update_xaxes(
+        title={"text": "training step" if "every" in trace.settings else "look", "standoff": 4},
+        tickvals=steps_at[:: -(-len(steps_at) // 12)],
+    )
+    top = max(min(1.15 * most, 1.03), 0.001) if most else 1
+    figure.update_yaxes(
+        range=[-0.04 * top, top],
+        tickformat=".2~%",
+        rangemode="tozero",
+        showticklabels=False,
+        **({} if most else {"tickvals": [0]}),
+    )
+    figure.update_yaxes(showticklabels=True, title={"text": "becomes 0", "standoff": 2}, col=1)
+    if not most:
+        figure.add_annotation(
+            text="nothing becomes 0, in none of these formats, at no loss scale from 1 on",
+            x=0.5,
+            y=0.5,
+            xref="paper",
+            yref="paper",
+            showarrow=False,
+        )
+    figure.update_annotations(font_size=12)
+    return framed(
+        figure,
+        f"{trace.clock}, last look: fp16 zeroes {late}",
+        400,
         autosize=True,
         hovermode="x unified",
         margin={"l": 8, "r": 12, "t": 84, "b": 112},
@@ -90,31 +115,6 @@ def underflow(trace: Trace) -> go.Figure:
             }
         ],
     )
-    figure.update_xaxes(
-        title={"text": "training step" if "every" in trace.settings else "look", "standoff": 4},
-        tickvals=steps_at[:: -(-len(steps_at) // 12)],
-    )
-    top = max(min(1.15 * most, 1.03), 0.001) if most else 1
-    figure.update_yaxes(
-        range=[-0.04 * top, top],
-        tickformat=".2~%",
-        rangemode="tozero",
-        showticklabels=False,
-        **({} if most else {"tickvals": [0]}),
-    )
-    figure.update_yaxes(showticklabels=True, col=1)
-    if not most:
-        figure.add_annotation(
-            text="nothing becomes 0, in none of these formats, at no loss scale from 1 on",
-            x=0.5,
-            y=0.5,
-            xref="paper",
-            yref="paper",
-            showarrow=False,
-        )
-    figure.update_yaxes(title={"text": "becomes 0", "standoff": 2}, col=1)
-    figure.update_annotations(font_size=12)
-    return figure
 
 
 def lost(several: list, log2_scale: int) -> list[list[float]]:
