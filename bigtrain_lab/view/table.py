@@ -123,10 +123,12 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
     times = sorted(trace.step_time for trace in traces) or [0]
+    if earlier := any(rival.stale for rival in given):
+        title = "Grey rows are of the settings before: theirs are being predicted."
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
-        rival_row(at, rival, held, several, (times[0], times[-1] or 1, most, limit))
+        rival_row(at, rival, held, several, (-earlier or times[0], times[-1] or 1, most, limit))
         for at, (rival, held) in enumerate(zip(given, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}

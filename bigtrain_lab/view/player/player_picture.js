@@ -536,7 +536,7 @@ function find(v, x, y) {
 function about({ scene, look }, s) {
   const action = /^(\d+)([A-Z])(\d+)$/.exec(s.name), phase = action && look.phases[action[2]]?.[2];
   if (!phase) return s.size == null ? s.label : s.name;  // a message with its round
-  const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" && scene.terms[0][0] === "stage" ? [] : scene.terms;
+  const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" ? scene.terms.filter(([which]) => which === "stage") : scene.terms;
   return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
 }
 
@@ -557,7 +557,7 @@ function tell(v, u) {
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     const open = waitedIn(scene, rank, s.start, s.end);
     if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
-    if (s.waited) lines.push(`its rank had nothing to do for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
+    if (s.waited) lines.push(`${lane === "compute" ? "its rank had nothing to do" : "this lane was free"} for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
     return lines;
@@ -586,10 +586,13 @@ function tell(v, u) {
 }
 
 /** What the number of a box counts, by an example: "B1: micro-batch 1"; "" where there is one of it. */
-function countedText({ spans, terms: [[which, word]] }) {
+function countedText({ spans, terms }) {
+  const [which, word] = terms[0];
   for (const s of spans) {
     const [, stage, kind, number] = /^(\d+)([A-Z])(\d+)$/.exec(s.name) ?? [], value = which === "stage" ? stage : number;
-    if (kind && kind !== "U" && Number(value)) return `${s.label}: ${word} ${value}${word === "step" ? ", counted from 0" : ""}`;
+    if (!kind || kind === "U" || !Number(value)) continue;
+    const both = terms.length > 1 && /^\d/.test(s.label);  // where a rank has several stages
+    return `${s.label}: ${both ? `${terms.find(([each]) => each === "stage")[1]} ${stage}, ` : ""}${word} ${value}${word === "step" ? ", counted from 0" : ""}`;
   }
   return "";
 }
