@@ -150,8 +150,9 @@ class Settings(widgets.GridBox):
         typed = {name for knob in first.knobs().values() for name in knob.typed()}
         rests = not self.goes_on.wait(REST_S) and typed.isdisjoint(now.values())  # it may print
         for change in self._next:
-            if rests and asked == self._asked and not self.goes_on.is_set():
-                attempt(first, now | change)
+            if not rests or asked != self._asked or self.goes_on.is_set():
+                return
+            attempt(first, now | change)
 
 
 class Newest:
