@@ -66,7 +66,7 @@ class Past(NamedTuple):
 
 
 def note(directory: Path, rows: list[report.Row]) -> None:
-    """Keep what a run answered beside it."""
+    """Write the answers of a run into its directory."""
     told = "; ".join(f"{row.quantity} {row.modelled}" for row in rows if row.modelled)
     with suppress(OSError):  # its directory may be gone
         (directory / NUMBERS).write_text(told, encoding="utf-8")

@@ -374,7 +374,8 @@ class Panel(widgets.VBox):
         self._cost = report.summary(run.summary()) if run.state == "done" else ""
         self.bar.tell(f"{outcome} {when}", f"{self._cost} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
-        failure = words.in_labels(failure, next(iter(traces.values())))
+        for trace in traces.values():  # of whatever clock: the boxes are the same
+            failure = words.in_labels(failure, trace)
         try:
             self._compared.end(traces, ran)
         except Exception as error:  # a class typed by a student may raise anything

@@ -128,7 +128,9 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
-        rival_row(at, rival, held, several, (-earlier or times[0], times[-1] or 1, most, limit))
+        rival_row(
+            at, rival, held, several, (None if earlier else times[0], times[-1] or 1, most, limit)
+        )
         for at, (rival, held) in enumerate(zip(given, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}

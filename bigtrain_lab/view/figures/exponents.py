@@ -258,6 +258,11 @@ def slider(figure: go.Figure, whole: dict[str, Exponents], prefix: str) -> dict:
             {f"annotations[{i}].text": line for i, line in zip(texts, lines, strict=True)},
         )
         steps.append({"method": "update", "label": f"{2**s:,}", "args": [moved, written, shaded]})
+    return of_scales(steps, prefix)
+
+
+def of_scales(steps: list[dict], prefix: str) -> dict:
+    """A slider below the figure, with a step for each loss scale."""
     return {
         "active": 0,
         "steps": steps,

@@ -6,7 +6,7 @@ from plotly.subplots import make_subplots
 
 from ...core import Impossible, Trace
 from ...core.formats import looks
-from .exponents import SCALES, SHOWN, percent, prefix
+from .exponents import SCALES, SHOWN, of_scales, percent, prefix
 from .timeline import framed
 
 LINES = {
@@ -101,19 +101,7 @@ def underflow(trace: Trace) -> go.Figure:
         hovermode="x unified",
         margin={"l": 8, "r": 12, "t": 84, "b": 112},
         legend={"y": 1.08},
-        sliders=[
-            {
-                "active": 0,
-                "steps": steps,
-                "x": 0.02,
-                "len": 0.96,
-                "y": 0,
-                "pad": {"t": 52, "b": 0},
-                "ticklen": 4,
-                "font_size": 10,
-                "currentvalue": {"prefix": prefix(trace), "font_size": 13, "xanchor": "left"},
-            }
-        ],
+        sliders=[of_scales(steps, prefix(trace))],
     )
 
 
