@@ -288,11 +288,8 @@ class Panel(widgets.VBox):
                 self.bar.tell("")
                 self._fail(raised(error))
                 return None
-            self._began, self._running, self._expected = (
-                time.monotonic(),
-                True,
-                len(self.traces["predicted"].spans()),
-            )
+            self._began, self._running = time.monotonic(), True
+            self._plan = self.traces["predicted"]
             self._compared.begin(self.experiment)
             self._enable()
             self.picture.watch(goes_on=True)
@@ -330,17 +327,18 @@ class Panel(widgets.VBox):
             getattr(self._compared.ran, "steps", trace.steps),
             time.monotonic() - self._began,
         )
-        text, share = progress(trace, self._expected, steps, spent_s, run.now)
+        text, share = progress(trace, len(self._plan.spans()), steps, spent_s, run.now)
         self.bar.tell(text, share=share)
         with self._lock:
             self.traces[clock] = trace
-            if self.tabs.value == clock and len(trace) and not self._refusal:
+            if self.tabs.value == clock and not self._refusal:
                 self.picture.show(
                     trace,
                     self._compared.note,
                     self._compared.prediction.description,
                     live=True,
                     pinned=self.pinned.trace if self.pinned else None,
+                    plan=self._plan,
                 )
 
     def _on_end(self) -> None:
@@ -476,7 +474,10 @@ def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threa
     def watch():
         while run.state == "running":
             began = time.monotonic()
-            changed()
+            with suppress(
+                Exception
+            ):  # a class typed by a student may raise anything: its end tells
+                changed()
             spent = time.monotonic() - began
             until = time.monotonic() + max(PAUSE_S - spent, BUSY * spent)
             while run.state == "running" and time.monotonic() < until:

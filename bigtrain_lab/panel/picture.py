@@ -9,7 +9,7 @@ from html import escape
 import ipywidgets as widgets
 import plotly.io
 
-from ..core import CLOCKS, Impossible, Memory, Trace
+from ..core import CLOCKS, Impossible, Memory, Scalar, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
 from ..view.curves import curves
@@ -149,11 +149,13 @@ class Picture(widgets.VBox):
         live: bool = False,
         made=None,
         pinned: Trace | None = None,
+        plan: Trace | None = None,
     ) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
-        with."""
+        with; `plan`: what a run that goes on was predicted to do."""
         self._trace, self._note, self._live, self._pinned = trace, note, live, pinned
+        self._plan = plan if plan is not None and len(plan) <= DRAWN else None
         self._describe(about)
         if made is not None:
             self._made = made
@@ -194,9 +196,12 @@ class Picture(widgets.VBox):
         )
 
     def _draw(self) -> None:
-        """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
+        """Through the chosen lens; a run that goes on, until it tells what curves show, and what is
+        not there yet, by the player."""
         trace, name = self._trace, self.lenses.value
-        if trace is None or name is None or (self._live and name != CURVES):
+        if trace is None or name is None:
+            name = PLAYER
+        elif self._live and not (name == CURVES and trace.where(Scalar)):
             name = PLAYER
         shown = {PLAYER: [self._played], RIVALS: [self.rivals], CURVES: [self.curves]}.get(
             name, [self._figure]
@@ -228,7 +233,7 @@ class Picture(widgets.VBox):
         told = not whole and not self._live
         self._steps.layout.display = None if told else "none"
         self.player.height = HEIGHT - STEPS * told - self._taken
-        if trace is not None and not trace.spans():
+        if trace is not None and not trace.spans() and self._plan is None:
             self.player.show(
                 None,
                 (
@@ -238,9 +243,8 @@ class Picture(widgets.VBox):
                 ),
             )
         elif whole:
-            self.player.show(
-                trace, self._note, self._live, pinned=None if self._live else self._pinned
-            )
+            pinned = None if self._live else self._pinned
+            self.player.show(trace, self._note, self._live, pinned=pinned, plan=self._plan)
         if whole:
             return
         last = trace.steps - count + 1

@@ -10,7 +10,7 @@ from .words import axis_unit
 
 LEAST, HIGH = 300, 310  # of a chart, in pixels
 LEFT, TOP, BOTTOM = 64, 26, 24
-MOST = 600  # points of a line: more cannot be told apart
+FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 
 
 def curves(
@@ -56,7 +56,11 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
             for x, y in told
             if isfinite(y)
         )
-        return f'<polyline class="{look}" points="{at}"/>'
+        dots = "".join(
+            f'<circle r="2.5" cx="{x}" cy="{y}"/>'
+            for x, _, y in (each.partition(",") for each in at.split())
+        )
+        return f'<polyline class="{look}" points="{at}"/>{dots * (len(told) <= FEW)}'
 
     broken = next((x for x, y in own if not isfinite(y)), None)
     unit, _ = axis_unit(trace)

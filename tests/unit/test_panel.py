@@ -498,9 +498,17 @@ def test_live_events_and_what_ranks_compute_are_shown_before_the_end(panel, monk
     panel.start()
     until(lambda: panel.player.data and "; rank 1 has computed for 40 s" in panel.status.value)
     assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
+    told, planned = json.loads(panel.player.data), panel.traces["predicted"].spans()
+    assert sorted(each[1:] for each in told["plan"]) == sorted(
+        [s.kind, s.start, s.end] for s in planned
+    )
+    assert (
+        len(told["spans"]) < len(planned)
+        and told["end"] == max(s.end for s in planned)
+    )
     (tmp_path / "gate").touch()
     panel.wait()
-    assert not panel.player.live
+    assert not panel.player.live and b'"plan"' not in panel.player.data
 
 
 def test_stop_ends_a_long_run(panel):

@@ -91,17 +91,19 @@ class Player(anywidget.AnyWidget):
         step_ends: tuple[int, ...] | None = None,
         whole: Trace | None = None,
         pinned: Trace | None = None,
+        plan: Trace | None = None,
     ) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the
         note stands alone.
 
         `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of
         a trace, where its steps end in the whole, whose peaks are marked. `pinned`: a trace whose
-        rows stand under those of this one, on one time axis.
+        rows stand under those of this one, on one time axis. `plan`: a trace whose boxes stay
+        behind those of this one, pale.
         """
         with self.hold_sync():
             self.live = live
-            self.data = pack(trace, step_ends, whole, pinned) if trace is not None else b""
+            self.data = pack(trace, step_ends, whole, pinned, plan) if trace is not None else b""
             self.note = note
 
     def play(self) -> None:
@@ -114,22 +116,43 @@ def pack(
     step_ends: tuple[int, ...] | None = None,
     whole: Trace | None = None,
     pinned: Trace | None = None,
+    plan: Trace | None = None,
 ) -> bytes:
     """The traces as the JSON that player.js reads; the others as of Player.show."""
-    told = stacked(packed(trace, step_ends, whole), pinned)
+    told = behind(stacked(packed(trace, step_ends, whole), pinned), plan)
     return json.dumps(told, separators=(",", ":")).encode()
 
 
+def comparable(told: dict, other: dict) -> bool:
+    """Whether two traces share a time axis. Those of other units or of a wall clock beside a
+    modelled one, and collectives, are compared by tabs."""
+    units = [(each["unit"], each["ticks"], each["clock"] == "measured") for each in (told, other)]
+    return units[0] == units[1] and not told["chunks"] and not other["chunks"]
+
+
+def behind(told: dict, plan: Trace | None) -> dict:
+    """With the boxes of the plan: kind, start and end by row."""
+    if plan is None or not comparable(told, whole := packed(plan)):
+        return told
+    rows = list(dict.fromkeys((*whole["rows"], *told["rows"])))
+    row = [rows.index(each) for each in told["rows"]]
+    return told | {
+        "rows": rows,
+        "end": max(told["end"], whole["end"]),
+        "step_ends": whole["step_ends"],
+        "spans": [[row[at], *rest] for at, *rest in told["spans"]],
+        "transfers": [
+            [*rest, row[leaves], row[reaches]] for *rest, leaves, reaches in told["transfers"]
+        ],
+        "plan": [[at, kind, start, end] for at, kind, _, _, start, end, *_ in whole["spans"]],
+    }
+
+
 def stacked(told: dict, pinned: Trace | None) -> dict:
-    """The rows of what is pinned under the others, without its memory. Traces of other units or of
-    a wall clock beside a modelled one, and collectives, are compared by tabs."""
-    if pinned is None:
+    """The rows of what is pinned under the others, without its memory."""
+    if pinned is None or not comparable(told, under := packed(pinned)):
         return told
-    under, ranks, rows = packed(pinned), told["ranks"], len(told["rows"])
-    units = [(each["unit"], each["ticks"], each["clock"] == "measured") for each in (told, under)]
-    if units[0] != units[1] or told["chunks"] or under["chunks"]:
-        return told
-    own = under["ranks"]
+    ranks, rows, own = told["ranks"], len(told["rows"]), under["ranks"]
     return told | {
         "ranks": ranks + own,
         "end": max(told["end"], under["end"]),

@@ -270,10 +270,13 @@ function render({ model, el }) {
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
-    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.end; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
+    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.known; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
     hidden = !resize();
     if (hidden) return;  // it is laid out when it is seen
-    if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
+    if (live && v.scene.plan.length && page < Infinity) {
+      const [begins, ends] = v.scene.pages.findLast(([start]) => start < v.t) ?? v.scene.pages[0];  // the step that goes on
+      act.window(begins, ends - begins);
+    } else if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
     frame();
   }
 

@@ -46,13 +46,14 @@ function readScene(bytes, look, unfolded) {
     ({ row, kind, name, label, start, end, version, waited, message, src, read });
   const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
+  scene.plan = whole.plan ?? [];  // of a run that goes on: what it has still to do, behind what it has done
   scene.folds = alike.length < whole.ranks;
   scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
   const highestOf = (rank) => whole.peaks[rank]?.[2].reduce((total, [, bytes]) => total + bytes, 0);
   scene.holders = groups.map((group, k) => group.some((rank) => highestOf(rank) !== highestOf(group[0])) ? `rank ${raw.kept[k]}, most` : scene.names[k]);
   scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw.parts);
   scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
-  scene.end = Math.max(scene.end, 1);
+  scene.end = Math.max(scene.end, 1); scene.known = scene.plan.length ? scene.endOf(0) : scene.end;
   const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
   const after = own.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
   if (after) ends.push(scene.endOf(0)); else ends[ends.length - 1] = Math.max(scene.endOf(0), 1);  // what follows the last step is a page too
@@ -93,7 +94,7 @@ function readScene(bytes, look, unfolded) {
   if (scene.chunks) scene.kinds.fill(false);
   scene.idles = !scene.chunks && scene.byRow.some((row, i) => raw.rows[i][1] === "compute" && row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
   scene.exposes = !scene.chunks && raw.rows.some(([, lane]) => lane !== "compute");
-  scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
+  scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind) || scene.plan.some(([, planned]) => planned === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
 }
@@ -213,6 +214,11 @@ function paintLayer(c, v) {
     const under = scene.rows.findIndex(([rank]) => rank >= scene.own), y = Math.round(L.rowY(under) - L.gap / 2) + 0.5;
     if (under > 0) { c.strokeStyle = theme.ink; c.lineWidth = 1; c.beginPath(); c.moveTo(LEFT, y); c.lineTo(L.width - RIGHT, y); c.stroke(); }
   }
+  c.globalAlpha = 0.28;  // what a run that goes on has still to do
+  for (const [row, kind, start, end] of scene.plan) if (end >= v.from && start <= v.to) {
+    c.fillStyle = colourOf(v, { kind, version: null })[0]; c.fillRect(xOf(v, start), L.rowY(row), Math.max(0.6, xOf(v, end) - xOf(v, start) - 1), L.row);
+  }
+  c.globalAlpha = 1;
   paintBoxes(c, v);
   if (!scene.chunks) paintWaits(c, v);
   const messages = during(scene.transfers, v.from, v.to, scene.longest);
@@ -463,7 +469,8 @@ function paintFrame(c, v) {
   if (x < right) {
     const left = Math.max(LEFT, x), caption = L.ranks ? 20 : 0;  // the caption between schedule and memory stays clear
     c.globalAlpha = 0.74; c.fillStyle = theme.bg;
-    c.fillRect(left, 0, right - left + 3, L.memoryTop - caption); c.fillRect(left, L.memoryTop, right - left + 3, L.bottom - L.memoryTop);
+    if (!scene.plan.length) c.fillRect(left, 0, right - left + 3, L.memoryTop - caption);
+    c.fillRect(left, L.memoryTop, right - left + 3, L.bottom - L.memoryTop);
     c.globalAlpha = 1;
   }
   for (const t of flying(v)) {
@@ -620,7 +627,7 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
-  if (v.t >= scene.end) return `${scene.unfinished ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
+  if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
