@@ -11,7 +11,15 @@ from typing import NamedTuple
 import pytest
 
 from bigtrain_lab.grading import Topic
-from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, executed, read, script_prints
+from tests.notebooks.test_notebooks import (
+    NOTEBOOKS,
+    both_sides,
+    each_lesson,
+    executed,
+    read,
+    script_prints,
+    texts,
+)
 
 pytestmark = pytest.mark.slow
 SAME = "ranks that differ: 0\n"
@@ -131,6 +139,32 @@ def test_what_lesson_01_says_of_the_source_stands_in_it():
     shown = cells["source"].outputs[0].data["text/plain"]
     quoted = re.findall(r"^\* `(.+?)`", cells["source-told"].source, re.MULTILINE)
     assert len(quoted) == 3 and all(line in shown for line in quoted)
+
+
+SOURCED = re.compile(r"published|data sheets?|et al\.|paper|measured|doi:", re.IGNORECASE)
+# Code, formulas, targets of links, and numbers of sections, figures and tables are no prose.
+UNTOLD = re.compile(
+    r"```.*?```|`[^`\n]*`|\$\$?[^$]*\$\$?|\]\([^)]*\)|(?i:(section|figure|table)s?) [\d., and to]+",
+    re.DOTALL,
+)
+
+
+@each_lesson
+def test_a_decimal_of_the_prose_stands_in_a_cell_or_its_paragraph_names_a_source(path):
+    cells = read(path).cells
+    seen = [
+        text
+        for cell in cells
+        if cell.cell_type == "code"
+        for text in (cell.source, *(each for output in cell.outputs for each in texts(output)))
+    ]
+    known = {float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*\.?\d*", " ".join(seen))}
+    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    for paragraph in UNTOLD.sub("", prose).split("\n\n"):
+        decimals = re.findall(r"(?<![\w.])(\d[\d,]*\.(\d+))(?![\w.-]*\d)", paragraph)
+        for told, digits in decimals if not SOURCED.search(paragraph) else []:
+            off = min(abs(each - float(told.replace(",", ""))) for each in known)
+            assert off <= 0.5001 / 10 ** len(digits), (told, paragraph)
 
 
 # lesson -> lines that its diff may add, losses that the script prints then, how far they may be off
