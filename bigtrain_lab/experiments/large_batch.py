@@ -155,8 +155,8 @@ class LargeBatch(OnHardware, Pipelined):
         if self.batch % (self.replicas * self.micro_batches):
             raise Impossible(
                 f"A batch of {self.batch:,} cannot be cut into {self.replicas} x"
-                f" {self.micro_batches} equal micro-batches: take powers of two for batch, replicas"
-                " and at-once."
+                f" {self.micro_batches} equal micro-batches: take a multiple of"
+                f" {self.replicas * self.micro_batches}, or other numbers of them."
             )
 
     unused: ClassVar[tuple] = (

@@ -20,7 +20,7 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table, words
 from . import history
-from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press
+from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press, leaves
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
@@ -88,7 +88,11 @@ class Panel(widgets.VBox):
             choose=self._choose,
             copy=lambda text: self.player.send({"do": "copy", "text": text}),
         )
-        self._press = Press(self.player, ready=lambda: not self.settings.predicting)
+        self._press = Press(
+            self.player,
+            ready=lambda: not self.settings.predicting,
+            controls=lambda: leaves(self.settings) + leaves(self.settings.more),
+        )
         for button, act in ((bar.run, self.start), (bar.pin, self.pin)):
             button.on_click(lambda _, act=act: self._press.now(act))
         for button, act in ((bar.stop, self.stop), (bar.unpin, self.unpin)):

@@ -9,10 +9,10 @@ from html import escape
 import ipywidgets as widgets
 import plotly.io
 
-from ..core import CLOCKS, Impossible, Memory, Scalar, Trace
+from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
-from ..view.curves import curves
+from ..view.curves import curves, told
 from ..view.player import Player
 from .controls import fixed
 from .rivals import Rivals
@@ -45,6 +45,7 @@ class Picture(widgets.VBox):
     ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self._made = None  # the experiment whose trace is shown
+        self._silent = False  # a run goes on whose curves are still to come
         self._taken = 0  # of the player's height, by a short table above it
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
@@ -166,14 +167,17 @@ class Picture(widgets.VBox):
         self._draw()
 
     def watch(self, goes_on: bool, failed: bool = False) -> None:
-        """A run begins: its curves, where the lab has any, else its timeline. At its end what was
-        shown before; one that `failed` is looked into on its timeline."""
+        """A run begins: its timeline, until it tells what the lab's curves show. At its end what
+        was shown before; one that `failed` is looked into on its timeline."""
         curved = CURVES in [lens for _, lens in self.lenses.options]
         if goes_on:
-            self._left = self.lenses.value
-            self._set(self.lenses, value=CURVES if curved else PLAYER)
-        elif failed or (self.lenses.value == PLAYER and not curved):
-            self._set(self.lenses, value=PLAYER if failed else self._left)
+            self._left, self._silent = self.lenses.value, curved
+            self._set(self.lenses, value=PLAYER)
+        elif failed or self._silent:  # a run that was over before it was seen
+            self._set(self.lenses, value=PLAYER if failed else CURVES)
+        elif self.lenses.value == PLAYER and not curved:
+            self._set(self.lenses, value=self._left)
+        self._silent &= goes_on
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
         """A lens a figure, in the lab's order, and one for the player."""
@@ -196,12 +200,13 @@ class Picture(widgets.VBox):
         )
 
     def _draw(self) -> None:
-        """Through the chosen lens; a run that goes on, until it tells what curves show, and what is
-        not there yet, by the player."""
-        trace, name = self._trace, self.lenses.value
-        if trace is None or name is None:
-            name = PLAYER
-        elif self._live and not (name == CURVES and trace.where(Scalar)):
+        """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
+        trace = self._trace
+        if self._live and self._silent and told(trace, self._made.curves):
+            self._silent = False
+            self._set(self.lenses, value=CURVES)
+        name = self.lenses.value
+        if trace is None or name is None or (self._live and (name != CURVES or self._silent)):
             name = PLAYER
         shown = {PLAYER: [self._played], RIVALS: [self.rivals], CURVES: [self.curves]}.get(
             name, [self._figure]

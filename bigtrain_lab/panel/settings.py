@@ -50,6 +50,10 @@ class Settings(widgets.GridBox):
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
         self.more.add_class("btl-controls")
+        self.defaults = widgets.Button(
+            description="Defaults", icon="undo", tooltip="all settings as they were at first"
+        )
+        self.defaults.on_click(lambda _: self.set(**self.experiment_class().model_dump()))
         self.fit(experiment)
 
     def fit(self, experiment) -> None:
@@ -61,10 +65,11 @@ class Settings(widgets.GridBox):
         self.controls, self._members = controls_of(experiment), members(knobs)
         for name, made in self.controls.items():
             made.observe(self._on_move(name), "value")
-        self.children, self.more.children = (
+        first, others = (
             [self.controls[n] for n, k in knobs.items() if k.more == folded]
             for folded in (False, True)
         )
+        self.children, self.more.children = first, [*others, self.defaults]
 
     @property
     def experiment_class(self) -> type:

@@ -1,8 +1,9 @@
 """What a run reports while it learns: small charts side by side, a line over its time each; what
 is pinned is dashed beneath it."""
 
+from collections.abc import Iterable
 from html import escape
-from math import isfinite
+from math import ceil, floor, isfinite, log10
 
 from ..core import Scalar, Trace
 from ..core.words import number
@@ -18,14 +19,20 @@ def curves(
 ) -> str:
     """A chart for each of these names of which the trace tells, with its title; together as wide as
     this, in pixels."""
-    drawable = [each for each in (trace, pinned) if each is not None]
-    told = {n: title for n, title in titles.items() if any(points(each, n) for each in drawable)}
-    wide = max(LEAST, width // max(1, len(told)) - 24)
-    drawn = "".join(chart(name, title, trace, pinned, wide) for name, title in told.items())
+    names = {*told(trace, titles), *told(pinned, titles)}
+    wide = max(LEAST, width // max(1, len(names)) - 24)
+    drawn = "".join(
+        chart(name, title, trace, pinned, wide) for name, title in titles.items() if name in names
+    )
     return (
         f'<div class="btl-curves">{drawn}'
         f"{'<p>The curves are drawn while a run learns: press Run.</p>' * (not drawn)}</div>"
     )
+
+
+def told(trace: Trace | None, names: Iterable[str]) -> list[str]:
+    """Those of these names of which the trace tells."""
+    return [name for name in names if trace is not None and trace.where(Scalar, name=name)]
 
 
 def points(trace: Trace, name: str) -> list[tuple[float, float]]:
@@ -50,12 +57,11 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     def height(y: float) -> float:
         return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)
 
+    def place(x: float) -> float:
+        return LEFT + (wide - LEFT - 60) * x / right
+
     def line(told, look):
-        at = " ".join(
-            f"{LEFT + (wide - LEFT - 60) * x / right:.1f},{height(y):.1f}"
-            for x, y in told
-            if isfinite(y)
-        )
+        at = " ".join(f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y))
         dots = "".join(
             f'<circle r="2.5" cx="{x}" cy="{y}"/>'
             for x, _, y in (each.partition(",") for each in at.split())
@@ -65,30 +71,33 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     broken = next((x for x, y in own if not isfinite(y)), None)
     unit, _ = axis_unit(trace)
     at_end = (own or other)[-1][1]
-    middle, half = (TOP + HIGH - BOTTOM) / 2, (LEFT + wide - 60) / 2
-    ends = (
-        (LEFT - 6, TOP + 4, "end", number(high)),
-        (LEFT - 6, middle + 4, "end", number((low + high) / 2)),
-        (LEFT - 6, HIGH - BOTTOM, "end", number(low)),
-        (LEFT, HIGH - 6, "start", "0"),
-        (half, HIGH - 6, "middle", f"{right / 2:.4g}"),
-        (wide - 60, HIGH - 6, "end", f"{right:.4g} {unit}"),
-        (
-            wide - 54,
-            height(at_end) + 4,
-            "start",
-            "no number" if broken is not None else number(at_end),
-        ),
+    across, up = ticks(0, right), ticks(low, high)
+    end = "no number" if broken is not None else number(at_end)
+    labels = (
+        (wide - 54, height(at_end) + 4, "start", end),
+        (wide - 54, HIGH - 6, "start", unit),
+        *((place(x), HIGH - 6, "middle", f"{x:.4g}") for x in across),
+        *((LEFT - 6, height(y) + 4, "end", f"{y:.4g}") for y in up),
     )
+    grid = "".join(f"M{place(x):.1f} {TOP}V{HIGH - BOTTOM}" for x in across)
+    grid += "".join(f"M{LEFT} {height(y):.1f}H{wide - 60}" for y in up)
     texts = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
-        for x, y, side, text in ends
+        for x, y, side, text in labels
     )
     title = escape(title) + " (dashed: pinned)" * bool(other) + ": press Run" * (not own)
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
         f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}"/>'
-        f'<path class="btl-grid" d="M{LEFT} {middle}H{wide - 60}M{half} {TOP}V{HIGH - BOTTOM}"/>'
+        f'<path class="btl-grid" d="{grid}"/>'
         f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
     )
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Some three round numbers from low to high."""
+    rough = (high - low) / 3
+    power = 10.0 ** floor(log10(rough))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
+    return [step * n for n in range(ceil(low / step), floor(high / step) + 1)]

@@ -43,8 +43,7 @@ def answers(
     """The numbers that a lab is about, on one clock, and what its time goes to. A run that
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
     the clock of what they are compared with; `stale`: what has changed since the run."""
-    told, asked = {row.quantity: row for row in rows}, chosen(rows, names)
-    asked.sort(key=lambda row: getattr(row, clock) is None)  # stable: what is known stands first
+    told = {row.quantity: row for row in rows}
     slots = [
         slot(
             row,
@@ -52,7 +51,7 @@ def answers(
             row.pinned if pinned and alike(row, clock, pinned) else None,
             row.predicted if clock == "modelled" and row.exact and not stale else None,
         )
-        for row in asked
+        for row in chosen(rows, names)
     ]
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
@@ -85,14 +84,17 @@ def slot(
     pinned: report.Amount | None,
     predicted: report.Amount | None,
 ) -> str:
-    """A number, against what is pinned; where nothing is, whether it is as predicted."""
+    """A number, against what is pinned; where nothing is, whether it is as predicted. What is not
+    known yet is the prediction, pale."""
+    pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
     same = amount and predicted and report.gap(predicted, amount) == "equal"
-    gap = "<em>= predicted</em>" if same and not pinned else ""
-    if amount and pinned and amount.unit == pinned.unit:
+    gap = f"<em>{'= ' * (not pale)}predicted</em>" if amount and (same or pale) else ""
+    if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
-        f'<div title="{escape(MEANT.get(row.quantity, row.quantity))}">'
+        f'<div class="{"btl-pale" * pale}"'
+        f' title="{escape(MEANT.get(row.quantity, row.quantity))}">'
         f"<p><b>{escape(number)}</b> {escape(unit)} {gap}</p>"
         f"<span>{escape(row.quantity)}</span></div>"
     )
@@ -124,7 +126,8 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
     times = sorted(trace.step_time for trace in traces) or [0]
     if earlier := any(rival.stale for rival in given):
-        title = "Grey rows are of the settings before: theirs are being predicted."
+        left = sum(rival.stale for rival in given)
+        title = f"{left} of {len(given)} are being predicted; until then, grey, what they were."
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(

@@ -323,8 +323,12 @@ function render({ model, el }) {
     (d.root.closest(".btl-panel") ?? d.root).append(said);
     setTimeout(() => said.remove(), 4000);
   };
-  const onMessage = ({ do: what, text }) => {
-    if (what === "echo") model.send({ echo: text });
+  const shown = async (id) => {  // of a control
+    const control = await model.widget_manager.get_model(id);
+    return [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))];
+  };
+  const onMessage = ({ do: what, text, of }) => {
+    if (what === "echo") Promise.all((of ?? []).map(shown)).then((seen) => model.send({ echo: text, seen: Object.fromEntries(seen) }), () => model.send({ echo: text }));
     else if (what === "move" && !once.delete(text)) { once.add(text); model.send({ move: text }); }
     else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));

@@ -427,7 +427,7 @@ function paintMemory(c, v, look) {
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; thick line: read only at the ends of actions" : "";
-  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
+  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}; \u25cb the peak, \u25c2 \u25b8 beyond this view`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
@@ -627,6 +627,7 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
+  if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
