@@ -35,7 +35,7 @@ from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
 from .data_parallel import broadcast
-from .guards import fully_sharded as guard
+from .guards import replicas as guard
 from .replica_rules import Uses
 from .replicas import Replicas
 from .shards import home_of
@@ -121,7 +121,7 @@ class FullyShardedDataParallel(nn.Module):
     ):
         super().__init__()
         self.module, self.group, self.compute_dtype = module, Group.of(group), compute_dtype
-        guard.refuse(module, self.group, compute_dtype, units)
+        guard.refuse_units(module, self.group, compute_dtype, units)
         cut = units_of(module, units or ())
         self.units = [Unit(number, *each) for number, each in enumerate(cut)]
         if not alike:
@@ -167,7 +167,7 @@ class FullyShardedDataParallel(nn.Module):
             self.recorded = before
 
     def __getstate__(self):
-        guard.refuse_copy()
+        guard.refuse_copy("FullyShardedDataParallel")
 
     def _open(self, unit: "Unit", kind: str) -> None:
         """Begin a use of a unit; return when its parameters are gathered. `kind`: F forward, B

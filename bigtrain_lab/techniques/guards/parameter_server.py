@@ -1,15 +1,14 @@
 """What a parameter server cannot serve: refused in a sentence, on every rank, before any waits."""
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
 from torch import nn
 
 from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
-from . import by_ranks
 from . import refuse as refuse_any
+from .replicas import differing
 
 
 def whole(value, least: int) -> bool:
@@ -111,12 +110,9 @@ def refuse(
             for name, p in [*module.named_parameters(), *module.named_buffers()]
         ),
     ]
-    if every := group.differing("\n".join(lines)):
-        rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
-        each = next(row for row in rows if len(set(row)) > 1)
+    if row := differing(group, lines):
         raise Impossible(
-            f"The ranks' settings differ: {by_ranks(group, each)}; give every rank "
-            "the same module and settings."
+            f"The ranks' settings differ: {row}; give every rank the same module and settings."
         )
     return given
 

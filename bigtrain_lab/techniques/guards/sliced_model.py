@@ -12,7 +12,7 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
-from .data_parallel import refuse_unlike as refuse_unlike_values
+from .replicas import refuse_unlike as refuse_unlike_values
 from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
