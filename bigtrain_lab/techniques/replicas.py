@@ -49,10 +49,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from ..order.plan import Launch, Together, Wait
@@ -403,8 +404,7 @@ class Replicas:
         self.sites = []
         comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
         for number, (weight, found) in enumerate(places.items()):
-            with torch.enable_grad():  # the node adds to `.grad`
-                node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+            node = get_gradient_edge(weight).node  # which adds to `.grad`
             node.register_prehook(partial(tell, comes, number))
             weight.register_post_accumulate_grad_hook(partial(tell, added, number))
             self.sites.append(Site(at[weight], found, node, self))
@@ -415,11 +415,9 @@ class Replicas:
         places: dict[Tensor, tuple[int, Tensor]] = {}
         for kind in dict.fromkeys(bucket.kind for bucket in self.buckets):
             alike = (own for each, own in zip(self.buckets, members) if each.kind == kind)
-            own = [*dict.fromkeys(home.stepped for home in chain(*alike))]
-            sizes = [p.numel() for p in own]
-            self.flats[kind] = flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
-            for p, start, view in zip(own, accumulate(sizes, initial=0), flat.split(sizes)):
-                places[p] = start, view.view(p.shape)
+            layout = Flat([*dict.fromkeys(home.stepped for home in chain(*alike))], 1, 0)
+            self.flats[kind] = flat = torch.zeros(layout.length, dtype=kind[0], device=kind[1])
+            places |= zip(layout.tensors, zip(layout.starts, layout.views(flat)))
         return [
             Averaged(
                 bucket,

@@ -1,5 +1,7 @@
 """What refuses a user's mistakes, apart from the lectures: one file a technique."""
 
+from operator import index
+
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -13,6 +15,11 @@ def refuse(*cases: tuple[object, str]) -> None:
     for holds, sentence in cases:
         if holds:
             raise Impossible(sentence)
+
+
+def whole(value, least: int = 1) -> bool:
+    """Whether the value is a whole number of at least so much."""
+    return not isinstance(value, bool) and hasattr(value, "__index__") and index(value) >= least
 
 
 class Gone(Tensor):

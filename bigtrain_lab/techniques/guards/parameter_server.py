@@ -8,11 +8,8 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
+from . import whole
 from .replicas import differing
-
-
-def whole(value, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchronous: bool) -> None:
@@ -135,11 +132,16 @@ def refuse_no_loss(loss, service) -> None:
 
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:
     """Before it is sent."""
-    if lacking := sum(p.grad is None for p in parameters):
-        raise Impossible(
-            f"{lacking} of {len(parameters)} parameters got no gradient before "
-            f"{message.name}: let the loss depend on each of them, or freeze it."
+    lacking = sum(p.grad is None for p in parameters)
+    refuse_any(
+        (
+            lacking,
+            (
+                f"{lacking} of {len(parameters)} parameters got no gradient before "
+                f"{message.name}: let the loss depend on each of them, or freeze it."
+            ),
         )
+    )
 
 
 def refuse_delay(delay, accuracy) -> None:

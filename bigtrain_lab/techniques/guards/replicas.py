@@ -21,7 +21,7 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
-from . import Gone, by_ranks, gone, is_gone, real, refuse, who
+from . import Gone, by_ranks, gone, is_gone, real, refuse, who, whole
 from .optimizers import AVERAGING, SHARDED, TRIED, refuse_across
 
 COPIES = {
@@ -100,11 +100,11 @@ def refuse_buckets(
         "average",
         f"buckets of {bucket_bytes} bytes by {settings}",
         (
-            not isinstance(bucket_bytes, int) or bucket_bytes < 1,
+            not whole(bucket_bytes),
             f"bucket_bytes is {bucket_bytes!r}: give a whole number of bytes, at least 1.",
         ),
         (
-            not isinstance(backwards, int) or backwards < 1,
+            not whole(backwards),
             (
                 f"backwards is {backwards!r}: give how many backward passes make one gradient, a"
                 " whole number, at least 1."
@@ -362,17 +362,22 @@ def refuse_late(made: bool) -> None:
 
 
 def refuse_optimizer(optimizer) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise Impossible(
-            f"optimizer_class made a {type(optimizer).__name__}: give a torch optimizer's "
-            "class, such as torch.optim.AdamW."
-        )
+    clips = getattr(optimizer, "max_grad_norm", None) is not None
+    refuse(
+        (
+            not isinstance(optimizer, Optimizer),
+            (
+                f"optimizer_class made a {type(optimizer).__name__}: give a torch optimizer's "
+                "class, such as torch.optim.AdamW."
+            ),
+        ),
+        (
+            clips and getattr(optimizer, "ranks", None) is not None,
+            "The optimizer has a group of its own: leave its group out, ZeRO gives it one.",
+        ),
+    )
     if not hasattr(optimizer, "among"):  # which will know its ranks
         refuse_across(optimizer, lambda p: True)
-    if getattr(optimizer, "max_grad_norm", None) is not None and optimizer.ranks is not None:
-        raise Impossible(
-            "The optimizer has a group of its own: leave its group out, ZeRO gives it one."
-        )
 
 
 def refuse_scaler(optimizer) -> None:
@@ -411,7 +416,7 @@ def refuse_no_sync(stage: int) -> None:
 
 def refuse_changed(model) -> None:
     """A parameter that is not as it was wrapped."""
-    if model.replicas.under_way or model.open_backwards or any(u.there for u in model.units):
+    if model.replicas.under_way or any(unit.in_use for unit in model.units):
         return
     own = dict.fromkeys(model.module.parameters())
     for held in model.replicas.held:
@@ -530,7 +535,7 @@ class Watch(TorchFunctionMode):
 def refuse_inside(model) -> None:
     refuse(
         (
-            any(unit.there for unit in model.units) or model.open_backwards,
+            any(unit.in_use for unit in model.units),
             (
                 f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
                 "call finish_gradient_synchronization() before."
