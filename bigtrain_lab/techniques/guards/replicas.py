@@ -205,8 +205,7 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
 def refuse_dropped(replicas, k: int, n: int) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
     held, this = replicas.held[k], replicas.held[k].homes[n].name
-    left = n not in held.came if replicas.stage < 3 else n not in held.unsent
-    if left:
+    if n not in held.came:
         raise Impossible(
             f"The gradient of {this} on {who(replicas)} was replaced or dropped on its way: call "
             "finish_gradient_synchronization() after the backward, before step(), zero_grad(), and "
@@ -217,7 +216,7 @@ def refuse_dropped(replicas, k: int, n: int) -> None:
 def refuse_unseen(replicas) -> None:
     """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
     for held in replicas.held if replicas.stage == 3 else ():
-        for n in held.unsent:
+        for n in sorted(held.came, reverse=True):
             raise Impossible(
                 f"{held.homes[n].name} on {who(replicas)} got a gradient, and no backward passed "
                 "what its unit returned: let it return tensors, or a dataclass of them, or name a "
