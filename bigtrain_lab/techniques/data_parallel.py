@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
-from .guards import data_parallel as guard
+from .guards import replicas as guard
 from .prepared_model import masters_of
 from .reducers import Buckets
 from .replicas import Replicas
@@ -93,7 +93,7 @@ class DistributedDataParallel(nn.Module):
     ):
         super().__init__()
         self.module, self.group = module, Group.of(group)
-        guard.refuse(module, self.group, bucket_bytes, backwards, strategy)
+        guard.refuse_buckets(module, self.group, bucket_bytes, f"{strategy}", backwards)
         masters = masters_of([module])
         homes = [Home(name, p, masters.get(p, p)) for name, p in module.named_parameters()]
         if alike:
@@ -118,7 +118,7 @@ class DistributedDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def __getstate__(self):
-        guard.refuse_copy()
+        guard.refuse_copy("DistributedDataParallel")
 
     def finish_gradient_synchronization(self) -> set[str]:
         """Wait until each gradient is the mean over the ranks; call it before the optimizer's step.

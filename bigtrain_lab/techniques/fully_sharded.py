@@ -35,7 +35,7 @@ from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
 from .data_parallel import broadcast
-from .guards import fully_sharded as guard
+from .guards import replicas as guard
 from .replica_rules import Uses
 from .replicas import Replicas
 from .shards import home_of
@@ -121,7 +121,7 @@ class FullyShardedDataParallel(nn.Module):
     ):
         super().__init__()
         self.module, self.group, self.compute_dtype = module, Group.of(group), compute_dtype
-        guard.refuse(module, self.group, compute_dtype, units)
+        guard.refuse_units(module, self.group, compute_dtype, units)
         cut = units_of(module, units or ())
         self.units = [Unit(number, *each) for number, each in enumerate(cut)]
         if not alike:
@@ -141,10 +141,7 @@ class FullyShardedDataParallel(nn.Module):
             + [Action("B", unit.number, 0) for unit in reversed(self.units)]
         )
         self.recorded = None  # whether the forward under way is for a backward
-        # units whose backward began, and was not seen to end
-        self.open_backwards: dict[Unit, None] = {}
-        # units that wait for the backward of another call
-        self.awaiting_backward: dict[Unit, None] = {}
+        self.begun: dict[Unit, None] = {}  # whose backward began, and whose gradients are not sent
         for unit in self.units:
             for part in unit.modules:
                 part.register_forward_pre_hook(
@@ -167,7 +164,7 @@ class FullyShardedDataParallel(nn.Module):
             self.recorded = before
 
     def __getstate__(self):
-        guard.refuse_copy()
+        guard.refuse_copy("FullyShardedDataParallel")
 
     def _open(self, unit: "Unit", kind: str) -> None:
         """Begin a use of a unit; return when its parameters are gathered. `kind`: F forward, B
@@ -230,7 +227,7 @@ class FullyShardedDataParallel(nn.Module):
         if not call.backward:
             call.backward = True
             unit.backwards += 1
-            self.open_backwards[unit] = None
+            self.begun[unit] = None
             if not unit.there:
                 self._open(unit, "B")
 
@@ -248,13 +245,10 @@ class FullyShardedDataParallel(nn.Module):
                 self._end_backward(unit)
 
     def _end_backward(self, unit: "Unit") -> None:
-        self.open_backwards.pop(unit, None)
         if unit.there:
             self._close(unit)
-        if unit.pending:
-            self.awaiting_backward[unit] = None
-        else:
-            self.awaiting_backward.pop(unit, None)
+        if not unit.pending:  # it waits for the backward of no other call
+            self.begun.pop(unit, None)
             self.replicas.sends(unit.number)
 
     def _flush(self) -> None:
@@ -263,7 +257,7 @@ class FullyShardedDataParallel(nn.Module):
 
         For example the first unit, whose inputs are token ids. Its gradients leave at the next
         forward or at finish_gradient_synchronization()."""
-        for unit in [*dict.fromkeys((*self.open_backwards, *self.awaiting_backward))]:
+        for unit in [*self.begun]:
             unit.pending = unit.backwards = 0
             self._end_backward(unit)
 
@@ -321,6 +315,10 @@ class Unit:
     calls: list["Call"] = field(default_factory=list)  # forwards under way
     backwards: int = 0  # calls whose backward is under way
     pending: int = 0  # calls whose backward has not ended
+
+    @property
+    def in_use(self) -> bool:
+        return self.there or self.backwards > 0
 
 
 @dataclass(eq=False)

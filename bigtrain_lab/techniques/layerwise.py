@@ -14,7 +14,7 @@ tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, count
 from math import inf
 from typing import NamedTuple
 
@@ -50,8 +50,7 @@ class NormGroup(NamedTuple):
     numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
-    blocks: list[int]  # of each x
-    batches: list[Batch]
+    batches: list[Batch]  # one of all parameters, or the blocks of a large one
 
 
 class LayerWise(Optimizer):
@@ -133,10 +132,9 @@ class LayerWise(Optimizer):
         if options["trust_ratio"]:
             ratio = self.ratio(x_norm, u_norm, options)
         self._ratios.append((group.parameters, ratio))
-        rates = (ratio * options["lr"]).to(group.x[0].dtype).unbind()
-        rates = iter([rate for rate, k in zip(rates, group.blocks) for _ in range(k)])
+        rates = [*(ratio * options["lr"]).to(group.x[0].dtype)]
         for batch, u in zip(group.batches, us):
-            self.apply(batch, u, list(islice(rates, len(u))))
+            self.apply(batch, u, rates)
         for p, x in zip(group.parameters, group.x):
             if p is not x:
                 p.copy_(x)
@@ -177,18 +175,17 @@ class LayerWise(Optimizer):
                     yield self._norm_group(run, options, block)
 
     def _norm_group(self, rows: list[tuple], options: dict, limit: float) -> NormGroup:
-        numbers, parameters, steps, *states = map(list, zip(*rows))
-        x, g = map(plain, parameters), [plain(p.grad) for p in parameters]
-        blocks, counts = [], []
-        for step, *tensors in zip(steps, x := list(x), g, *states):
-            own = cut(tensors, limit)
-            blocks += [(*own[0], step)] + [(*each, step.clone()) for each in own[1:]]
-            counts.append(len(own))
-        batches = []
-        for batch in runs(blocks, [block[0].numel() for block in blocks], limit):
-            x_blocks, g_blocks, *state, steps = map(list, zip(*batch))
-            batches.append(Batch(x_blocks, g_blocks, steps, state, options))
-        return NormGroup(numbers, parameters, x, counts, batches)
+        numbers, parameters, steps, *state = map(list, zip(*rows))
+        x, g = [*map(plain, parameters)], [plain(p.grad) for p in parameters]
+        batches = [Batch(x, g, steps, state, options)]
+        if x[0].numel() > limit:  # alone in its group
+            tensors = x[0], g[0], *(own for (own,) in state)
+            blocks = zip(*(each.view(-1).split(limit) for each in tensors))
+            batches = [
+                Batch([x_block], [g_block], [steps[0].clone()], [[each] for each in own], options)
+                for x_block, g_block, *own in blocks
+            ]
+        return NormGroup(numbers, parameters, x, batches)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
@@ -202,7 +199,7 @@ class LayerWise(Optimizer):
     def _norms(self, together: Sequence[NormGroup], us: Sequence) -> list[Tensor]:
         """Return the norms of each group's parameters, and of their u."""
         norms = [
-            norms_of([batch.x for batch in group.batches] + u, group.blocks * 2).view(2, -1)
+            norms_of([[*batch.x, *own] for batch, own in zip(group.batches, u)]).view(2, -1)
             for group, u in zip(together, us)
         ]
         return (
@@ -213,7 +210,7 @@ class LayerWise(Optimizer):
         """Return the norm of all gradients; those of pieces are the group's together."""
         every = [p for options in self.param_groups for p in options["params"]]
         learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
-        norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
+        norms = norms_of([[plain(g) for _, g in learnt]])[None]
         if self._shared:
             (norms,) = self._of_whole([norms], [[n for n, _ in learnt]], rows=1)
         return torch.linalg.vector_norm(norms)
@@ -234,15 +231,12 @@ class LayerWise(Optimizer):
         return [torch.stack([found[n] for n in own] or [none], 1) for own in numbers]
 
 
-def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
-    """Return norms, in float64, of tensors that come in so many blocks each."""
-    tensors = [*chain(*batches)]
-    if not tensors:
+def norms_of(blocks: Sequence[list[Tensor]]) -> Tensor:
+    """Return norms, in float64, of tensors of which each list has a block."""
+    if not blocks[0]:
         return torch.zeros(0, dtype=torch.float64)
-    norms = torch.stack(torch._foreach_norm(tensors)).double()
-    if len(blocks) == len(norms):
-        return norms
-    return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])
+    norms = torch.stack([torch.stack(torch._foreach_norm(own)).double() for own in blocks])
+    return torch.linalg.vector_norm(norms, dim=0) if len(blocks) > 1 else norms[0]
 
 
 def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
@@ -255,13 +249,6 @@ def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
         run.append(item)
         total += size
     yield run
-
-
-def cut(tensors: list[Tensor], size: float) -> list[Sequence[Tensor]]:
-    """Cut tensors of one shape into the same blocks."""
-    if tensors[0].numel() <= size:
-        return [tensors]
-    return list(zip(*(each.view(-1).split(size) for each in tensors)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -37,11 +37,9 @@ Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from ..runtime.memory import owned
@@ -49,7 +47,7 @@ from .guards import mixed_precision as guard
 from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
-from .prepared_model import ToMaster, adapt, load
+from .prepared_model import ToMaster, adapt
 from .shards import STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
@@ -108,13 +106,9 @@ class MixedPrecision:
             if self.level.scaling
             else None
         )
-        self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
-        self.moves: dict[nn.Parameter, ToMaster] = {}  # half weight -> the way of its gradients
-        self._nodes: list = []
+        self.moves: dict[nn.Parameter, ToMaster] = {}  # half weight -> the way to its master
         self._model: nn.Module | None = None
         self._apart = False  # whether ZeRO keeps the masters
-        # half weight -> torch's counts of writes, to its master and to it, when last rounded
-        self._followed: dict[nn.Parameter, tuple[int, int]] = {}
 
     def __reduce__(self):
         return MixedPrecision, (self.level,)
@@ -170,22 +164,22 @@ class MixedPrecision:
     def model(self) -> nn.Module:
         return guard.model_of(self._model)
 
+    @property
+    def masters(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Half weight -> its float32 master."""
+        return {weight: moves.master for weight, moves in self.moves.items()}
+
     def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
-        self.masters[weight] = master = home_of("", weight, whole).stepped
+        master = home_of("", weight, whole).stepped
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
-        self._followed[weight] = master._version, weight._version
-        self.moves[weight] = moves = ToMaster(weight, master)
-        self._nodes += [node := get_gradient_edge(weight).node]  # else torch forgets its hook
-        node.register_prehook(partial(moves.comes, weight))
-        weight.register_post_accumulate_grad_hook(moves)
-        moves.settle(weight)
+        self.moves[weight] = ToMaster(weight, master)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (
             self.level.masters
             and not self._apart
             and weight.dtype == self.level.dtype != torch.float32
-            and weight not in self.masters
+            and weight not in self.moves
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -197,7 +191,8 @@ class MixedPrecision:
             if weight.requires_grad:
                 if self._lacks_master(weight):
                     self._give_master(weight)
-                yield name, self.masters.get(weight, STEPPED.get(weight, weight))
+                own = weight in self.moves
+                yield name, self.moves[weight].master if own else STEPPED.get(weight, weight)
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
@@ -230,10 +225,10 @@ class MixedPrecision:
         optimizer skip. With a group every rank calls it once with all its optimizers. A rank
         without optimizers calls it too."""
         guard.refuse_half_weights(
-            any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers))
+            any(p in self.moves or self._lacks_master(p) for p in held_by(optimizers))
         )
         self.settle()
-        self._take_writes()
+        self._round()
         if self.scaler:
             self.scaler.agree(*optimizers)
         for optimizer in optimizers:
@@ -261,24 +256,19 @@ class MixedPrecision:
         ):
             self.scaler.update()
 
-    def _take_writes(self) -> None:
-        """What was written to half weights in place, as by nn.init, goes to the masters; elements
-        that were not keep their digits."""
-        for weight, master in self.masters.items():
-            before, seen = self._followed[weight]
-            if before == master._version and seen != weight._version:
-                rounded = weight == master.to(weight.dtype)
-                master.copy_(torch.where(rounded, master, weight.float()))
-
     @torch.no_grad()
     def _round(self, stepped=()) -> None:
-        """Every weight whose master was written to follows it, also where mp.scaler or a bare
-        optimizer stepped. `stepped`: masters that follow in any case."""
-        self._take_writes()
-        for weight, master in self.masters.items():
-            if self._followed[weight][0] != master._version or master in stepped:
+        """Let every weight follow its master, also where mp.scaler or a bare optimizer stepped.
+        First masters take what was written to half weights in place, as by nn.init; elements that
+        were not keep their digits. `stepped`: masters that are followed in any case."""
+        for weight, moves in self.moves.items():
+            master, (master_seen, weight_seen) = moves.master, moves.seen
+            if master_seen == master._version and weight_seen != weight._version:
+                rounded = weight == master.to(weight.dtype)
+                master.copy_(torch.where(rounded, master, weight.float()))
+            if master_seen != master._version or master in stepped:
                 weight.copy_(master)
-            self._followed[weight] = master._version, weight._version
+            moves.seen = master._version, weight._version
 
     def state_dict(self) -> dict:
         """Return what model.state_dict() and optimizer.state_dict() lack to go on exactly: the
@@ -290,8 +280,15 @@ class MixedPrecision:
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        load(self, state)
+        own, scales = self.state_dict()["masters"], self.scaler is not None
+        guard.refuse_state(self.level, own, scales, state)
+        for name, master in own.items():  # which shares its storage
+            master.copy_(state["masters"][name])
+        self._round()
+        if scales:
+            self.scaler.load_state_dict(state["scaler"])
 
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
         """Return the tensors held now, by kind of memory and by name: a master has its weight's."""

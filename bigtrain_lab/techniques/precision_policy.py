@@ -19,12 +19,14 @@ under autocast. Cost: 1 to 2 us an operator in Python, and the casts. Source: Mi
 2018 (arXiv:1710.03740), section 3.3.
 """
 
+from functools import reduce
 from types import FunctionType
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 LOW = {
     "products": (
@@ -156,17 +158,6 @@ def cast(value, to: torch.dtype | None):
 def widest(values) -> torch.dtype | None:
     """Return the type that all floating tensors among the values fit in: float32 for float16 and
     bfloat16."""
-    if isinstance(values, Tensor):
-        return values.dtype if values.is_floating_point() else None
-    inside = (
-        values.values()
-        if isinstance(values, dict)
-        else values
-        if isinstance(values, (list, tuple))
-        else ()
-    )
-    found = [dtype for value in inside if (dtype := widest(value))]
-    result = found[0] if found else None
-    for dtype in found[1:]:
-        result = torch.promote_types(result, dtype)
-    return result
+    tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    found = [each.dtype for each in tensors if each.is_floating_point()]
+    return reduce(torch.promote_types, found) if found else None

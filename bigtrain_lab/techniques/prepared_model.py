@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 
@@ -85,12 +86,12 @@ def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_)
     for name, weight in model.named_parameters(remove_duplicate=False):
         loaded = state.get(prefix + name)
         if (
-            weight in mp.masters
+            weight in mp.moves
             and isinstance(loaded, Tensor)
             and loaded.dtype != weight.dtype
             and loaded.shape == weight.shape
         ):
-            mp.masters[weight].copy_(loaded)
+            mp.moves[weight].master.copy_(loaded)
 
 
 @torch.no_grad()
@@ -106,18 +107,18 @@ def follow_masters(mp, *_) -> None:
 
 
 def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
-    for weight, master in mp.masters.items():
+    for weight, moves in mp.moves.items():
         weight.grad = None
-        if master.grad is not None and not set_to_none:
-            master.grad.zero_()
-            mp.moves[weight].arrived = False
+        if moves.master.grad is not None and not set_to_none:
+            moves.master.grad.zero_()
+            moves.arrived = False
     mp.settle()
     type(model).zero_grad(model, set_to_none)
 
 
 def converted(model: nn.Module, mp, *given, **named) -> nn.Module:
     """As model.to(...) and model.float() do it, which would convert the stand-ins too."""
-    arrived = [weight for weight in mp.masters if is_gone(weight.grad)]
+    arrived = [weight for weight in mp.moves if is_gone(weight.grad)]
     for weight in arrived:
         weight.grad = None
     type(model)._apply(model, *given, **named)
@@ -141,11 +142,17 @@ class ToMaster:
     a zero_grad() of a part does, the master's is dropped too.
 
     arrived   whether the master has a gradient from here
+    seen      torch's counts of writes to the master, and to the weight, when it was last rounded
+    node      of the graph, before which `comes` is called: torch forgets its hook without it
     """
 
     def __init__(self, weight: nn.Parameter, master: nn.Parameter):
         self.master, self.stand_in, self.arrived = master, guard.of_master(weight), False
-        self.kind = weight.dtype, weight.device
+        self.kind, self.seen = (weight.dtype, weight.device), (master._version, weight._version)
+        self.node = get_gradient_edge(weight).node
+        self.node.register_prehook(partial(self.comes, weight))
+        weight.register_post_accumulate_grad_hook(self)
+        self.settle(weight)
 
     def settle(self, weight: nn.Parameter) -> None:
         """Drop what was cleared, and take a gradient that somebody put there."""
@@ -178,18 +185,3 @@ class ToMaster:
         self.arrived = self.arrived and self.kind == (weight.dtype, weight.device)
         if self.arrived:
             weight.grad = self.stand_in
-
-
-# -- of MixedPrecision itself ----------------------------------------------------------------------
-
-
-@torch.no_grad()
-def load(mp, state: dict) -> None:
-    own, scales = mp.state_dict()["masters"], mp.scaler is not None
-    guard.refuse_state(mp.level, own, scales, state)
-    # `own` shares the masters' storage, so copy_ writes them.
-    for name, master in own.items():
-        master.copy_(state["masters"][name])
-    mp._round()
-    if scales:
-        mp.scaler.load_state_dict(state["scaler"])

@@ -45,8 +45,6 @@ class Bucket:
     start: int
     stop: int
     members: list[int]
-    flat: Tensor | None = None
-    missing: int = 0  # members that are not ready
 
 
 def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:

@@ -108,9 +108,10 @@ class Uses:
 
     def advance(self, action: Action) -> bool:
         """Advance by one use. Return whether it was expected; if not, forget the later ones."""
-        if self.at and self.at == len(self.expected) and like(self.expected[0], action):
+        use = action[:2]  # of whichever micro-batch
+        if self.at and self.at == len(self.expected) and self.expected[0][:2] == use:
             self.expected += self.expected  # another micro-batch begins: expect it to be alike
-        met = self.at < len(self.expected) and like(self.expected[self.at], action)
+        met = self.at < len(self.expected) and self.expected[self.at][:2] == use
         if not met:
             self.expected[self.at :] = [action]
         self.at += 1
@@ -120,10 +121,6 @@ class Uses:
         """Rewind: the next update is expected to repeat the uses of this one."""
         del self.expected[self.at :]
         self.at = self.fetched = 0
-
-
-def like(one: Action, other: Action) -> bool:
-    return one[:2] == other[:2]
 
 
 class Rules:
@@ -226,9 +223,7 @@ class Rules:
             last = [k for k in own if not self.open[k]]
             self.gathered.difference_update(last)
             ops = [*map(Drop, last), *self._gather_ahead(self.now)]
-        while self.due:
-            ops += self._leave()
-        return ops
+        return ops + self._leave_all(self.due)
 
     def full(self, k: int) -> list:
         """Note that one backward has brought all gradients of a part; send what is next in line.
@@ -256,17 +251,13 @@ class Rules:
 
     def again(self) -> list:
         """Another backward of the same gradient begins, at stage 2: what did not come leaves."""
-        ops: list = []
-        while self.queue:
-            ops += self._leave()
+        ops = self._leave_all(len(self.queue))
         self.queue, self.times_full = [*self.learning], Counter()
         return ops
 
     def finished(self) -> list:
         """Complete the gradient: send the parts still in the queue, and wait for all messages."""
-        ops: list = []
-        while self.queue:
-            ops += self._leave()
+        ops = self._leave_all(len(self.queue))
         if self.cycles and self.under_way:
             self.under_way = [batch_label(self.batch)]
             self.calls[batch_label(self.batch)] = Call(None, -1, self.batch)
@@ -303,6 +294,10 @@ class Rules:
         self.under_way.append(label)
         ops.append(self._launch(label, "reduce_scatter" if self.stage else "all_reduce", k))
         return ops
+
+    def _leave_all(self, count: int) -> list:
+        """Send the first `count` parts of the queue."""
+        return [op for _ in range(count) for op in self._leave()]
 
     def _gather_ahead(self, uses: Uses) -> list:
         """Gather for the next `ahead` uses, in order. Stop at one whose weights are still

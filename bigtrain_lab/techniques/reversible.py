@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint.conditions import Conditions, learns
-from .guards import reversible as guard
+from .guards import checkpoint as guard
 
 
 class ReversibleBlock(nn.Module):

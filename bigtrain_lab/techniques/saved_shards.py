@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import saved
-from .guards import saved_shards as guard
+from .guards import saved as guard
 from .shards import assembled, keeping_dim
 
 WHOLE, FOLDER = "whole.pt", "shards-"

@@ -35,8 +35,7 @@ from torch import Tensor, nn
 
 from ..runtime.talk.group import Group
 from .guards import sliced_model as guard
-from .sequence_parallel import own_tokens, scatter_sum, sum_duplicates
-from .shared_gather import SharedGather
+from .sequence_parallel import SharedGather, own_tokens, scatter_sum, sum_duplicates
 from .tensor_parallel import (
     ColumnParallelLinear,
     Cut,

@@ -25,8 +25,7 @@ from ..runtime.talk.group import Group
 from .clip import clip_grad_norm
 from .data_parallel import broadcast
 from .fully_sharded import FullyShardedDataParallel
-from .guards import data_parallel as guard_replicas
-from .guards import zero as guard
+from .guards import replicas as guard
 from .replicas import Replicas
 from .saved_shards import full_optimizer_state, load_full_optimizer_state
 from .shards import home_of
@@ -95,11 +94,10 @@ class ZeroOptimizer(Optimizer):
         allow_unused: bool = False,
         **kwargs,
     ):
-        groups = guard.groups_of(params)
-        guard.refuse_stage(stage)
+        groups = guard.groups_of(params, stage)
         module = nn.ParameterList(p for each in groups for p in each["params"])
         group = Group.of(group)
-        guard_replicas.refuse(module, group, bucket_bytes, 1, f"stage {stage}")
+        guard.refuse_buckets(module, group, bucket_bytes, f"stage {stage}")
         broadcast([*module.parameters()], group)
         homes = [home_of(name, weight) for name, weight in module.named_parameters()]
         self.replicas = Replicas(
@@ -174,7 +172,7 @@ class ZeroOptimizer(Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def __reduce_ex__(self, protocol):
-        guard.refuse_copy()
+        guard.refuse_copy("ZeroOptimizer")
 
 
 def shared(optimizer: Optimizer, group: Group, pieces=lambda parameter: True) -> Optimizer:

@@ -37,8 +37,8 @@ from ..techniques.clip import clip_grad_norm
 from ..techniques.data_parallel import broadcast
 from ..techniques.fully_sharded import cast_inputs
 from ..techniques.guards import recipe as guard
-from ..techniques.guards.data_parallel import refuse_unlike
 from ..techniques.guards.optimizers import before_step
+from ..techniques.guards.replicas import refuse_unlike
 from ..techniques.learning_rates import set_rate
 from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from ..techniques.one_process import Sample

@@ -1,13 +1,12 @@
 """What refuses a user's mistakes, apart from the lectures: one file a technique."""
 
-from itertools import zip_longest
+from operator import index
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
 from ...runtime.failure.wait_graph import ranks
-from ...runtime.talk.message import Shape
 
 
 def refuse(*cases: tuple[object, str]) -> None:
@@ -16,6 +15,11 @@ def refuse(*cases: tuple[object, str]) -> None:
     for holds, sentence in cases:
         if holds:
             raise Impossible(sentence)
+
+
+def whole(value, least: int = 1) -> bool:
+    """Whether the value is a whole number of at least so much."""
+    return not isinstance(value, bool) and hasattr(value, "__index__") and index(value) >= least
 
 
 class Gone(Tensor):
@@ -58,25 +62,3 @@ def by_ranks(group, texts) -> str:
         for one in dict.fromkeys(texts)
         if one
     )
-
-
-def refuse_unlike_modules(module, group, settings: str) -> None:
-    """Ranks that wrap different modules, or with different settings. All ranks ask."""
-    lines = [
-        settings,
-        *(
-            f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
-            for name, p in module.named_parameters()
-        ),
-        *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers()),
-    ]
-    if every := group.differing("\n".join(lines), "the modules to wrap"):
-        each = next(
-            row
-            for row in zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
-            if len(set(row)) > 1
-        )
-        raise Impossible(
-            f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
-            "module with the same settings on every rank."
-        )

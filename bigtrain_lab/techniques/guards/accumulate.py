@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ...core import Impossible
-from . import refuse
+from . import refuse, whole
 
 
 def whole_number(k) -> int:
     refuse(
         (
-            isinstance(k, bool) or not hasattr(k, "__index__") or index(k) < 1,
+            not whole(k),
             f"k is {k!r}: accumulate a whole number of micro-batches, at least 1.",
         )
     )
@@ -75,7 +75,7 @@ def scalar(loss, number: int) -> Tensor:
 def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[int]:
     """Tokens of each micro-batch; one that has none would have the mean loss 0/0."""
     refuse((not window, "The window holds no micro-batches: give at least one."))
-    counts = [whole(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
+    counts = [count_of(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
     refuse(
         (
             min(counts) < 1,
@@ -89,7 +89,7 @@ def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[in
     return counts
 
 
-def whole(count, number: int) -> int:
+def count_of(count, number: int) -> int:
     """A count as an int, be it a tensor's or a float's."""
     try:
         if int(count) == count:

@@ -1,7 +1,10 @@
-"""What cannot be recomputed, or did not do the same when it ran again: refused in one sentence."""
+"""What cannot be recomputed or undone, or did not do the same when it ran again: refused in one
+sentence."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
@@ -10,6 +13,7 @@ from . import refuse
 
 TORCH_S = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "early_stop"}
 AGAIN = "Let it depend on its arguments and torch's random state only."
+INSTEAD = "or checkpoint the blocks in place of reversing them."
 
 
 # -- checkpoint(fn, ...) ------------------------------------------------------------------------
@@ -65,10 +69,12 @@ def argument(at: int, args: tuple, kwargs: dict) -> str:
 
 
 def refuse_layers(layers) -> None:
-    if not isinstance(layers, Iterable):
-        raise Impossible(
-            f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential."
+    refuse(
+        (
+            not isinstance(layers, Iterable),
+            f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential.",
         )
+    )
 
 
 def refuse_inference(x: Iterable[Tensor]) -> None:
@@ -166,3 +172,92 @@ def refuse_written(name: str, tensor: Tensor, version: int) -> None:
 def described(looks: tuple) -> str:
     shape, dtype, device = looks
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
+
+
+# -- reversible sequences ------------------------------------------------------------------------
+
+
+def refuse_streams(x1: Tensor, x2: Tensor) -> None:
+    refuse(
+        (
+            x1.shape != x2.shape,
+            (
+                f"The streams have the shapes {tuple(x1.shape)} and {tuple(x2.shape)}: give both"
+                " the same, such as x.chunk(2, -1)."
+            ),
+        ),
+        (
+            x1.dtype != x2.dtype,
+            (
+                f"The streams are {str(x1.dtype)[6:]} and {str(x2.dtype)[6:]}, and sums of both"
+                " could not be undone: give both one type."
+            ),
+        ),
+    )
+
+
+def checked(fn: Callable, x: Tensor) -> Tensor:
+    """fn(x), which can be undone."""
+    version, y = x._version, fn(x)
+    found = "nothing" if y is None else f"a {type(y).__name__}"
+    refuse(
+        (
+            x._version != version,
+            (
+                f"{called(fn)} changed its input in place, so it cannot be undone: let it write its"
+                " result to a new tensor."
+            ),
+        ),
+        (
+            not isinstance(y, Tensor),
+            (
+                f"{called(fn)} returned {found}: F and G are added to a stream, so let each return"
+                " one tensor."
+            ),
+        ),
+    )
+    refuse(
+        (
+            y.shape != x.shape,
+            (
+                f"{called(fn)} made shape {tuple(y.shape)} of shape {tuple(x.shape)}: F and G must "
+                "keep the shape, or the sum cannot be undone."
+            ),
+        )
+    )
+    return y
+
+
+def refuse_backward() -> None:
+    refuse(
+        (
+            not torch.autograd._is_checkpoint_valid(),
+            (
+                "A reversible sequence's weights gather their gradients in .grad while its"
+                " backward runs, so torch.autograd.grad and backward(inputs=) cannot have them:"
+                f" call loss.backward(), {INSTEAD}"
+            ),
+        ),
+        (
+            torch.is_grad_enabled(),
+            (
+                "A reversible sequence's backward leaves no graph, so create_graph cannot have"
+                f" one: call loss.backward() without it, {INSTEAD}"
+            ),
+        ),
+    )
+
+
+@contextmanager
+def own_graph(fn: Callable):
+    """Around the backward of fn: Impossible where it reaches a graph that another has freed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise Impossible(
+            f"{called(fn)} uses a tensor beside its input that has a graph of its "
+            "own, and another backward has freed that graph: detach that tensor, or "
+            "checkpoint the block in place of reversing it."
+        ) from error

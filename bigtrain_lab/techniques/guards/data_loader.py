@@ -1,14 +1,21 @@
 """Settings of a data loader that no worker can keep."""
 
-from operator import index
-
-from ...core import Impossible
+from . import refuse as refuse_any
+from . import whole
 
 
 def refuse(loading) -> None:
-    for name, least in (("workers", 0), ("prefetch", 1)):
-        value = getattr(loading, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < least:
-            raise Impossible(f"{name} is {value!r}: give a whole number of at least {least}.")
-    if not 0 <= loading.slow_s < float("inf"):
-        raise Impossible(f"slow_s is {loading.slow_s!r}: give seconds, at least 0.")
+    refuse_any(
+        (
+            not whole(loading.workers, 0),
+            f"workers is {loading.workers!r}: give a whole number of at least 0.",
+        ),
+        (
+            not whole(loading.prefetch),
+            f"prefetch is {loading.prefetch!r}: give a whole number of at least 1.",
+        ),
+        (
+            not 0 <= loading.slow_s < float("inf"),
+            f"slow_s is {loading.slow_s!r}: give seconds, at least 0.",
+        ),
+    )

@@ -6,12 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from ...core import Impossible
+from . import refuse, whole
 
 
 def refuse_block(block) -> None:
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise Impossible(f"A block of {block!r} elements: give a whole number of at least 1.")
+    refuse(
+        (
+            not whole(block),
+            f"A block of {block!r} elements: give a whole number of at least 1.",
+        )
+    )
 
 
 # -- graph breaks ----------------------------------------------------------------------------------

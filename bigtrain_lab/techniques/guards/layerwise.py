@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core import Impossible
+from . import refuse
 
 RANGES = {  # option -> (what it must be, whether it is)
     "lr": ("a finite number of at least 0", lambda value: 0 <= value < float("inf")),
@@ -34,12 +35,19 @@ def refuse_options(options: dict) -> None:
 
 
 def refuse_parameters(parameters: list[Tensor]) -> None:
-    for number, p in enumerate(parameters):
-        if not p.is_floating_point():
-            raise Impossible(
-                f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a layer"
-                " needs real floating-point numbers, so give complex ones as two real tensors."
+    refuse(
+        *(
+            (
+                not p.is_floating_point(),
+                (
+                    f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a"
+                    " layer needs real floating-point numbers, so give complex ones as two real"
+                    " tensors."
+                ),
             )
+            for number, p in enumerate(parameters)
+        )
+    )
 
 
 def refuse_gradients(gradients: Iterable[Tensor | None]) -> None:

@@ -2,10 +2,16 @@
 
 from numbers import Real
 
-from ...core import Impossible
+from . import refuse as refuse_any
 
 
 def refuse(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not (isinstance(value, Real) and 0 < value < float("inf")):
-            raise Impossible(f"{name} is {value!r}: give a number above 0.")
+    refuse_any(
+        *(
+            (
+                not (isinstance(value, Real) and 0 < value < float("inf")),
+                f"{name} is {value!r}: give a number above 0.",
+            )
+            for name, value in numbers.items()
+        )
+    )

@@ -170,12 +170,12 @@ def refuse_bare_step(optimizer: Optimizer, *_) -> None:
     """A step by gradients that a scaled loss brought and nothing has divided."""
     held = {p for p in held_by([optimizer]) if p.grad is not None}
     for mp in [each for each in PREPARED.models if each.scaler and each.scaler.scaled]:
-        undivided = held - mp.scaler.learnt
+        undivided, masters = held - mp.scaler.learnt, mp.masters
         refuse(
             (
                 undivided
                 and any(
-                    mp.masters.get(p, STEPPED.get(p, p)) in undivided for p in mp.model.parameters()
+                    masters.get(p, STEPPED.get(p, p)) in undivided for p in mp.model.parameters()
                 ),
                 (
                     "optimizer.step() was called while its gradients are still"

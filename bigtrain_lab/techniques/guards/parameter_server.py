@@ -1,19 +1,15 @@
 """What a parameter server cannot serve: refused in a sentence, on every rank, before any waits."""
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
 from torch import nn
 
 from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
-from . import by_ranks
 from . import refuse as refuse_any
-
-
-def whole(value, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+from . import whole
+from .replicas import differing
 
 
 def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchronous: bool) -> None:
@@ -111,12 +107,9 @@ def refuse(
             for name, p in [*module.named_parameters(), *module.named_buffers()]
         ),
     ]
-    if every := group.differing("\n".join(lines)):
-        rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
-        each = next(row for row in rows if len(set(row)) > 1)
+    if row := differing(group, lines):
         raise Impossible(
-            f"The ranks' settings differ: {by_ranks(group, each)}; give every rank "
-            "the same module and settings."
+            f"The ranks' settings differ: {row}; give every rank the same module and settings."
         )
     return given
 
@@ -139,11 +132,16 @@ def refuse_no_loss(loss, service) -> None:
 
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:
     """Before it is sent."""
-    if lacking := sum(p.grad is None for p in parameters):
-        raise Impossible(
-            f"{lacking} of {len(parameters)} parameters got no gradient before "
-            f"{message.name}: let the loss depend on each of them, or freeze it."
+    lacking = sum(p.grad is None for p in parameters)
+    refuse_any(
+        (
+            lacking,
+            (
+                f"{lacking} of {len(parameters)} parameters got no gradient before "
+                f"{message.name}: let the loss depend on each of them, or freeze it."
+            ),
         )
+    )
 
 
 def refuse_delay(delay, accuracy) -> None:

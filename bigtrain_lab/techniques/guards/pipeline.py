@@ -23,21 +23,25 @@ def called(schedule: Schedule) -> str:
 
 
 def refuse_size(group: Group, schedule: Schedule) -> None:
-    if group.size != schedule.ranks:
-        raise Impossible(
+    refuse_any(
+        (
+            group.size != schedule.ranks,
             f"The schedule is for {schedule.ranks} ranks and the group has "
-            f"{group.size}: make them equal."
+            f"{group.size}: make them equal.",
         )
+    )
 
 
 def stages_of(rank: int, order: list, given) -> dict[int, nn.Module]:
     """stage -> module, of the stages that this rank's order runs."""
     own = sorted({action.stage for step in order for action in step})
     modules = [given] if isinstance(given, nn.Module) else list(given)
-    if len(modules) != len(own):
-        raise Impossible(
-            f"Rank {rank} holds stages {own} and got {len(modules)} modules: give one a stage."
+    refuse_any(
+        (
+            len(modules) != len(own),
+            f"Rank {rank} holds stages {own} and got {len(modules)} modules: give one a stage.",
         )
+    )
     return dict(zip(own, modules))
 
 
@@ -74,11 +78,13 @@ def refuse(
 
 
 def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
-    if not isinstance(module, nn.Module):
-        raise Impossible(
+    refuse_any(
+        (
+            not isinstance(module, nn.Module),
             f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a "
-            "list of them in order of stage."
+            "list of them in order of stage.",
         )
+    )
     tensors = (*module.parameters(), *module.buffers())
     devices = sorted({str(tensor.device) for tensor in tensors})
     ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
@@ -238,11 +244,13 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
 
 def refuse_late(steps_done: int, optimizers: Mapping, modules: Mapping[int, nn.Module]) -> None:
     """What the caller may have done since the pipeline was made."""
-    if not torch.is_grad_enabled():
-        raise Impossible(
+    refuse_any(
+        (
+            not torch.is_grad_enabled(),
             "step() was called where gradients are off: call it outside "
-            "torch.no_grad() and torch.inference_mode()."
+            "torch.no_grad() and torch.inference_mode().",
         )
+    )
     if not steps_done:
         refuse_optimizers(optimizers, modules)
 

@@ -4,7 +4,6 @@ What its functions return is refused when they are called."""
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, isnan
-from operator import index
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -15,7 +14,8 @@ from ...order.recompute.plan import Recompute, named
 from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from . import refuse as refuse_any
-from .pipeline import backward_after_update
+from . import whole
+from .pipeline import backward_after_update, called
 
 
 def refuse(recipe) -> None:
@@ -77,10 +77,9 @@ def refuse_values(recipe) -> None:
     counts = ["steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes"]
     for name in counts + ["samples"] * (recipe.samples is not None):
         value = getattr(recipe, name)
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
         refuse_any(
             (
-                not whole or index(value) < 1,
+                not whole(value),
                 f"{name} is {value!r}: give a whole number of at least 1.",
             )
         )
@@ -142,12 +141,16 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
         "precision": masters,
     }
     one = next((name for name, value in given.items() if value), None)
-    if order.asynchronous and one:
-        raise Impossible(
-            f"{order.name} updates each stage at times of its own, with no gradient of "
-            f"a whole window for {one}: leave {one} out, or take a synchronous "
-            "schedule."
+    refuse_any(
+        (
+            order.asynchronous and one,
+            (
+                f"{called(order)} updates each stage at times of its own, with no gradient of "
+                f"a whole window for {one}: leave {one} out, or take a synchronous "
+                "schedule."
+            ),
         )
+    )
     whole = {
         "clip": recipe.clip,
         "a loss scale": precision.scaler,
@@ -155,11 +158,15 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
     }
     needs = next((name for name, value in whole.items() if value), None)
     for rank, steps in enumerate(order.over(1) if needs else ()):
-        if backward_after_update(steps, range(order.stages)):
-            raise Impossible(
-                f"{order.name} updates on rank {rank} before its last backward, and "
-                f"{needs} needs the whole gradient: put its updates at the end."
+        refuse_any(
+            (
+                backward_after_update(steps, range(order.stages)),
+                (
+                    f"{called(order)} updates on rank {rank} before its last backward, and "
+                    f"{needs} needs the whole gradient: put its updates at the end."
+                ),
             )
+        )
     last = [recipe.windows[-1][replica :: recipe.replicas] for replica in range(recipe.replicas)]
     for rest in {max(1, len(own)) for own in last} - {order.micro_batches}:
         try:
@@ -173,12 +180,16 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
 
 def refuse_optimizer(optimizer, order) -> None:
     """One that clips would clip each stage by a norm of its own, which turns the gradient."""
-    if order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None:
-        raise Impossible(
-            f"max_grad_norm is the optimizer's, and each of the {order.stages} stages "
-            "has an optimizer: give the recipe clip, which takes the norm over all of "
-            "them."
+    refuse_any(
+        (
+            order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None,
+            (
+                f"max_grad_norm is the optimizer's, and each of the {order.stages} stages "
+                "has an optimizer: give the recipe clip, which takes the norm over all of "
+                "them."
+            ),
         )
+    )
 
 
 # -- what the recipe's functions return -----------------------------------------------------------

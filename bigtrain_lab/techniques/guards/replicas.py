@@ -1,11 +1,192 @@
-"""Refusals of replicas: gradients that they would average wrongly, and reads of one in flight."""
+"""Refusals of data parallel and ZeRO, all stages: modules that ranks would average or cut wrongly,
+gradients that they would average wrongly, and reads of what is elsewhere.
+
+A module is refused on every rank in one sentence, before anything hangs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import chain, zip_longest
+from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from ...runtime.talk.message import Shape
-from . import Gone, by_ranks, gone, is_gone, real, who
+from ...runtime.talk.group import Group
+from ...runtime.talk.message import Shape, as_bytes
+from ..prepared_model import masters_of
+from . import Gone, by_ranks, gone, is_gone, real, refuse, who, whole
+from .optimizers import AVERAGING, SHARDED, TRIED, refuse_across
+
+COPIES = {
+    "DistributedDataParallel": (
+        "cannot be copied, since it talks to other ranks: copy its .module, or save the module's "
+        "state_dict()."
+    ),
+    "ZeroOptimizer": (
+        "cannot be copied, since it talks to other ranks: make one over the copied model, and load"
+        " full_state_dict()."
+    ),
+    "FullyShardedDataParallel": (
+        "has a part of its parameters only: copy the module before you wrap it, or keep what "
+        "full_state_dict() returns."
+    ),
+}
+
+
+def refuse_copy(name: str) -> None:
+    raise Impossible(f"A {name} {COPIES[name]}")
+
+
+# -- modules to wrap -------------------------------------------------------------------------------
+
+
+def refuse_module(module: nn.Module, group: Group, use: str, settings: str, *cases) -> None:
+    """Refuse a module that ranks cannot `use`, also where it or the settings differ among them.
+    `cases`: further ones of a technique."""
+    lazy = [n for n, p in module.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    refuse(
+        (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
+        (
+            not any(p.requires_grad for p in module.parameters()),
+            f"No parameter of the module needs a gradient: there is nothing to {use}.",
+        ),
+        *cases,
+    )
+    lines = [
+        settings,
+        *(
+            f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
+            for name, p in module.named_parameters()
+        ),
+        *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers()),
+    ]
+    if row := differing(group, lines, "the modules to wrap"):
+        raise Impossible(
+            f"The ranks' modules differ: {row}; wrap the same "
+            "module with the same settings on every rank."
+        )
+
+
+def differing(group: Group, lines: Iterable[str], *about: str) -> str:
+    """Return the first of these lines that is not the same on all ranks, by rank; "" if none. All
+    ranks ask."""
+    every = group.differing("\n".join(lines), *about)
+    rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
+    return next((by_ranks(group, row) for row in rows if len(set(row)) > 1), "")
+
+
+def refuse_buckets(
+    module: nn.Module, group: Group, bucket_bytes, settings: str, backwards=1
+) -> None:
+    """Refuse a module whose gradients cannot be averaged in buckets."""
+    own = set(map(group.world_rank, range(group.size)))
+    known = {p for each in AVERAGING.models for p in each.pieces}
+    sliced = [
+        path
+        for path, part in module.named_modules()
+        if any(getattr(p, "cut", None) for p in part.parameters(recurse=False))
+        and len(own & set(map(part.group.world_rank, range(part.group.size)))) > 1
+    ]
+    refuse_module(
+        module,
+        group,
+        "average",
+        f"buckets of {bucket_bytes} bytes by {settings}",
+        (
+            not whole(bucket_bytes),
+            f"bucket_bytes is {bucket_bytes!r}: give a whole number of bytes, at least 1.",
+        ),
+        (
+            not whole(backwards),
+            (
+                f"backwards is {backwards!r}: give how many backward passes make one gradient, a"
+                " whole number, at least 1."
+            ),
+        ),
+        (
+            known.intersection(module.parameters()),
+            "Ranks average parameters of the module already: wrap a module once, or give a "
+            "ZeroOptimizer parameters that nobody averages.",
+        ),
+        (
+            sliced,
+            (
+                f"{''.join(sliced[:1])} is sliced over ranks that this group has too, and their"
+                " weights are parts, not copies: give the group of the replicas."
+            ),
+        ),
+    )
+
+
+def refuse_units(module: nn.Module, group: Group, compute_dtype, units) -> None:
+    """Refuse a module that cannot be cut into pieces, unit by unit."""
+    parameters, parts = dict(module.named_parameters()), set(module.modules())
+    odd = [name for name, p in parameters.items() if not p.is_floating_point()]
+    strange = [type(unit).__name__ for unit in units or () if unit not in parts]
+    sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
+    refuse_module(
+        module,
+        group,
+        "train",
+        f"compute_dtype {compute_dtype}",
+        (
+            odd,
+            (
+                f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
+                "buffer of it, or split it into real parts."
+            ),
+        ),
+        (
+            compute_dtype is not None
+            and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point),
+            f"compute_dtype is {compute_dtype!r}: give a floating format, such as torch.bfloat16.",
+        ),
+        (
+            strange,
+            (
+                f"units names a {', '.join(strange)} that is no part of the module: give modules "
+                "of the one that you wrap."
+            ),
+        ),
+        (
+            sliced,
+            f"{', '.join(sliced)} are slices: train them by a Recipe, with slices= and zero=3.",
+        ),
+        (
+            masters_of([module]),
+            (
+                "The module's weights have masters or pieces already: wrap a module once, with "
+                "units= for its parts, and one that nothing has prepared, with compute_dtype= the "
+                "half format."
+            ),
+        ),
+    )
+
+
+def refuse_unlike(module: nn.Module, group: Group) -> None:
+    """Weights that are said to be equal on all ranks, by a checksum of each."""
+    if group.size == 1:
+        return
+    named = [*module.named_parameters(), *module.named_buffers()]
+    sums = [str(crc32(as_bytes(tensor.cpu()).numpy())) for _, tensor in named]
+    if every := group.differing("\n".join(sums)):
+        rows = zip(named, zip(*map(str.split, every)))
+        name = next(name for (name, _), row in rows if len(set(row)) > 1)
+        raise Impossible(
+            f"The ranks begin with different weights, {name} among them: draw them "
+            "from a seed that is the same on all, or let rank 0 send its own "
+            "(alike=False)."
+        )
+
+
+# -- gradients and pieces --------------------------------------------------------------------------
 
 
 def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
@@ -24,8 +205,7 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
 def refuse_dropped(replicas, k: int, n: int) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
     held, this = replicas.held[k], replicas.held[k].homes[n].name
-    left = n not in held.came if replicas.stage < 3 else n not in held.unsent
-    if left:
+    if n not in held.came:
         raise Impossible(
             f"The gradient of {this} on {who(replicas)} was replaced or dropped on its way: call "
             "finish_gradient_synchronization() after the backward, before step(), zero_grad(), and "
@@ -36,7 +216,7 @@ def refuse_dropped(replicas, k: int, n: int) -> None:
 def refuse_unseen(replicas) -> None:
     """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
     for held in replicas.held if replicas.stage == 3 else ():
-        for n in held.unsent:
+        for n in sorted(held.came, reverse=True):
             raise Impossible(
                 f"{held.homes[n].name} on {who(replicas)} got a gradient, and no backward passed "
                 "what its unit returned: let it return tensors, or a dataclass of them, or name a "
@@ -133,4 +313,231 @@ def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
     raise Impossible(
         f"Parameters got no gradient, on {told}; let every rank's loss depend on "
         "them, freeze them, or pass allow_unused=True."
+    )
+
+
+# -- ZeroOptimizer ---------------------------------------------------------------------------------
+
+
+def groups_of(params: Iterable, stage) -> list[dict]:
+    """The parameters as groups."""
+    params = [params] if isinstance(params, Tensor) else list(params)
+    refuse(
+        (not params, "There are no parameters: give model.parameters()."),
+        (
+            stage not in (1, 2),
+            (
+                f"stage is {stage!r}: take 1 (optimizer state in parts) or 2 (gradients "
+                "too); for parameters in parts wrap the module in FullyShardedDataParallel."
+            ),
+        ),
+    )
+    groups = params if isinstance(params[0], dict) else [{"params": params}]
+    lists = [[own] if isinstance(own := each["params"], Tensor) else list(own) for each in groups]
+    every = [*chain(*lists)]
+    refuse(
+        (
+            any(not isinstance(p, nn.Parameter) for p in every),
+            "A tensor among the parameters is no nn.Parameter: make it one.",
+        ),
+        (
+            len(set(map(id, every))) < len(every),
+            "A parameter is in two groups, and would be stepped twice: give each once.",
+        ),
+    )
+    return [each | {"params": own} for each, own in zip(groups, lists)]
+
+
+def refuse_late(made: bool) -> None:
+    refuse(
+        (
+            made,
+            (
+                "Parameters that come later would have no pieces, and gradients of each rank's "
+                "own: give all groups when the optimizer is made."
+            ),
+        )
+    )
+
+
+def refuse_optimizer(optimizer) -> None:
+    clips = getattr(optimizer, "max_grad_norm", None) is not None
+    refuse(
+        (
+            not isinstance(optimizer, Optimizer),
+            (
+                f"optimizer_class made a {type(optimizer).__name__}: give a torch optimizer's "
+                "class, such as torch.optim.AdamW."
+            ),
+        ),
+        (
+            clips and getattr(optimizer, "ranks", None) is not None,
+            "The optimizer has a group of its own: leave its group out, ZeRO gives it one.",
+        ),
+    )
+    if not hasattr(optimizer, "among"):  # which will know its ranks
+        refuse_across(optimizer, lambda p: True)
+
+
+def refuse_scaler(optimizer) -> None:
+    if hasattr(optimizer, "found_inf"):  # which torch's GradScaler sets while it steps
+        raise Impossible(
+            f"torch's GradScaler on {who(optimizer.replicas)} sees the part of this rank "
+            "alone, so ranks would skip different steps: take a "
+            "DynamicLossScaler(group=...)."
+        )
+
+
+def refuse_other_rank(optimizer, state_dict: dict) -> None:
+    own = optimizer.replicas.group.rank, optimizer.replicas.group.size
+    if tuple(state_dict.get("rank", own)) != own:
+        of, size = state_dict["rank"]
+        raise Impossible(
+            f"This state_dict is of rank {of} of {size}, and this is rank {own[0]} of "
+            f"{own[1]}: save full_state_dict() and load it by load_full_state_dict()."
+        )
+
+
+def refuse_no_sync(stage: int) -> None:
+    refuse(
+        (
+            stage == 2,
+            (
+                "Stage 2 keeps no gradients of others, so it has none to add up: leave "
+                "no_sync() out, or take stage 1."
+            ),
+        )
+    )
+
+
+# -- FullyShardedDataParallel ----------------------------------------------------------------------
+
+
+def refuse_changed(model) -> None:
+    """A parameter that is not as it was wrapped."""
+    if model.replicas.under_way or any(unit.in_use for unit in model.units):
+        return
+    own = dict.fromkeys(model.module.parameters())
+    for held in model.replicas.held:
+        refuse_written(held)
+        dropped = held.nothing.untyped_storage()._cdata
+        for home in held.homes:
+            p, gone = home.weight, home.weight not in own
+            if gone or p.untyped_storage()._cdata != dropped:
+                what = "was taken out" if gone else f"became {Shape.of(p)} on {p.device}"
+                raise Impossible(
+                    f"Parameter {home.name} on {who(model)} {what} after the module was "
+                    "wrapped: change the module before you wrap it; values come by "
+                    "load_full_state_dict()."
+                )
+            if p.requires_grad != home.stepped.requires_grad:
+                flag = str(home.stepped.requires_grad)
+                raise Impossible(
+                    f"requires_grad of {home.name} on {who(model)} was {flag} when the "
+                    "module was wrapped and is not now: change it before you wrap it."
+                )
+
+
+def tensors_in(output, module: nn.Module) -> list[Tensor]:
+    """Those of what a call returned, or left as an attribute, that a backward can reach."""
+    leaves = [
+        *chain(*map(opened, tree_leaves(output))),
+        *(value for part in module.modules() for value in vars(part).values()),
+    ]
+    return [
+        *{
+            id(each): each
+            for each in leaves
+            if isinstance(each, Tensor) and each.grad_fn is not None
+        }.values()
+    ]
+
+
+def opened(value) -> list:
+    """A dataclass's tensors too, which torch takes for one value."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return tree_leaves([getattr(value, each.name) for each in fields(value)])
+    return [value]
+
+
+def refuse_graph(model) -> None:
+    refuse(
+        (
+            torch.is_grad_enabled(),
+            (
+                f"A backward with create_graph=True on {who(model)} would need weights again when "
+                "they are gone: take units without FullyShardedDataParallel for it."
+            ),
+        )
+    )
+
+
+def refuse_state(model, call: str, *_) -> None:
+    """A hook: refuse the state of a module whose parameters are empty."""
+    refuse(
+        (
+            not model.replicas.gathered_by_hand,
+            (
+                f"Parameters are sharded, and empty between uses: call {call} of the "
+                "FullyShardedDataParallel."
+            ),
+        )
+    )
+
+
+def watch(model) -> None:
+    """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
+    need whole tensors."""
+    SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
+    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), True))
+    TRIED.clear()
+    saved, loaded = (
+        partial(refuse_state, model, call)
+        for call in ("full_state_dict()", "load_full_state_dict()")
+    )
+    for part in model.module.modules():
+        part.register_state_dict_pre_hook(saved)
+        part.register_load_state_dict_pre_hook(loaded)
+
+
+class Watch(TorchFunctionMode):
+    """Around the first forward: no operator gets a parameter while its unit is closed."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        given = {id(each) for each in tree_leaves((args, kwargs))}
+        empty = [
+            name
+            for unit in self.model.units
+            if not unit.there
+            for name, p in unit.named.items()
+            if id(p) in given
+        ]
+        asked = getattr(getattr(function, "__self__", None), "__name__", None)  # p.device, p.T
+        reads = function.__name__ in ("__get__", "__set__") and asked not in ("T", "mT", "H", "mH")
+        refuse(
+            (
+                empty and not reads,
+                (
+                    f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
+                    "unit, where it is empty: call the module that has it, or name in units= one "
+                    "whose forward uses it."
+                ),
+            )
+        )
+        return function(*args, **kwargs or {})
+
+
+def refuse_inside(model) -> None:
+    refuse(
+        (
+            any(unit.in_use for unit in model.units),
+            (
+                f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
+                "call finish_gradient_synchronization() before."
+            ),
+        )
     )

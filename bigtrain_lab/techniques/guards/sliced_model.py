@@ -12,7 +12,7 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
-from .data_parallel import refuse_unlike as refuse_unlike_values
+from .replicas import refuse_unlike as refuse_unlike_values
 from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
@@ -100,16 +100,20 @@ def refuse(
                 ),
             ),
         )
-    if any(
-        hooked(parameter)
-        for path, way in ways.items()
-        if way != "sequence"
-        for parameter in module.get_submodule(path).parameters(recurse=False)
-    ):
-        raise Impossible(
-            "A parameter that the plan cuts has hooks, which its slices would not "
-            "have: register hooks on the sliced model."
+    refuse_any(
+        (
+            any(
+                hooked(parameter)
+                for path, way in ways.items()
+                if way != "sequence"
+                for parameter in module.get_submodule(path).parameters(recurse=False)
+            ),
+            (
+                "A parameter that the plan cuts has hooks, which its slices would not "
+                "have: register hooks on the sliced model."
+            ),
         )
+    )
     owners: dict[Tensor, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for parameter in part.parameters(recurse=False):
@@ -205,15 +209,18 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
             )
         )
         grouped = getattr(parent, "kv_heads", heads) != heads
-        if way == "heads" and whole.out_features not in (
-            n * whole.in_features for n in ([1] if grouped else [1, 3])
-        ):
-            raise Impossible(
-                f"{cut}, and it makes {whole.out_features} features of "
-                f"{whole.in_features}: heads are cut of as many, or of three times as "
-                "many (as many queries, keys and values); take a Linear for the queries "
-                "and one for keys and values, which is cut by 'kv heads'."
+        fit = [n * whole.in_features for n in ([1] if grouped else [1, 3])]
+        refuse_any(
+            (
+                way == "heads" and whole.out_features not in fit,
+                (
+                    f"{cut}, and it makes {whole.out_features} features of "
+                    f"{whole.in_features}: heads are cut of as many, or of three times as "
+                    "many (as many queries, keys and values); take a Linear for the queries "
+                    "and one for keys and values, which is cut by 'kv heads'."
+                ),
             )
+        )
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
     elif way != "sequence":
