@@ -52,7 +52,8 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    if high == low:
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
 
     def height(y: float) -> float:
         return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)

@@ -76,18 +76,26 @@ class Progress:
             rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())
         }
 
-    def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
+    def failed(
+        self, diagnosis: str, exits: Mapping[int, Exit], kept: Mapping[int, str] | None = None
+    ) -> End:
         """The end of a run that failed so, with what each rank was at; `exits`: who has ended."""
         if not self._record:
             return End("failed", diagnosis)
-        waits = diagnose.states(self._directory, self.doings(), exits, self.kept())
-        return End("failed", diagnosis, tuple(waits))
+        kept = self.kept() if kept is None else kept
+        return End(
+            "failed",
+            diagnosis,
+            tuple(diagnose.states(self._directory, self.doings(), exits, kept)),
+        )
 
-    def failure(self, exits: Mapping[int, Exit], ask_for_stacks: Callable[[], None]) -> End:
-        """The end of a run in which a process ended without finishing."""
+    def failure(self, exits: Mapping[int, Exit], hold: Callable[[], None]) -> End:
+        """The end of a run in which a process ended without finishing. `hold` keeps the others
+        where they are, so that no picture shows more than is told."""
+        kept = self.kept()
+        hold()
         told = diagnose.failure(self._directory, self.doings(), exits)
-        ask_for_stacks()  # of those that wait for it
-        return self.failed(told, exits)
+        return self.failed(told, exits, kept)
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each

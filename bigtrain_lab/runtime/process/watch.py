@@ -133,11 +133,11 @@ class Watch:
                     or time.monotonic() > deadline
                 ):
                     self._look(0)
-                    return self._progress.failure(self._all_exits(), self._ask_for_stacks)
+                    return self._progress.failure(self._all_exits(), self._hold)
             elif everybody:
                 if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
                     return End("done")
-                return self._progress.failure(self._exits, self._ask_for_stacks)
+                return self._progress.failure(self._exits, self._hold)
             elif found := self._progress.trouble(self._ask_for_stacks):
                 return self._progress.failed(found, self._all_exits())
             elif endless := self._progress.endless():
@@ -176,6 +176,14 @@ class Watch:
             return not frames.is_whole(path) and self._pulses[rank].is_alive()
 
         within(STACKS_S, lambda: self._stopped or not any(starmap(writes, asked.items())))
+
+    def _hold(self) -> None:
+        """Let the ranks that are left write where they are, and stop them there."""
+        self._ask_for_stacks()
+        for rank, process in enumerate(self._processes):
+            if rank not in self._exits:
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGSTOP)
 
     def _finish(self, end: End) -> None:
         try:
