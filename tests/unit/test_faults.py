@@ -1,6 +1,7 @@
 """Faults on purpose: each is real, told as what it is, in every lab; waits through collectives;
 where a NaN began."""
 
+import re
 import time
 from xml.etree import ElementTree
 
@@ -78,6 +79,8 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(fault, tmp_path)
         "1F2",
         "1B0",
     ]  # what came before is all there
+    boxes = {f"rank {span.rank} was in {span.name}" for span in run.trace().spans()}
+    assert boxes.isdisjoint(re.findall(r"rank \d was in \w+", run.diagnosis))  # none went on
     one = run.waits[1]
     assert (one.state, one.what) == {
         "raise": ("failed", "OnPurpose"),
