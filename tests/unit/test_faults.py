@@ -79,8 +79,6 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(fault, tmp_path)
         "1F2",
         "1B0",
     ]  # what came before is all there
-    boxes = {f"rank {span.rank} was in {span.name}" for span in run.trace().spans()}
-    assert boxes.isdisjoint(re.findall(r"rank \d was in \w+", run.diagnosis))  # none went on
     one = run.waits[1]
     assert (one.state, one.what) == {
         "raise": ("failed", "OnPurpose"),
@@ -93,6 +91,15 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(fault, tmp_path)
     if fault in ("deadlock", "hang"):  # else the first rank may be at work still
         assert run.waits[0].on == (1,) and "pipeline.py:" in run.waits[0].line
     assert Run.open(run.directory).waits == run.waits
+
+
+def test_ranks_that_are_left_stop_where_the_sentence_says(tmp_path):
+    """What they were in then has no box."""
+    run = Experiment.named("data-parallel")(fault="kill").run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed):
+        run.wait()
+    boxes = {f"rank {span.rank} was in {span.name}" for span in run.trace().spans()}
+    assert boxes.isdisjoint(re.findall(r"rank \d was in \w+", run.diagnosis))
 
 
 @pytest.mark.parametrize("name", LABS)
