@@ -27,9 +27,10 @@ Where the gradient is      before it is sent      mean, after finish_gradient_sy
     stage 0                bucket `flat`          the same place; stepped.grad is a view of it
     stage 1                bucket `flat`          this rank's piece of it -> stepped.grad
     stage 2                bucket `flat`          `mean`, the sum over backwards -> stepped.grad
-    stage 3                unit `flat`            `mean`, the sum over backwards -> stepped.grad
+    stage 3                `unsent`, by weight    `mean`, the sum over backwards -> stepped.grad
 
-All divide by N before they send: in fp16 the sum might overflow.
+Stages 0 to 2 divide by N before they send. Stage 3 divides the sum, but in fp16 it divides before,
+against overflow.
 
 Bytes of psi parameters a rank, in mixed precision with Adam:
     stage 0   18 psi                     stage 1   4 psi + 16 psi / N
@@ -74,6 +75,7 @@ class PartGradients:
     fresh   members with a gradient since the part was full last; all of them make it full again
     used    members with a gradient since the last update
     earlier stage 3: `.grad` of a piece from before this update, which the mean is added to
+    unsent  stage 3: member -> its whole gradient, until the unit's backward is over
     """
 
     includes_earlier = False  # whether the mean has in it what the last update left in `.grad`
@@ -84,12 +86,14 @@ class PartGradients:
         self.fresh: set[int] = set()
         self.used: set[int] = set()
         self.earlier: dict[int, Tensor] = {}
+        self.unsent: dict[int, Tensor] = {}
 
     def forget(self, n: int) -> None:
         """Forget a member's unsent gradient, since somebody set its `.grad` to None."""
         for members in (self.came, self.fresh, self.used):
             members.discard(n)
         self.earlier.pop(n, None)
+        self.unsent.pop(n, None)
 
     def own(self, n: int, tensor: Tensor) -> Tensor:
         """Return the elements of a member's tensor that lie in this part."""
@@ -167,7 +171,7 @@ class Held(PartGradients):
 
     weights_flat   its weights, side by side; at stage 3 without bytes between uses
     piece          this rank's elements of them, which its optimizer steps
-    flat           whole gradients that are being filled
+    flat           whole gradients that are being filled, at stages 1 and 2
     away           whole gradients in flight, which a reduce-scatter reads
     mean           this rank's piece of the mean gradient
     """
@@ -234,14 +238,28 @@ class Held(PartGradients):
         return self.flat[self.layout.starts[n] :][: self.layout.sizes[n]]
 
     def add(self, n: int, gradient: Tensor) -> None:
-        self.make_room()
-        super().add(n, gradient)
+        """Add a gradient: to `flat`, at stage 3 to `unsent` until the unit's backward is over."""
+        if self.stage < 3:
+            self.make_room()
+            super().add(n, gradient)
+        else:
+            self.used.add(n)
+            self.unsent[n] = self.unsent[n] + gradient if n in self.unsent else gradient
 
     def leave(self) -> None:
-        self.make_room()
-        super().leave()
-        self.away = self.flat
-        self.flat = self.away if self.stage == 1 else None
+        if self.stage < 3:
+            self.make_room()
+            super().leave()
+            self.away = self.flat
+            self.flat = self.away if self.stage == 1 else None
+            return
+        zeros, sizes = self.nothing.new_zeros, [*self.layout.sizes]
+        sizes += [over] if (over := self.layout.length - sum(sizes)) else []
+        found = [self.unsent.pop(n, None) for n in range(len(sizes))]
+        found = [zeros(k) if g is None else g.reshape(-1) for g, k in zip(found, sizes)]
+        self.away = torch.cat(found) if len(found) > 1 else found[0]
+        if self.away.dtype == torch.float16:  # whose sum might overflow
+            self.away.div_(self.size)
 
     def arrived(self) -> None:
         """Keep this rank's piece of the sum; stages 2 and 3 add it to earlier backwards'."""
@@ -250,6 +268,8 @@ class Held(PartGradients):
             self.mean = mine
             return
         own = mine.to(self.piece.dtype, copy=True)
+        if self.stage == 3 and mine.dtype != torch.float16:
+            own.div_(self.size)
         self.mean = own if self.mean is None else self.mean.add_(own)
 
     def means(self) -> Sequence[Tensor]:
@@ -678,7 +698,7 @@ class Replicas:
                 held[kind][f"piece of part {k}"] = each.piece
             if self.stage == 3:
                 held["weights"][f"part {k}"] = each.weights_flat
-            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")}
+            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.unsent
             held["gradients"] |= {
                 f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None
             }

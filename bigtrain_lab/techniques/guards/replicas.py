@@ -205,7 +205,8 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
 def refuse_dropped(replicas, k: int, n: int) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
     held, this = replicas.held[k], replicas.held[k].homes[n].name
-    if n not in held.came:
+    left = n not in held.came if replicas.stage < 3 else n not in held.unsent
+    if left:
         raise Impossible(
             f"The gradient of {this} on {who(replicas)} was replaced or dropped on its way: call "
             "finish_gradient_synchronization() after the backward, before step(), zero_grad(), and "
@@ -216,7 +217,7 @@ def refuse_dropped(replicas, k: int, n: int) -> None:
 def refuse_unseen(replicas) -> None:
     """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
     for held in replicas.held if replicas.stage == 3 else ():
-        for n in sorted(held.came, reverse=True):
+        for n in held.unsent:
             raise Impossible(
                 f"{held.homes[n].name} on {who(replicas)} got a gradient, and no backward passed "
                 "what its unit returned: let it return tensors, or a dataclass of them, or name a "
