@@ -472,21 +472,16 @@ def blocks(tensors: Sequence[Tensor], most: int):
     one behind the other in every tensor become one first."""
     order = sorted(range(tensors[0].dim()), key=lambda dim: -tensors[0].stride(dim))
     tensors = [tensor.permute(order) for tensor in tensors]
-    sizes, strides = [1], [[0] for _ in tensors]
-    for dim, size in enumerate(tensors[0].shape):
-        own = [tensor.stride(dim) for tensor in tensors]
-        if size == 1:
-            continue
-        if all(outer[-1] == size * stride for outer, stride in zip(strides, own)) or sizes[-1] == 1:
-            sizes[-1] *= size
-            for outer, stride in zip(strides, own):
-                outer[-1] = stride
-        else:
-            sizes.append(size)
-            for outer, stride in zip(strides, own):
-                outer.append(stride)
+    dims = [(1, (0,) * len(tensors))]  # size, and the stride of each tensor
+    for size, *own in zip(tensors[0].shape, *(tensor.stride() for tensor in tensors)):
+        outer, strides = dims[-1]
+        if outer == 1 or all(each == size * inner for each, inner in zip(strides, own)):
+            dims[-1] = outer * size, own
+        elif size > 1:
+            dims.append((size, own))
+    sizes, strides = zip(*dims)
     return pieces(
-        [tensor.as_strided(sizes, stride) for tensor, stride in zip(tensors, strides)], most
+        [tensor.as_strided(sizes, own) for tensor, own in zip(tensors, zip(*strides))], most
     )
 
 
