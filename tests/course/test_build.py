@@ -3,7 +3,6 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
@@ -112,8 +111,10 @@ def test_nbgraders_own_steps_work_for_every_assignment(tmp_path, monkeypatch):
             for student in ("ann", "bob"):
                 home = tmp_path / "home" / student
                 home.mkdir(parents=True, exist_ok=True)
-                monkeypatch.chdir(home)
-                with of(course.coursedir, student_id=student, assignment_id=name):
+                with monkeypatch.context() as patch:  # the steps ask the course folder whose
+                    patch.chdir(home)
+                    patch.setattr(course.coursedir, "student_id", student)
+                    patch.setattr(course.coursedir, "assignment_id", name)
                     both = {
                         "coursedir": course.coursedir,
                         "authenticator": course.authenticator,
@@ -153,17 +154,6 @@ def nbgrader_course(folder: Path) -> NbGraderAPI:
 
 def succeeds(told: dict) -> None:
     assert told["success"], told["error"]
-
-
-@contextmanager
-def of(course_folder, **names):
-    """nbgrader's steps ask its course folder whose and which assignment."""
-    before = {name: getattr(course_folder, name) for name in names}
-    for name, value in names.items():
-        setattr(course_folder, name, value)
-    yield
-    for name, value in before.items():
-        setattr(course_folder, name, value)
 
 
 def all_right(topic: str, pieces: list, seeds: tuple[int, ...]) -> Marked:
