@@ -164,9 +164,36 @@ class SharedKernel:
             return json.loads(answer.read() or "{}")
 
 
-class Lab:
-    """One page of JupyterLab; keeps what it asked of other machines and what its console complained
-    of.
+class Watched:
+    """A page that keeps what it asked for and what its console complained of, and shows a player."""
+
+    def __init__(self, page):
+        self.page, self.requests, self.complaints = page, [], []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda m: self.complaints.extend([m.text] * (m.type == "error")))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    @property
+    def player(self):
+        return self.page.locator(".btl-player").first
+
+    def data(self, name: str) -> str:
+        """The player's data-<name>."""
+        return self.player.get_attribute(f"data-{name}")
+
+    def until(self, name: str, condition: str) -> str:
+        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns
+        it."""
+        self.page.wait_for_function(
+            "name => { const value = document.querySelector('.btl-player')?.getAttribute('data-'"
+            f" + name); return {condition}; }}",
+            arg=name,
+        )
+        return self.data(name)
+
+
+class Lab(Watched):
+    """One page of JupyterLab.
 
     `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has
     its own.
@@ -181,21 +208,14 @@ class Lab:
         viewport=None,
         kernel: SharedKernel | None = None,
     ):
+        super().__init__(browser.new_page(viewport=viewport or LAPTOP))
         self.address, self.token, self.notebooks, self.kernel = address, token, notebooks, kernel
-        self.page = browser.new_page(viewport=viewport or LAPTOP)
-        self.outside: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", self._request)
-        self.page.on(
-            "console", lambda m: self.complaints.append(m.text) if m.type == "error" else None
-        )
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def _request(self, request) -> None:
-        if not request.url.startswith(
-            (self.address, self.address.replace("http", "ws"), "data:", "blob:")
-        ):
-            self.outside.append(request.url)
+    @property
+    def outside(self) -> list[str]:
+        """What was asked of other machines."""
+        own = self.address, self.address.replace("http", "ws"), "data:", "blob:"
+        return [url for url in self.requests if not url.startswith(own)]
 
     def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
         """Write the notebook, show it and, unless told otherwise, run all of it; returns the page.
@@ -234,24 +254,6 @@ class Lab:
         )
         self.page.wait_for_function(DRAWN)
         return self.page
-
-    @property
-    def player(self):
-        return self.page.locator(".btl-player").first
-
-    def data(self, name: str) -> str:
-        """The player's data-<name>."""
-        return self.player.get_attribute(f"data-{name}")
-
-    def until(self, name: str, condition: str) -> str:
-        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns
-        it."""
-        self.page.wait_for_function(
-            "name => { const value = document.querySelector('.btl-player')?.getAttribute('data-'"
-            f" + name); return {condition}; }}",
-            arg=name,
-        )
-        return self.data(name)
 
     def slider(self, setting: str):
         """The handle of a setting's slider."""

@@ -11,7 +11,7 @@ from bigtrain_lab.cli import main
 from bigtrain_lab.core import Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.view.page import page
-from tests.browser.lab import LAPTOP
+from tests.browser.lab import LAPTOP, Watched
 
 pytestmark = pytest.mark.slow
 SMALL = "--ranks 2 --micro-batches 4 --layers 2 --width 16 --sequence 8 --schedule pipedream"
@@ -27,32 +27,16 @@ def exported(tmp_path_factory):
     return written
 
 
-class Opened:
-    """The page as a file, watched for requests and complaints."""
+class Opened(Watched):
+    """The page as a file."""
 
-    def __init__(self, browser, path, script: str = "", **options):
+    def __init__(self, browser, path, **options):
         self.context = browser.new_context(**{"viewport": LAPTOP, **options})
-        self.context.add_init_script(script)
-        self.page, self.requests, self.complaints = self.context.new_page(), [], []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda m: self.complaints.extend([m.text] * (m.type == "error")))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        super().__init__(self.context.new_page())
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(".btl-player[data-to]")
         self.address, self.canvas = path.as_uri(), self.page.locator(".btl-player canvas")
         self.now, self.tip = self.page.locator(".btl-now"), self.page.locator(".btl-tip")
-
-    def data(self, name: str) -> str:
-        return self.page.locator(".btl-player").get_attribute(f"data-{name}")
-
-    def until(self, name: str, condition: str) -> str:
-        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript."""
-        self.page.wait_for_function(
-            "name => { const value = document.querySelector('.btl-player').getAttribute('data-' +"
-            f" name); return {condition}; }}",
-            arg=name,
-        )
-        return self.data(name)
 
     def press(self, *keys: str) -> None:
         for key in keys:
