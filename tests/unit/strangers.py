@@ -136,11 +136,15 @@ RESULTS = {
 def copied(source: Path, place: Path) -> Path:
     """A copy, opened later by somebody else: whatever launched it is not here."""
     shutil.copytree(source, place)
-    settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
-    (place / "settings.json").write_text(
-        json.dumps(settings | {"launcher": None}), encoding="utf-8"
-    )
+    tell(place, launcher=None)
     return place
+
+
+def tell(directory: Path, **told) -> None:
+    """Change what a run says of itself."""
+    settings = directory / "settings.json"
+    about = json.loads(settings.read_text(encoding="utf-8"))
+    settings.write_text(json.dumps(about | told), encoding="utf-8")
 
 
 def vouched(lines: list[str]) -> str:
@@ -279,10 +283,7 @@ def tagged(source: Path, place: Path, state: str = "done") -> Path:
         {"name": TAG, "ranks": [rank], "ahead_s": 0.5 * rank, "error_s": 0.1 * rank}
         for rank in range(2)
     ]
-    settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
-    (place / "settings.json").write_text(
-        json.dumps({**settings, "name": TAG, "unit": TAG, "hosts": hosts}), encoding="utf-8"
-    )
+    tell(place, name=TAG, unit=TAG, hosts=hosts)
     waits = [
         {**WAIT, "what": TAG, "line": TAG, "rank": rank, "on": [1 - rank]} for rank in range(2)
     ]

@@ -19,16 +19,11 @@ from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.view import report
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
+from tests.unit.strangers import tell
 from tests.unit.test_panel import fails, panel, patient, ran  # noqa: F401  (fixtures)
 from tests.unit.waves import Waves, parts, said
 
 pytestmark = pytest.mark.slow  # each has runs of its own
-
-
-def change(directory: Path, **told) -> None:
-    """Change what a run says of itself."""
-    about = json.loads((directory / "settings.json").read_text())
-    (directory / "settings.json").write_text(json.dumps({**about, **told}))
 
 
 # -- Pin -------------------------------------------------------------------------------------------
@@ -112,7 +107,7 @@ def three(tmp_path_factory):
             run.wait()
         except RankFailed:
             assert number == 1
-        change(run.directory, started=f"2026-01-01T00:00:0{number}+00:00")
+        tell(run.directory, started=f"2026-01-01T00:00:0{number}+00:00")
     return folder
 
 
@@ -177,7 +172,7 @@ def test_damaged_and_foreign_runs_say_why(kept):
     panel, (last, failed, first) = kept
     (first.directory / "settings.json").write_text("{")
     asked = Waves(trouble="raise").model_dump()
-    change(failed.directory, settings={**asked, "experiment": "test-waves", "colour": "red"})
+    tell(failed.directory, settings={**asked, "experiment": "test-waves", "colour": "red"})
     Path("runs/empty").mkdir()
     panel.foot.tabs.value = WHY
     panel.foot.tabs.value = HISTORY
