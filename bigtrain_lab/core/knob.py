@@ -39,6 +39,10 @@ class Knob:
         members = members if isinstance(members, dict) else {}
         return {name: member for name, member in members.items() if is_typed(member)}
 
+    def but(self, **about):
+        """The field of this knob where some of it differs: the default, or what is said here."""
+        return knob(**{**vars(self), **about})
+
 
 def knob(default, help: str, **about):
     """A pydantic field with a Knob behind it; `low` and `high` are enforced. `more=True` folds the

@@ -23,11 +23,9 @@ from ..order.rates import peak_bytes
 from ..order.schedule import Action, B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
 from ..techniques.one_process import Sample
-from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .of_gpt import OfGPT
-from .on_hardware import profiles
 from .one_device import OneDevice
 
 IGNORED = -100  # torch's ignore_index
@@ -67,13 +65,6 @@ class Accumulate(OfGPT, OneDevice):
     rule: str = knob(
         "token-weighted", "what each micro-batch's summed loss is divided by", choices=tuple(RULES)
     )
-    hardware: str = knob(
-        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
-    )
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        1e-2, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
     clip: float = knob(
         0.0,
         "largest norm of an update's gradient; 0: it is not clipped",
@@ -87,23 +78,12 @@ class Accumulate(OfGPT, OneDevice):
         "take each window as one large batch too, beside the run, and compare the gradients",
         more=True,
     )
-    layers: int = knob(2, "transformer blocks", low=1, high=48, more=True)
-    width: int = knob(
-        32,
-        "width of the model; 12 x width^2 weights a block",
-        low=16,
-        high=1024,
-        step=16,
-        more=True,
-    )
-    sequence: int = knob(
-        64,
-        "tokens (bytes of text) that a sequence is padded to",
-        low=4,
-        high=1024,
-        unit="tokens",
-        more=True,
-    )
+    varied: ClassVar[dict] = {
+        "learning_rate": 0.01,
+        "layers": {"default": 2, "high": 48},
+        "width": 32,
+        "sequence": {"help": "tokens (bytes of text) that a sequence is padded to"},
+    }
 
     # -- what the settings mean --------------------------------------------------------------------
 

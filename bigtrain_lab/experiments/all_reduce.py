@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..core import Cost, Scalar, Trace, knob
+from ..core import Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..core.trace import MARK
 from ..core.words import counted, duration, size
@@ -61,14 +61,19 @@ class AllReduce(OnHardware):
         logarithmic=True,
         unit="MB",
     )
-    hardware: str = knob(
-        "rtx3090-pcie", "whose links the modelled clock charges for", choices=lambda: profiles()[1:]
-    )
     node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
-    seed: int = knob(0, "seed of the gradients", low=0, high=2**31 - 1, more=True)
     dtype: Literal["float32", "float64"] = knob(
         "float32", "number format of the gradients", choices=("float32", "float64"), more=True
     )
+    varied: ClassVar[dict] = {
+        "hardware": {
+            "default": "rtx3090-pcie",
+            "help": "whose links the modelled clock charges for",
+            "choices": lambda: profiles()[1:],
+            "more": False,
+        },
+        "node_size": {},
+    }
 
     steps: ClassVar[int] = 1
     terms: ClassVar[dict[str, str]] = {"micro_batch": "round", "stage": "rank"}
@@ -119,20 +124,9 @@ class AllReduce(OnHardware):
         }
         return Plan(lanes, self.ranks)
 
-    def cost(self) -> Cost:
-        held = dict.fromkeys(
-            range(self.ranks), (("gradients", self.elements * self.format.itemsize),)
-        )
-        return self.misfortune.priced(
-            Cost(
-                {},
-                resident=held,
-                unit="s",
-                ticks_per_unit=TICKS_PER_SECOND,
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.prices(self.ranks),
-            )
-        )
+    def bytes_held(self) -> dict[str, dict]:
+        gradient = (("gradients", self.elements * self.format.itemsize),)
+        return {"resident": dict.fromkeys(range(self.ranks), gradient)}
 
     def predict(self) -> Trace:
         trace = super().predict()

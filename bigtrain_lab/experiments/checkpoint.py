@@ -53,7 +53,6 @@ from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .of_gpt import OfGPT
-from .on_hardware import profiles
 from .one_device import OneDevice
 
 MOST_FOLLOWED = (
@@ -87,7 +86,6 @@ class Checkpoint(OfGPT, OneDevice):
         step=0.5,
         unit="%",
     )
-    layers: int = knob(16, "blocks of the GPT, or layers of the MLP", low=2, high=64)
     model: Literal["gpt", "mlp"] = knob(
         "gpt",
         "gpt: equal blocks that learn real text; mlp: layers of unequal widths",
@@ -95,17 +93,22 @@ class Checkpoint(OfGPT, OneDevice):
     )
     rows: int = knob(4, "samples in a batch", low=1, high=256, unit="samples")
     k: int = knob(4, "every-k: how many layers share one kept input", low=1, high=64, more=True)
-    width: int = knob(32, "width of the model", low=16, high=1024, step=16, more=True)
-    sequence: int = knob(
-        32, "gpt: tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
-    )
-    heads: int = knob(4, "gpt: attention heads; they divide the width", low=1, high=32, more=True)
     dropout: float = knob(0.1, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
-    hardware: str = knob(
-        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
-    )
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
+    varied: ClassVar[dict] = {
+        "layers": {
+            "default": 16,
+            "help": "blocks of the GPT, or layers of the MLP",
+            "low": 2,
+            "high": 64,
+            "more": False,
+        },
+        "model": {},
+        "rows": {},
+        "width": 32,
+        "sequence": {"default": 32, "help": "gpt: tokens (bytes of text) in a sample"},
+        "heads": {"help": "gpt: attention heads; they divide the width"},
+    }
 
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
@@ -273,7 +276,7 @@ class Checkpoint(OfGPT, OneDevice):
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
-    def held(self) -> dict[str, dict]:
+    def bytes_held(self) -> dict[str, dict]:
         """What the plan holds, by kind; weights' gradients come with each backward and go with the
         update, which first makes its state. In the backward the gradient of the loss, one number,
         is there, and no output of the chain, which is the loss itself.

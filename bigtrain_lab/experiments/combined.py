@@ -15,19 +15,15 @@ from ..core import Impossible, Trace, knob
 from ..core.peak import readings
 from ..core.words import duration, size
 from ..order.rates import axes
-from ..order.schedule import Schedule
 from ..techniques.checkpoint import checkpoint
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
-from .of_gpt import OfGPT
-from .on_hardware import profiles
+from .layered import Layered
 from .pipelined import Pipelined
-from .sharded import Sharded
 
 WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums inside layers"}
 
 
-class Combined(OfGPT, Sharded):
+class Combined(Layered):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch", "stage": "layer"}
@@ -40,27 +36,6 @@ class Combined(OfGPT, Sharded):
     )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
 
-    replicas: int = knob(
-        2,
-        "dp: copies of the model, each with its share of a batch",
-        low=1,
-        high=8,
-        logarithmic=True,
-    )
-    pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
-    slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8, logarithmic=True)
-    micro_batches: int = knob(
-        8, "micro-batches of a batch, which the replicas share", low=1, high=64, logarithmic=True
-    )
-    hardware: str = knob(
-        "v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles
-    )
-    schedule: str = knob(
-        "1f1b",
-        "the order in which the ranks of a pipeline work",
-        choices=lambda: Schedule.all(),
-        more=True,
-    )
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
     recompute: bool = knob(
         False, "keep the input of each layer, and compute the rest again in the backward", more=True
@@ -78,33 +53,24 @@ class Combined(OfGPT, Sharded):
         high=3,
         more=True,
     )
-    ranks_per_node: int = knob(
-        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
-    )
-    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
-    layers: int = knob(8, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(
-        64,
-        "width of the model; 12 x width^2 weights a block",
-        low=16,
-        high=2048,
-        step=16,
-        more=True,
-    )
-    heads: int = knob(8, "attention heads; they divide the width", low=1, high=32, more=True)
-    vocabulary: int = knob(
-        256,
-        "words; the text's bytes are the first 256",
-        low=256,
-        high=65536,
-        logarithmic=True,
-        more=True,
-    )
-    sequence: int = knob(
-        32, "tokens (bytes of text) in a sample", low=4, high=2048, unit="tokens", more=True
-    )
-    rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
+    varied: ClassVar[dict] = {
+        "replicas": {"default": 2, "logarithmic": True, "more": False},
+        "pipeline": {"default": 2, "more": False},
+        "slices": {"default": 2, "more": False},
+        "micro_batches": {
+            "default": 8,
+            "help": "micro-batches of a batch, which the replicas share",
+            "high": 64,
+            "logarithmic": True,
+            "more": False,
+        },
+        "hardware": {"default": "v100-nvlink", "more": False},
+        "layers": 8,
+        "width": {"high": 2048},
+        "heads": 8,
+        "vocabulary": {"high": 65536},
+        "sequence": {"default": 32, "high": 2048},
+    }
 
     def model_post_init(self, facts):
         super().model_post_init(facts)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ..core import Cost, Impossible, Scalar, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND
+from ..core import Impossible, Scalar, Trace, knob
 from ..core.words import counted, duration, size
 from ..order.plan import Compute, Plan
 from ..order.rates import apart, last, samples
@@ -102,13 +101,9 @@ class Compile(OnOneRank):
     )
     steps: int = knob(4, "steps of a run", low=1, high=20, more=True)
     sweep: bool = knob(True, "a run of ours also times every block size", more=True)
-    hardware: str = knob(
-        "a100-nvlink",
-        "what the modelled clock charges for kernels",
-        choices=lambda: profiles()[1:],
-        more=True,
-    )
-    seed: int = knob(0, "seed of the input", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": {"default": "a100-nvlink", "choices": lambda: profiles()[1:]},
+    }
 
     unused: ClassVar[tuple] = (("compiler", lambda name: name != "ours", {"block", "sweep"}),)
 
@@ -167,16 +162,8 @@ class Compile(OnOneRank):
             for k in range(len(own))
         )
 
-    def cost(self) -> Cost:
-        prices = {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
-        return self.misfortune.priced(
-            Cost(
-                prices,
-                unit="s",
-                ticks_per_unit=TICKS_PER_SECOND,
-                capacity_bytes=self.capacity_bytes,
-            )
-        )
+    def durations(self) -> dict[str, tuple[float, ...]]:
+        return {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
 
     @property
     def lowered(self) -> Plan:

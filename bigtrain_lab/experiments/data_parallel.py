@@ -8,6 +8,7 @@ exposed.
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
@@ -15,17 +16,14 @@ from ..core.hardware import TICKS_PER_SECOND
 from ..core.words import duration, size
 from ..order.explain import bubbles
 from ..order.rates import exposed
-from ..order.schedule import Schedule
+from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..techniques.replica_plan import LANE
-from ..train.optimizer import Optimizer
 from ..train.rehearsal import WHOLE
 from .experiment import Quantity
 from .layered import Layered
-from .of_gpt import OfGPT
-from .on_hardware import profiles
 from .pipelined import Pipelined
 
 SYMPTOMS = {
@@ -42,7 +40,7 @@ SYMPTOMS = {
 STRATEGIES = ("buckets", "fused-cycle", "push-pull")
 
 
-class DataParallel(OfGPT, Layered):
+class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
@@ -52,9 +50,7 @@ class DataParallel(OfGPT, Layered):
         "bytes sent a rank and step",
     )
     slices: ClassVar[int] = 1
-    faultless: ClassVar[dict[str, str]] = {"mistake": "none"}
 
-    replicas: int = knob(3, "copies of the model, each with its share of a batch", low=1, high=8)
     bucket_mb: float = knob(
         1.0,
         "gradients that travel in one message",
@@ -85,9 +81,6 @@ class DataParallel(OfGPT, Layered):
     overlap: bool = knob(
         True, "send a bucket when it is full, beside the backward; else all of them after it"
     )
-    hardware: str = knob(
-        "rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles
-    )
     link_gb_s: float = knob(
         0.0,
         "bandwidth inside a node; 0: what the hardware profile states",
@@ -95,9 +88,6 @@ class DataParallel(OfGPT, Layered):
         high=1000,
         step=0.5,
         unit="GB/s",
-    )
-    ranks_per_node: int = knob(
-        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8
     )
     split_parameters: bool = knob(
         False, "cut a parameter where its bucket is full, such as a large embedding", more=True
@@ -107,51 +97,30 @@ class DataParallel(OfGPT, Layered):
         "average by the messages of our ring, in place of the backend's all-reduce",
         more=True,
     )
-    micro_batches: int = knob(
-        1,
-        "micro-batches of a rank whose gradients are added before they are averaged",
-        low=1,
-        high=16,
-        more=True,
-    )
-    pipeline: int = knob(
-        1, "ranks that each copy of the model is cut over", low=1, high=4, more=True
-    )
-    schedule: str = knob(
-        "1f1b",
-        "the order in which the ranks of a pipeline work",
-        choices=lambda: Schedule.all(),
-        more=True,
-    )
-    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
-    layers: int = knob(6, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(
-        128,
-        "width of the model; 12 x width^2 weights a block",
-        low=16,
-        high=1024,
-        step=16,
-        more=True,
-    )
-    vocabulary: int = knob(
-        2048,
-        "words; the text's bytes are the first 256",
-        low=256,
-        high=32768,
-        logarithmic=True,
-        more=True,
-    )
-    sequence: int = knob(
-        32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
-    )
-    rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     mistake: str = knob(
         "none",
         "what fault-rank does otherwise than the others, at its all-reduce number fault-at",
         choices=tuple(MISTAKES),
         more=True,
     )
+    varied: ClassVar[dict] = {
+        "replicas": {
+            "default": 3,
+            "help": "copies of the model, each with its share of a batch",
+            "more": False,
+        },
+        "bucket_mb": {},
+        "overlap": {},
+        "hardware": {"default": "rtx3090-pcie", "more": False},
+        "link_gb_s": {},
+        "ranks_per_node": {"more": False},
+        "pipeline": {"help": "ranks that each copy of the model is cut over", "high": 4},
+        "layers": 6,
+        "width": 128,
+        "vocabulary": 2048,
+        "sequence": 32,
+        "rows": 2,
+    }
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
@@ -227,6 +196,15 @@ class DataParallel(OfGPT, Layered):
         """Where a step has one micro-batch, a box is told by its layer."""
         by_layer = self.pipeline == self.micro_batches == 1
         return {"stage": "layer", "micro_batch": "step"} if by_layer else {}
+
+    @cached_property
+    def alone_s(self) -> float:
+        """The step of one replica."""
+        one = self.replace(replicas=1, fault="none", mistake="none")
+        return simulate(one.lowered, one.cost(memory=False)).step_time
+
+    def speed_up(self, trace: Trace) -> float:
+        return self.replicas * self.alone_s / trace.step_time
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
@@ -77,6 +78,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     # (setting, what tells it by its value, settings that have no effect then); a base's count too.
     unused: ClassVar[tuple[tuple[str, Callable[[Any], object], set[str]], ...]] = ()
 
+    # Knobs of a base that differ here, and others that have their place among them: name -> the
+    # default, or all that differs, with "default".
+    varied: ClassVar[dict[str, Any]] = {}
+
     # What any lab has, shown after the settings of the subclass: the device's memory, and what may
     # go wrong (runtime/faults.py).
     memory_mb: float = knob(
@@ -108,12 +113,20 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
-        """A subclass's own fields come first, then those shared ones that it has not declared
-        anew."""
-        fields, own = cls.__pydantic_fields__, cls.knobs()
+        """A subclass's own fields come first, then those it varies, then those shared ones that it
+        has as they are."""
+        fields, varied = cls.__pydantic_fields__, vars(cls).get("varied", {})
+        for name, other in varied.items():
+            field = fields.pop(name)
+            about = other if isinstance(other, dict) else {"default": other}
+            own = field.json_schema_extra["knob"].but(**{"default": field.default} | about)
+            fields[name] = FieldInfo.from_annotated_attribute(field.annotation, own)
+        own = cls.knobs()
         for base in [base for base in cls.__mro__ if vars(base).get("is_shared")]:
-            for name in [name for name, each in base.knobs().items() if own[name] is each]:
+            for name in [name for name, each in base.knobs().items() if own.get(name) is each]:
                 fields[name] = fields.pop(name)
+        if varied:
+            cls.model_rebuild(force=True)
 
     def __init__(self, **settings: Any):
         facts = settings.pop(

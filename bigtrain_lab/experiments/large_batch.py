@@ -34,7 +34,6 @@ from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
 from .experiment import Experiment, Quantity
-from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
 BASE = 32  # the batch whose rate the settings give
@@ -59,7 +58,7 @@ SHAPES = (
 )
 
 
-class LargeBatch(OnHardware, Pipelined):
+class LargeBatch(Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
@@ -131,19 +130,15 @@ class LargeBatch(OnHardware, Pipelined):
     target: float = knob(
         0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True
     )
-    hardware: str = knob(
-        "rtx3090-pcie",
-        "what the modelled clock charges for compute and messages",
-        choices=profiles,
-        more=True,
-    )
     dtype: Literal["float32", "float64"] = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
         more=True,
     )
-    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": "rtx3090-pcie",
+    }
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
@@ -306,14 +301,7 @@ class LargeBatch(OnHardware, Pipelined):
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0}
         part = self.stage_run(0, WHOLE)
-        return {
-            kind: (
-                part.work(kind).seconds(
-                    self.profile, self.dtype, part.tensors if kind == "U" else 1
-                )
-            )
-            for kind in "FBU"
-        }
+        return {kind: self.time(part.work(kind), part.tensors_of(kind)) for kind in "FBU"}
 
     @cached_property
     def lowered(self) -> Plan:

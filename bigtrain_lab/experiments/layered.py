@@ -7,42 +7,81 @@ backward ends.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 
-from ..core import Cost, Impossible, Mesh, Scalar, Trace
+from ..core import Impossible, Mesh, Scalar, Trace, knob
 from ..core.hardware import Hardware
 from ..data import chosen_text
 from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
-from ..order.simulate import simulate
 from ..runtime.devices import built
 from ..techniques import one_process
 from ..techniques.mixed_precision import MixedPrecision
-from ..techniques.replica_plan import with_replicas
+from ..techniques.precision_levels import LEVELS
+from ..techniques.replica_plan import parts_of, weights_of, with_replicas
+from ..techniques.shards import Flat
 from ..techniques.sliced_model import cut_of, sliced
-from ..train.dry_run import META, Acted, Slices
+from ..train.dry_run import META, Acted, DryRun, Likened, Slices, dry_run
 from ..train.recipe import Recipe
 from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal
-from .experiment import MB
-from .on_hardware import OnHardware, with_links
+from .experiment import MB, Experiment
+from .of_gpt import OfGPT
+from .on_hardware import with_links
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
 
 LAYER = re.compile(r"^layers\.\d+\.")
 
 
-class Layered(OnHardware, Pipelined):
-    """Needs the fields `replicas`, `pipeline`, `slices` (ranks along each axis), `schedule`,
-    `micro_batches`, `steps`, the model's sizes, `rows`, `optimizer`, `learning_rate`, `dtype`,
-    `text` and `seed`."""
+class Layered(OfGPT, Pipelined):
+    """A lab makes a ClassVar of each setting that it fixes. One that has `zero`, the stage of
+    ZeRO, says its `shapes` too. `bucket_mb`, `link_gb_s` and `precision` count where they are
+    fields."""
 
     further: ClassVar[Mapping[str, Any]] = {}  # settings of a Recipe that change what a layer does
-    sharded: ClassVar[int] = 0  # the stage of ZeRO
+    is_shared: ClassVar[bool] = True
+    shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
+
+    replicas: int = knob(
+        1, "dp: copies of the model, each with its share of a batch", low=1, high=8, more=True
+    )
+    pipeline: int = knob(
+        1, "pp: ranks that the layers of a copy are spread over", low=1, high=8, more=True
+    )
+    slices: int = knob(
+        1, "tp: ranks that share each layer", low=1, high=8, logarithmic=True, more=True
+    )
+    micro_batches: int = knob(
+        1,
+        "micro-batches of a rank whose gradients are added before they are averaged",
+        low=1,
+        high=16,
+        more=True,
+    )
+    schedule: str = knob(
+        "1f1b",
+        "the order in which the ranks of a pipeline work",
+        choices=lambda: Schedule.all(),
+        more=True,
+    )
+    ranks_per_node: int = knob(
+        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
+    )
+    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
+    vocabulary: int = knob(
+        256,
+        "words; the text's bytes are the first 256",
+        low=256,
+        high=32768,
+        logarithmic=True,
+        more=True,
+    )
+    rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
@@ -54,10 +93,13 @@ class Layered(OnHardware, Pipelined):
 
     @cached_property
     def profile(self) -> Hardware:
-        """With the nodes and links that the settings ask for, where they do."""
-        if not hasattr(self, "ranks_per_node"):
-            return super().profile
+        """With the nodes and links that the settings ask for."""
         return with_links(super().profile, self.ranks_per_node, getattr(self, "link_gb_s", 0.0))
+
+    @property
+    def sharded(self) -> int:
+        """The stage of ZeRO; 0 where there is nobody to share with."""
+        return getattr(self, "zero", 0) if self.replicas > 1 else 0
 
     @property
     def ranks(self) -> int:
@@ -101,6 +143,7 @@ class Layered(OnHardware, Pipelined):
             slices=self.slices,
             bucket_bytes=self.bucket_bytes,
             data_parallel=self.reducing,
+            zero=self.sharded,
             **self.further,
         )
 
@@ -147,14 +190,24 @@ class Layered(OnHardware, Pipelined):
     @property
     def replicated(self) -> Plan:
         """The order of all replicas, and what they send each other."""
+        if not self.sharded:
+            stages, how = self.stages, self.reducing
+        else:
+            level = self.further.get("precision")
+            stages = self.stages_at(level if self.sharded < 3 else None)
+            how = {
+                "zero": self.sharded,
+                "compute_dtype": LEVELS[level].dtype if level and self.sharded == 3 else None,
+                "inside": self.inside if self.slices == 1 else {},
+            }
         return with_replicas(
             self.order,
             self.steps,
             self.replicas,
-            self.stages,
+            stages,
             self.bucket_bytes,
             slices=self.slices,
-            **self.reducing,
+            **how,
         )
 
     @cached_property
@@ -183,7 +236,22 @@ class Layered(OnHardware, Pipelined):
 
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
-        return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
+        if not self.sharded:
+            return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
+        weights, units = weights_of(
+            self.stages_at(self.further.get("precision")), self.order, self.place(rank)
+        )
+        parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
+        total = 0
+        for part in parts:
+            own = [weights[n] for n in part.members]
+            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
+            total += sum(
+                (stop - start) * max(4, p.itemsize)
+                for p, (start, stop) in zip(own, layout.own)
+                if cut_of(p) is None
+            )
+        return total
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(
@@ -219,17 +287,12 @@ class Layered(OnHardware, Pipelined):
 
     def usual(self, kind: str, layer: int) -> Acted:
         """A later action of a layer; a backward that finds no gradients."""
-        return self.stage_run(layer, HALVES if kind in "IW" else WHOLE).usual(kind)
-
-    def time(self, work, tensors: int = 1) -> float:
-        """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
-        textbook = self.profile.textbook
-        return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
-
-    @property
-    def format(self) -> str:
-        """Of the products."""
-        return "bfloat16" if getattr(self, "precision", "none") == "bf16" else self.dtype
+        if not self.sharded or (kind, layer) not in self.first:
+            return self.stage_run(layer, HALVES if kind in "IW" else WHOLE).usual(kind)
+        action = self.first[kind, layer]
+        place = self.order.rank_of(layer, action.micro_batch)
+        first = str(self.like(action))
+        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[first]
 
     @cached_property
     def inside(self) -> dict:
@@ -245,17 +308,16 @@ class Layered(OnHardware, Pipelined):
                 )
         return found
 
-    def cost(self, memory: bool = True) -> Cost:
-        priced = super().cost(memory)
-        return replace(priced, inside=self.inside) if self.slices > 1 else priced
+    def charged(self) -> dict[str, Any]:
+        inside = {"inside": self.inside} if self.slices > 1 or self.sharded else {}
+        return super().charged() | inside
 
-    @cached_property
-    def alone_s(self) -> float:
-        """The step of one replica."""
-        one = self.replace(replicas=1, fault="none", **self.faultless)
-        return simulate(one.lowered, one.cost(memory=False)).step_time
-
-    faultless: ClassVar[Mapping[str, str]] = {}  # settings without a mistake
+    def bytes_held(self) -> dict[str, dict]:
+        if not self.sharded:
+            return super().bytes_held()
+        work = self.order.over(self.steps)
+        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
+        return self.likened.held([*own])
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""
@@ -267,8 +329,67 @@ class Layered(OnHardware, Pipelined):
         losses = losses[-self.replicas * self.own_micro_batches :]
         return sum(losses) / len(losses) if losses else None
 
-    def speed_up(self, trace: Trace) -> float:
-        return self.replicas * self.alone_s / trace.step_time
+    # -- what a rank holds -------------------------------------------------------------------------
+
+    def least_bytes(self) -> list[int]:
+        """Its weights and one micro-batch's activations, which it holds when that one's last
+        forward ends; of one layer of each kind, without a dry run of each rank."""
+        copies, least = self.replicas if self.sharded == 3 else 1, [0] * self.pipeline
+        for at, each in enumerate(self.stage_bytes if self.sharded else []):
+            least[self.order.rank_of(at, 0)] += each.weights // copies + each.activations
+        return [least[self.place(rank)] for rank in range(self.ranks)]
+
+    @property
+    def few(self) -> int:
+        """Micro-batches of a step of the dry run: where each backward follows its forward, the
+        third stands for those between it and the last."""
+        return min(
+            self.own_micro_batches,
+            4 if (self.pipeline, self.schedule) == (1, "1f1b") else self.micro_batches,
+        )
+
+    def dry(self, rank: int, steps: int = 0) -> DryRun:
+        """A rank's whole training without values, of at most two steps: the first, and one like all
+        others. `steps`: another number of them. Slices of a layer hold alike."""
+        coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
+        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
+        settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
+        return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
+
+    @property
+    def arriving(self) -> torch.Tensor:
+        """What comes from the stage before, on meta."""
+        level, recipe = self.further.get("precision"), self.recipe
+        length = self.sequence // (self.slices if recipe.sequence_parallel else 1)
+        dtype = LEVELS[level].dtype if level else self.config.dtype
+        return torch.empty(self.rows, length, self.width, dtype=dtype, device=META)
+
+    @cached_property
+    def first(self) -> dict[tuple[str, int], Action]:
+        """(kind, layer) -> the first such action of the dry run's second step."""
+        found = {}
+        for work in self.order.over(2):
+            for (action,) in work:
+                if action.micro_batch >= self.own_micro_batches:
+                    found.setdefault(action[:2], action)
+        return found
+
+    def like(self, action: Action) -> Action:
+        """The action of the dry run that an action of the run is like."""
+        batch, number = divmod(action.micro_batch, self.own_micro_batches)
+        if self.few < self.own_micro_batches:
+            number = min(number, 2) + (number == self.own_micro_batches - 1)
+        return action._replace(micro_batch=min(batch, 1) * self.few + number)
+
+    @property
+    def likened(self) -> Likened:
+        return Likened(self.dry, self.like)
+
+    def predict(self) -> Trace:
+        """Where replicas share, as each rank's own dry run tells."""
+        if not self.sharded:
+            return super().predict()
+        return self.likened.looked_into(Experiment.predict(self))
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:
@@ -305,3 +426,18 @@ def on_meta(
     if slices > 1:
         stage = sliced(stage, plan, Slices(None, slices))
     return MixedPrecision(level).prepare(stage) if level else stage
+
+
+@lru_cache(maxsize=128)
+def dried(cls: type[Layered], settings: tuple[tuple[str, Any], ...], dp: int, pp: int) -> DryRun:
+    """The dry run of a rank; settings that do not change shapes find it done."""
+    asked = cls(**dict(settings))
+    return dry_run(
+        asked.program,
+        index=pp,
+        size=asked.pipeline,
+        arriving=asked.arriving,
+        slices=asked.slices,
+        replica=dp,
+        replicas=asked.replicas,
+    )

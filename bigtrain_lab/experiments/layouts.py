@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import Cost, Impossible, Mesh, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core import Impossible, Mesh, Trace, knob
+from ..core.hardware import Hardware
 from ..core.words import duration, size
 from ..order.holdings import MOST
 from ..order.plan import Compute, Plan, Together
@@ -70,12 +70,6 @@ class Layouts(OnHardware):
     f: int = knob(
         4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True
     )
-    hardware: str = knob(
-        "rtx3090-pcie",
-        "what the modelled clock charges for products and sums",
-        choices=lambda: profiles()[1:],
-        more=True,
-    )
     node_size: int = knob(
         8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
     )
@@ -91,7 +85,13 @@ class Layouts(OnHardware):
         "where two dimensions are split: neighbours share the first axis, not the second",
         more=True,
     )
-    seed: int = knob(0, "seed of the matrices", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": {
+            "default": "rtx3090-pcie",
+            "help": "what the modelled clock charges for products and sums",
+            "choices": lambda: profiles()[1:],
+        },
+    }
 
     steps: ClassVar[int] = 1
 
@@ -165,19 +165,16 @@ class Layouts(OnHardware):
             for matrix in matrices
         )
 
-    def cost(self) -> Cost:
+    def bytes_held(self) -> dict[str, dict]:
+        given = self.held("X", "W", "dY")
+        return {
+            "changes": {action: self.held(result) for result, action in MADE.items()},
+            "resident": dict.fromkeys(range(self.ranks), given),
+        }
+
+    def durations(self) -> dict[str, float]:
         seconds = self.profile.seconds(2 * prod(self.part("ndf")), 0, "float32", 1)
-        return self.misfortune.priced(
-            Cost(
-                dict.fromkeys("FIW", seconds),
-                unit="s",
-                ticks_per_unit=TICKS_PER_SECOND,
-                changes={action: self.held(result) for result, action in MADE.items()},
-                resident=dict.fromkeys(range(self.ranks), self.held("X", "W", "dY")),
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.prices(self.ranks),
-            )
-        )
+        return dict.fromkeys("FIW", seconds)
 
     # -- reality ----------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from ..train.optimizer import Optimizer
 from ..train.recipe import Recipe
 from .experiment import Quantity
 from .of_gpt import OfGPT
-from .on_hardware import profiles
 from .one_device import OneDevice
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
@@ -34,24 +33,20 @@ class MemoryExperiment(OfGPT, OneDevice):
     name: ClassVar[str] = "memory"
     question: ClassVar[str] = "Where did the memory go?"
 
-    layers: int = knob(4, "transformer blocks", low=1, high=24)
-    width: int = knob(
-        128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16
-    )
     rows: int = knob(8, "samples in a batch", low=1, high=64, unit="samples")
     vocabulary: int = knob(
         4096, "tokens that the model could predict; the text uses 256 of them", low=256, high=32_000
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all)
-    sequence: int = knob(
-        64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
-    )
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
-    hardware: str = knob(
-        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
-    )
+    varied: ClassVar[dict] = {
+        "layers": {"more": False},
+        "width": {"default": 128, "more": False},
+        "rows": {},
+        "vocabulary": {},
+        "optimizer": {"more": False},
+    }
 
     @cached_property
     def account(self) -> Account:

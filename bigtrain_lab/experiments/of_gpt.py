@@ -9,17 +9,30 @@ import torch
 from ..core import knob
 from ..data import chosen_text
 from ..models import GPTConfig
-from .experiment import Experiment
+from ..train.optimizer import Optimizer
+from .on_hardware import OnHardware
 
 
-class OfGPT(Experiment):
-    """Needs the fields `layers`, `width` and `sequence`; `vocabulary`, `dropout` and `tied` are
-    those of the model where there are none."""
+class OfGPT(OnHardware):
+    """`vocabulary`, `dropout` and `tied` are those of the model where they are no fields."""
 
     is_shared: ClassVar[bool] = True
     must_exist: ClassVar[tuple[str, ...]] = ("config",)
 
+    layers: int = knob(4, "transformer blocks", low=1, high=24, more=True)
+    width: int = knob(
+        64,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
+    sequence: int = knob(
+        64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
+    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
@@ -30,7 +43,6 @@ class OfGPT(Experiment):
         more=True,
     )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
-    seed: int = knob(0, "seed of all random numbers", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         """A text that is read is long enough for a sample."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from ..core import Cost, knob
 from ..core.hardware import PROFILES, Hardware
 from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
@@ -29,10 +30,21 @@ def with_links(hardware: Hardware, ranks_per_node: int, gb_s: float = 0.0) -> Ha
 
 
 class OnHardware(Experiment):
-    """Needs the field `hardware`, a knob with `choices=profiles`."""
+    """Its modelled clock charges what a profile of hardware says."""
+
+    is_shared: ClassVar[bool] = True
+
+    hardware: str = knob(
+        "unit",
+        "what the modelled clock charges for compute and messages",
+        choices=profiles,
+        more=True,
+    )
+    seed: int = knob(0, "seed of all random numbers", low=0, high=2**31 - 1, more=True)
 
     # What the numbers of an action count (view/words.py); or a property.
     terms: ClassVar[dict[str, str]] = {}
+    ticks_per_slot: ClassVar[int] = 1000  # or a property
 
     def model_post_init(self, facts):
         """A run that is opened again is priced by the machine that it kept."""
@@ -49,6 +61,34 @@ class OnHardware(Experiment):
     def machine(self) -> Hardware:
         """What this-machine is: the one that the run kept, where this was restored from one."""
         return remembered(self.kept["machine"]) if "machine" in self.kept else this_machine()
+
+    # -- the account: from dry runs to what a Cost charges ----------------------------------------
+
+    def durations(self) -> dict[str, Any]:
+        """Kind -> time, in slots on the textbook profile and in seconds on any other."""
+        return {}
+
+    def charged(self) -> dict[str, Any]:
+        """What else an action costs: messages, collectives inside it, exceptions by batch."""
+        return {}
+
+    def bytes_held(self) -> dict[str, dict]:
+        """What a Cost says of memory: `resident` before the first action, and the `changes` at the
+        end of each."""
+        return {}
+
+    def cost(self, memory: bool = True) -> Cost:
+        """`memory`: also what actions do to it; times do without."""
+        return self.misfortune.priced(
+            Cost(
+                self.durations(),
+                **self.charged(),
+                **(self.bytes_held() if memory else {}),
+                capacity_bytes=self.capacity_bytes,
+                **self.profile.clock(self.ticks_per_slot),
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar
 
-from ..core import Cost, Trace
+from ..core import Trace
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
@@ -25,7 +25,6 @@ class OneDevice(OnOneRank):
     of `order()`, in order, says by `rank.watch` what it holds, and logs each "loss"."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
-    ticks_per_slot: ClassVar[int] = 1000
     ledger: ClassVar[bool] = (
         True  # every operator's storages are followed, not only what is held at action boundaries
     )
@@ -67,16 +66,6 @@ class OneDevice(OnOneRank):
 
     # -- theory ------------------------------------------------------------------------------------
 
-    def cost(self) -> Cost:
-        return self.misfortune.priced(
-            Cost(
-                self.durations(),
-                **self.held(),
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.clock(self.ticks_per_slot),
-            )
-        )
-
     def durations(self) -> dict:
         """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action
         of the kind."""
@@ -91,8 +80,7 @@ class OneDevice(OnOneRank):
     def likened(self) -> Likened:
         return Likened(lambda rank: self.dry, self.like)
 
-    def held(self) -> dict[str, dict]:
-        """What a Cost says of memory."""
+    def bytes_held(self) -> dict[str, dict]:
         return self.likened.held([chain.from_iterable(self.order())])
 
     def predict(self) -> Trace:

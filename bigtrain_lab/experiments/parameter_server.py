@@ -36,7 +36,7 @@ from ..techniques.parameter_server import ParameterServer, Server, Worker, flat,
 from ..train.dry_run import META, DryRun, Likened, dry_run
 from .all_reduce import ports
 from .experiment import Quantity
-from .on_hardware import OnHardware, profiles
+from .on_hardware import OnHardware
 
 MODES = ("synchronous", "asynchronous", "bounded")
 SLOT_TICKS = 3000  # a slot is a batch: a third of it forward
@@ -99,17 +99,15 @@ class ParameterServing(OnHardware):
     )
     layers: int = knob(2, "hidden layers", low=1, high=8, more=True)
     width: int = knob(32, "width of the model", low=8, high=512, step=8, more=True)
-    hardware: str = knob(
-        "unit",
-        "what the modelled clock charges for compute and messages; unit: "
-        "a batch is a slot, links are free",
-        choices=profiles,
-        more=True,
-    )
     dtype: Literal["float32", "float64"] = knob(
         "float32", "number format of the weights", choices=("float32", "float64"), more=True
     )
-    seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": {
+            "help": "what the modelled clock charges for compute and messages; unit: a batch is"
+            " a slot, links are free"
+        },
+    }
 
     terms: ClassVar[dict[str, str]] = {"micro_batch": "batch", "stage": "worker"}
     unused: ClassVar[tuple] = (

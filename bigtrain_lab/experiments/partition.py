@@ -16,7 +16,6 @@ from ..models import GPTConfig
 from ..models.theory import forward_flops
 from ..models.timing import of_pieces, piece_seconds, timed_as
 from ..order.partition import Stage, by_sizes, require_sizes, stage_times, worst
-from ..order.schedule import Schedule
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
 from .experiment import Quantity
@@ -32,32 +31,8 @@ class Partition(PipelineExperiment):
         "step time if cut balanced",
         "slowest stage, a micro-batch",
     )
-    ticks_per_slot: ClassVar[int] = 10**6
+    ticks_of_chunk: ClassVar[int] = 10**6
 
-    schedule: str = knob(
-        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True
-    )
-    micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32, more=True)
-    hardware: str = knob(
-        "unit",
-        "what prices each piece, and the messages between stages",
-        choices=lambda: [*PROFILES, MACHINE],
-    )
-    stashing: bool = knob(
-        True, "PipeDream: a backward uses the weight version of its forward", more=True
-    )
-    chunks: int = knob(
-        2,
-        "interleaved, looped-bfs: pieces of the model that each rank holds",
-        low=1,
-        high=4,
-        more=True,
-    )
-    partition: str = knob(
-        "equal",
-        "equal layers; balanced, by dynamic programming; the worst there is; or mine",
-        choices=("equal", "balanced", "worst", "mine"),
-    )
     cut: str = knob(
         "3 2 2 3",
         "pieces of each stage when partition is mine; embedding, blocks and head count one each",
@@ -74,6 +49,25 @@ class Partition(PipelineExperiment):
         "a piece's time: counted products and bytes on that hardware, or measured on this machine",
         choices=("counted", "measured"),
     )
+    varied: ClassVar[dict] = {
+        "hardware": {
+            "help": "what prices each piece, and the messages between stages",
+            "choices": lambda: [*PROFILES, MACHINE],
+            "more": False,
+        },
+        "partition": {
+            "help": "equal layers; balanced, by dynamic programming; the worst there is; or mine",
+            "choices": ("equal", "balanced", "worst", "mine"),
+            "more": False,
+        },
+        "cut": {},
+        "vocabulary": {},
+        "profiled": {},
+        "schedule": {"more": True},
+        "micro_batches": {"more": True},
+        "stashing": {"more": True},
+        "chunks": {"more": True},
+    }
 
     unused: ClassVar[tuple] = (
         ("partition", lambda name: name != "mine", {"cut"}),
@@ -170,13 +164,8 @@ class Partition(PipelineExperiment):
         return super().times(first, last)
 
     def flops(self, first: int, last: int) -> dict[str, int]:
-        """Kind -> FLOPs of a slice for one micro-batch: the sum of its pieces', whose blocks are
-        all alike."""
-        end = self.config.pieces - 1
-        works = [
-            self.slice_works(at, at + 1)
-            for at in (at if at == end else min(at, 1) for at in range(first, last))
-        ]
+        """Kind -> FLOPs of a slice for one micro-batch."""
+        works = self.works(first, last)
         return {kind: sum(work[kind].flops for work in works) for kind in works[0]}
 
     # -- what is told ------------------------------------------------------------------------------

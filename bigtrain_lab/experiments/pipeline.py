@@ -35,11 +35,10 @@ from ..train.optimizer import Optimizer
 from ..train.recipe import Recipe
 from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from .of_gpt import OfGPT
-from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
 
-class PipelineExperiment(OfGPT, OnHardware, Pipelined):
+class PipelineExperiment(OfGPT, Pipelined):
     name: ClassVar[str] = "pipeline"
     question: ClassVar[str] = (
         "Which schedule wastes the least time, and what does it pay in memory?"
@@ -51,9 +50,6 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
     )
     ranks: int = knob(4, "processes, each holding one stage of the model", low=1, high=8)
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32)
-    hardware: str = knob(
-        "unit", "what the modelled clock charges for compute and messages", choices=profiles
-    )
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
     chunks: int = knob(
         2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4
@@ -66,22 +62,15 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
         more=True,
     )
     steps: int = knob(3, "training steps (batches) of a run", low=1, high=200, more=True)
-    layers: int = knob(8, "transformer blocks", low=1, high=48, more=True)
-    width: int = knob(
-        64,
-        "width of the model; 12 x width^2 weights a block",
-        low=16,
-        high=1024,
-        step=16,
-        more=True,
-    )
-    sequence: int = knob(
-        64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
-    )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
+    varied: ClassVar[dict] = {
+        "hardware": {"more": False},
+        "stashing": {},
+        "chunks": {},
+        "layers": {"default": 8, "high": 48},
+    }
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -187,9 +176,10 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
+        parts = [self.stage_run(number, WHOLE) for number in range(len(stages))]
         updates = [
-            0 if self.profile.textbook else self.update_time(number)
-            for number in range(len(stages))
+            0 if self.profile.textbook else self.time(part.work("U"), part.tensors)
+            for part in parts
         ]
         return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
@@ -201,39 +191,20 @@ class PipelineExperiment(OfGPT, OnHardware, Pipelined):
                 "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
                 " to balance: take other hardware, or partition equal."
             )
-        return {
-            kind: sum(piece[kind] for piece in self.piece_times[first:last])
-            for kind in self.piece_times[0]
-        }
+        works = self.works(first, last)
+        return {kind: sum(self.time(work[kind]) for work in works) for kind in works[0]}
 
-    @cached_property
-    def piece_times(self) -> list[dict[str, float]]:
-        """Seconds of each piece by kind of action; blocks are alike."""
-        embedding, block, head = (self.piece_time(at) for at in (0, 1, self.config.pieces - 1))
-        return [embedding, *[block] * self.layers, head]
-
-    def piece_time(self, at: int) -> dict[str, float]:
-        return {
-            kind: work.seconds(self.profile, self.dtype)
-            for kind, work in self.slice_works(at, at + 1).items()
-        }
-
-    def update_time(self, number: int) -> float:
-        part = self.stage_run(number, WHOLE)
-        return part.work("U").seconds(self.profile, self.dtype, part.tensors)
-
-    def slice_works(self, first: int, last: int) -> dict[str, Work]:
-        """Kind -> what a slice of the model computes and moves for one micro-batch."""
-        halves = {"IW": HALVES} if self.halves else {}
-        return {
-            kind: (
-                slice_run(
-                    self.config, first, last, self.rows, self.optimizer_class, rehearsal
-                ).work(kind)
-            )
-            for kinds, rehearsal in ({"FB": WHOLE} | halves).items()
-            for kind in kinds
-        }
+    def works(self, first: int, last: int) -> list[dict[str, Work]]:
+        """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
+        shown = dict.fromkeys("FB", WHOLE) | (dict.fromkeys("IW", HALVES) if self.halves else {})
+        about = self.rows, self.optimizer_class
+        return [
+            {
+                kind: slice_run(self.config, at, at + 1, *about, rehearsal).work(kind)
+                for kind, rehearsal in shown.items()
+            }
+            for at in range(first, last)
+        ]
 
     # -- reality -----------------------------------------------------------------------------------
 

@@ -7,17 +7,18 @@ samples it learns from.
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from ..core import Cost, Scalar, Trace
-from ..core.hardware import Hardware
+from ..core import Scalar, Trace
 from ..core.peak import readings
 from ..order.explain import bubbles
 from ..order.plan import Plan, lower
 from ..order.schedule import Schedule, name_of
 from ..techniques.tied import with_exchanges
+from ..train.dry_run import Work
 from ..train.rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from .experiment import Experiment, Quantity
+from .on_hardware import OnHardware
 
 
 class StageBytes(NamedTuple):
@@ -30,7 +31,7 @@ class StageBytes(NamedTuple):
     activations: int
 
 
-class Pipelined(Experiment):
+class Pipelined(OnHardware):
     """Needs the fields `schedule`, `ranks`, `micro_batches`, `steps`; fields named like an option
     of the schedule are handed to it."""
 
@@ -38,7 +39,7 @@ class Pipelined(Experiment):
     rivals_by: ClassVar[str] = "schedule"
     answers: ClassVar[tuple[str, ...]] = ("step time", "peak memory, fullest rank")
     ledger: ClassVar[bool] = True
-    ticks_per_slot: ClassVar[int] = 1000
+    ticks_of_chunk: ClassVar[int] = 1000
     says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")
 
     @cached_property
@@ -65,11 +66,6 @@ class Pipelined(Experiment):
 
     # -- what a subclass says ----------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def profile(self) -> Hardware:
-        """The hardware that prices the run."""
-
     @abstractmethod
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         """What each action of the rehearsal does on a stage."""
@@ -84,9 +80,15 @@ class Pipelined(Experiment):
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    @abstractmethod
-    def durations(self) -> dict:
-        """Kind -> time, in slots on the textbook profile and in seconds on any other."""
+    def time(self, work: Work, tensors: int = 1) -> float:
+        """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
+        textbook = self.profile.textbook
+        return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
+
+    @property
+    def format(self) -> str:
+        """Of the products."""
+        return "bfloat16" if getattr(self, "precision", "none") == "bf16" else self.dtype
 
     # -- theory ------------------------------------------------------------------------------------
 
@@ -128,25 +130,20 @@ class Pipelined(Experiment):
             self.order, self.steps, [first.joined(*others) for first, *others in parts]
         )
 
-    def cost(self, memory: bool = True) -> Cost:
-        """`memory`: also what actions do to it; times do without."""
-        changes = self.rehearsed.changes(self.counted) if memory else {}
+    @property
+    def ticks_per_slot(self) -> int:
+        """Each of a rank's chunks costs a fraction of a slot."""
+        return self.ticks_of_chunk * self.order.stages // self.order.ranks
+
+    def charged(self) -> dict[str, Any]:
+        return {"messages": self.messages}
+
+    def bytes_held(self) -> dict[str, dict]:
         resident = {
             rank: tuple(self.rehearsed.resident(self.place(rank)).items())
-            for rank in range(self.ranks if memory else 0)
+            for rank in range(self.ranks)
         }
-        chunks = self.order.stages // self.order.ranks  # each costs a fraction of a slot
-        return self.misfortune.priced(
-            Cost(
-                self.durations(),
-                self.messages,
-                changes,
-                resident,
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.clock(self.ticks_per_slot * chunks),
-                **self.profile.prices(self.ranks),
-            )
-        )
+        return {"changes": self.rehearsed.changes(self.counted), "resident": resident}
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,

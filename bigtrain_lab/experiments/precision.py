@@ -30,7 +30,6 @@ from ..techniques.one_process import Sample
 from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
-from .on_hardware import profiles
 from .one_device import OneDevice
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
@@ -70,7 +69,6 @@ class Precision(OneDevice):
     level: str = knob(
         "fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS)
     )
-    hardware: str = knob("a100-nvlink", "what the modelled clock charges", choices=profiles)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-6, high=1, logarithmic=True
     )
@@ -119,7 +117,12 @@ class Precision(OneDevice):
         high=1000,
         more=True,
     )
-    seed: int = knob(0, "seed of weights and sentences", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": {"default": "a100-nvlink", "more": False},
+        "learning_rate": {},
+        "loss_weight": {},
+        "steps": {},
+    }
 
     def model_post_init(self, facts):
         super().model_post_init(facts)

@@ -16,7 +16,6 @@ import torch
 from torch.nn.functional import mse_loss
 
 from ..core import Impossible, knob
-from ..core.hardware import PROFILES, Hardware
 from ..models import layered_mlp
 from ..order.schedule import Action, Schedule
 from ..techniques import one_process
@@ -58,7 +57,7 @@ class Staleness(Pipelined):
                 " another schedule."
             )
 
-    profile: ClassVar[Hardware] = PROFILES["unit"]
+    hardware: ClassVar[str] = "unit"
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)

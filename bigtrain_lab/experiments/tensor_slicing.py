@@ -20,12 +20,9 @@ from ..order.plan import SLICES
 from ..order.rates import axes, called
 from ..order.simulate import simulate
 from ..techniques.sliced_model import Cut, cut_of
-from ..train.optimizer import Optimizer
 from ..train.recipe import Lens, train
 from .experiment import Quantity
 from .layered import Layered, on_meta
-from .of_gpt import OfGPT
-from .on_hardware import profiles
 from .pipelined import Pipelined
 
 CUTS = {
@@ -35,7 +32,7 @@ CUTS = {
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
 
 
-class TensorSlicing(OfGPT, Layered):
+class TensorSlicing(Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "slices", "memory")
@@ -46,43 +43,36 @@ class TensorSlicing(OfGPT, Layered):
     )
     must_exist: ClassVar[tuple[str, ...]] = ("recipe", "lowered")
 
-    slices: int = knob(4, "ranks that share each layer", low=1, high=8, logarithmic=True)
     cut: str = knob(
         "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
-    )
-    rows: int = knob(4, "samples in a batch: b", low=1, high=64, unit="samples")
-    sequence: int = knob(
-        64, "tokens (bytes of text) in a sample: s", low=4, high=2048, unit="tokens"
-    )
-    width: int = knob(
-        256, "width of the model: h; 12 h^2 weights a layer", low=16, high=4096, step=16
-    )
-    hardware: str = knob(
-        "v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles
     )
     sequence_parallel: bool = knob(
         False,
         "cut norms and the residual along the sequence, where slices duplicate them",
         more=True,
     )
-    ranks_per_node: int = knob(
-        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
-    )
-    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
-    layers: int = knob(2, "transformer layers", low=1, high=24, more=True)
-    heads: int = knob(8, "attention heads; they divide the width", low=1, high=64, more=True)
-    vocabulary: int = knob(
-        1024,
-        "words: v; the text's bytes are the first 256",
-        low=256,
-        high=65536,
-        logarithmic=True,
-        more=True,
-    )
-    optimizer: str = knob("momentum", "the rule that U applies", choices=Optimizer.all, more=True)
-    learning_rate: float = knob(
-        0.05, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
-    )
+    varied: ClassVar[dict] = {
+        "slices": {"default": 4, "help": "ranks that share each layer", "more": False},
+        "cut": {},
+        "rows": {"default": 4, "help": "samples in a batch: b", "more": False},
+        "sequence": {"help": "tokens (bytes of text) in a sample: s", "high": 2048, "more": False},
+        "width": {
+            "default": 256,
+            "help": "width of the model: h; 12 h^2 weights a layer",
+            "high": 4096,
+            "more": False,
+        },
+        "hardware": {"default": "v100-nvlink", "more": False},
+        "layers": 2,
+        "heads": {"default": 8, "high": 64},
+        "vocabulary": {
+            "default": 1024,
+            "help": "words: v; the text's bytes are the first 256",
+            "high": 65536,
+        },
+        "optimizer": "momentum",
+        "learning_rate": 0.05,
+    }
 
     replicas: ClassVar[int] = 1
     pipeline: ClassVar[int] = 1

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from ..core import Cost, Trace, knob
+from ..core import Mesh, Trace, knob
 from ..core.hardware import Wire
 from ..core.words import duration
 from ..data.bleu import COUNTS
@@ -43,9 +43,8 @@ from ..train import tracking
 from ..train.dry_run import META, Work, dry_run
 from ..train.recipe import Recipe, train
 from ..train.rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
-from .experiment import Experiment, Quantity
-from .layered import Layered, by_layers
-from .on_hardware import profiles
+from .experiment import MB, Experiment, Quantity
+from .layered import by_layers
 from .pipelined import Pipelined
 from .translation import Evaluation, Translation, adam
 
@@ -57,7 +56,7 @@ HOST = Wire(
 )  # fitted: what copies to a device reach; pageable memory is copied twice
 
 
-class Translate(Layered):
+class Translate(Pipelined):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
@@ -72,8 +71,6 @@ class Translate(Layered):
         "bytes sent a rank and step",
     )
     ledger: ClassVar[bool] = False  # what a translation holds depends on what it says
-    pipeline: ClassVar[int] = 1
-    slices: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
@@ -100,12 +97,6 @@ class Translate(Layered):
         unit="ms",
     )
     spread: bool = knob(True, "evaluate on all ranks; else on rank 0, while the others wait")
-    hardware: str = knob(
-        "rtx3090-pcie",
-        "what the modelled clock charges for compute and messages",
-        choices=profiles,
-        more=True,
-    )
     steps: int = knob(4, "updates of a run", low=1, high=5000, logarithmic=True, more=True)
     evaluate_every: int = knob(
         2, "updates from one evaluation to the next; 0: an epoch", low=0, high=5000, more=True
@@ -198,7 +189,9 @@ class Translate(Layered):
         choices=("none", "tensorboard", "wandb"),
         more=True,
     )
-    seed: int = knob(0, "seed of weights, pairs and batches", low=0, high=2**31 - 1, more=True)
+    varied: ClassVar[dict] = {
+        "hardware": "rtx3090-pcie",
+    }
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
@@ -260,16 +253,24 @@ class Translate(Layered):
         )
 
     @property
+    def ranks(self) -> int:
+        return self.replicas
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(dp=self.replicas, pp=1, tp=1)
+
+    @property
+    def bucket_bytes(self) -> int:
+        return round(self.bucket_mb * MB)
+
+    @property
     def micro_batches(self) -> int:
         return self.accumulation
 
     @property
     def order(self) -> Schedule:
         return self.training.order
-
-    @property
-    def pieces(self) -> list[tuple[int, int]]:
-        return [(at, at + 1) for at in range(count(self.config))]
 
     @property
     def recipe(self) -> Recipe:
@@ -320,6 +321,10 @@ class Translate(Layered):
             min(self.replicas, 2),
         )
 
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        """On the first micro-batch of rank 0."""
+        return self.part(number, self.shape(0, 0), rehearsal)
+
     @cached_property
     def rehearsed(self) -> list[Rehearsed]:
         """Of each rank."""
@@ -338,25 +343,22 @@ class Translate(Layered):
         first, *others = (self.part(action.stage, shape, one) for one in needed[action.stage])
         return first.joined(*others) if others else first
 
-    def cost(self, memory: bool = True) -> Cost:
-        held = self.rehearsed if memory else []
-        changes = {
-            (rank, action): change
-            for rank, own in enumerate(held)
-            for action, change in own.changes(self.counted).items()
-        }
-        resident = {rank: tuple(own.resident(0).items()) for rank, own in enumerate(held)}
-        return self.misfortune.priced(
-            Cost(
-                {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)},
-                changes=changes,
-                resident=resident,
-                of_batch=self.of_batch,
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.clock(Cost.ticks_per_unit),
-                **self.profile.prices(self.ranks),
-            )
-        )
+    def durations(self) -> dict[str, float]:
+        """Of what does not depend on a micro-batch's shape."""
+        return {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)}
+
+    messages: ClassVar[dict[str, int]] = {}  # one rank has the whole chain
+    ticks_per_slot: ClassVar[int] = 1000
+
+    def charged(self) -> dict[str, Any]:
+        return super().charged() | {"of_batch": self.of_batch}
+
+    def bytes_held(self) -> dict[str, dict]:
+        changes, resident = {}, {}
+        for rank, own in enumerate(self.rehearsed):
+            resident[rank] = tuple(own.resident(0).items())
+            changes |= {(rank, at): change for at, change in own.changes(self.counted).items()}
+        return {"changes": changes, "resident": resident}
 
     @cached_property
     def of_batch(self) -> dict[tuple[int, int], dict]:
@@ -377,7 +379,7 @@ class Translate(Layered):
             return {"F": 1, "B": 2, "U": 0, "C": 0}
         parts = [self.part(at, shape) for at in range(count(self.config))]
         found = {
-            kind: [self.time(part.work(kind), part.tensors if kind == "U" else 1) for part in parts]
+            kind: [self.time(part.work(kind), part.tensors_of(kind)) for part in parts]
             for kind in "FBU"
         }
         rows, source, target = shape

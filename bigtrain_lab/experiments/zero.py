@@ -16,12 +16,9 @@ from ..core.words import duration, size
 from ..models.theory import zero_bytes, zero_sent_bytes
 from ..order.rates import exposed
 from ..techniques.checkpoint import checkpoint
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
-from .of_gpt import OfGPT
-from .on_hardware import profiles
+from .layered import Layered
 from .pipelined import Pipelined
-from .sharded import Sharded
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
@@ -33,7 +30,7 @@ WORDS = {
 }
 
 
-class Zero(OfGPT, Sharded):
+class Zero(Layered):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
@@ -55,18 +52,7 @@ class Zero(OfGPT, Sharded):
         low=0,
         high=3,
     )
-    replicas: int = knob(4, "ranks, each with its share of a batch", low=1, high=8)
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all)
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"))
-    micro_batches: int = knob(
-        1, "micro-batches of a rank whose gradients add up before the update", low=1, high=16
-    )
-    hardware: str = knob(
-        "rtx3090-pcie",
-        "what the modelled clock charges for compute and messages",
-        choices=profiles,
-        more=True,
-    )
     link_gb_s: float = knob(
         0.0,
         "bandwidth inside a node; 0: what the hardware profile states",
@@ -75,9 +61,6 @@ class Zero(OfGPT, Sharded):
         step=0.5,
         unit="GB/s",
         more=True,
-    )
-    ranks_per_node: int = knob(
-        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
     )
     bucket_mb: float = knob(
         0.1,
@@ -100,28 +83,18 @@ class Zero(OfGPT, Sharded):
         step=0.01,
         more=True,
     )
-    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
-    layers: int = knob(4, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(
-        64,
-        "width of the model; 12 x width^2 weights a block",
-        low=16,
-        high=1024,
-        step=16,
-        more=True,
-    )
-    vocabulary: int = knob(
-        256,
-        "words; the text's bytes are the first 256",
-        low=256,
-        high=32768,
-        logarithmic=True,
-        more=True,
-    )
-    sequence: int = knob(
-        16, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
-    )
-    rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
+    varied: ClassVar[dict] = {
+        "stage": {},
+        "replicas": {"default": 4, "help": "ranks, each with its share of a batch", "more": False},
+        "optimizer": {"more": False},
+        "precision": {},
+        "micro_batches": {
+            "help": "micro-batches of a rank whose gradients add up before the update",
+            "more": False,
+        },
+        "hardware": "rtx3090-pcie",
+        "sequence": 16,
+    }
 
     unused: ClassVar[tuple] = (
         ("stage", lambda stage: stage == 3, {"bucket_mb"}),  # a layer is a message

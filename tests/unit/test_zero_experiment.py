@@ -9,7 +9,7 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.core.peak import peak, readings
-from bigtrain_lab.experiments import sharded
+from bigtrain_lab.experiments import layered
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed
@@ -39,7 +39,7 @@ def test_predictions_of_two_threads_do_not_tell_each_other_s_memory():
     asked = [Zero(**SMALL, stage=stage, rows=rows) for rows in (1, 2) for stage in (3, 1, 2)]
     with ThreadPoolExecutor(len(asked)) as pool:
         together = [*pool.map(Zero.predict, asked)]
-    sharded.dried.cache_clear()
+    layered.dried.cache_clear()
     assert [each.events for each in together] == [each.predict().events for each in asked]
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):
 
 def test_what_no_machine_holds_is_refused_without_a_dry_run(monkeypatch, tmp_path):
     """By the activations of one layer of each kind; a rank's dry run takes seconds."""
-    monkeypatch.setattr(sharded, "dry_run", lambda *_, **__: pytest.fail("a dry run"))
+    monkeypatch.setattr(layered, "dry_run", lambda *_, **__: pytest.fail("a dry run"))
     names = "stage replicas micro_batches layers width heads vocabulary sequence rows".split()
     most = {name: Zero.knobs()[name].high for name in names}
     with pytest.raises(Impossible, match="The 8 ranks would hold at least 2.495 TB .* fewer or"):
