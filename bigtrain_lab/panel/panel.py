@@ -478,9 +478,8 @@ def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threa
     def watch():
         while run.state == "running":
             began = time.monotonic()
-            with suppress(
-                Exception
-            ):  # a class typed by a student may raise anything: its end tells
+            # A class typed by a student may raise anything; the end of the run tells.
+            with suppress(Exception):
                 changed()
             spent = time.monotonic() - began
             until = time.monotonic() + max(PAUSE_S - spent, BUSY * spent)

@@ -12,7 +12,7 @@ import plotly.io
 from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
-from ..view.curves import curves, told
+from ..view.curves import curves, reported
 from ..view.player import Player
 from .controls import fixed
 from .rivals import Rivals
@@ -202,7 +202,7 @@ class Picture(widgets.VBox):
     def _draw(self) -> None:
         """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
         trace = self._trace
-        if self._live and self._silent and told(trace, self._made.curves):
+        if self._live and self._silent and reported(trace, self._made.curves):
             self._silent = False
             self._set(self.lenses, value=CURVES)
         name = self.lenses.value

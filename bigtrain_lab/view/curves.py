@@ -19,7 +19,7 @@ def curves(
 ) -> str:
     """A chart for each of these names of which the trace tells, with its title; together as wide as
     this, in pixels."""
-    names = {*told(trace, titles), *told(pinned, titles)}
+    names = {*reported(trace, titles), *reported(pinned, titles)}
     wide = max(LEAST, width // max(1, len(names)) - 24)
     drawn = "".join(
         chart(name, title, trace, pinned, wide) for name, title in titles.items() if name in names
@@ -30,7 +30,7 @@ def curves(
     )
 
 
-def told(trace: Trace | None, names: Iterable[str]) -> list[str]:
+def reported(trace: Trace | None, names: Iterable[str]) -> list[str]:
     """Those of these names of which the trace tells."""
     return [name for name in names if trace is not None and trace.where(Scalar, name=name)]
 
