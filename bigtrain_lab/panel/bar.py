@@ -178,7 +178,7 @@ class Press:
 
     def __init__(self, player, ready: Callable[[], bool], controls: Callable[[], list] = list):
         self._player, self._ready, self._asked, self._drawn = player, ready, 0, False
-        self._controls = controls
+        self._controls, self._asking = controls, set()  # presses that will be asked again
         self._open: dict[
             Callable[[], object], int
         ] = {}  # what was pressed -> the echo that is still to come
@@ -195,6 +195,7 @@ class Press:
             self._echo(self._asked)
 
     def _ask(self, asked: int) -> None:
+        self._asking.discard(asked)
         told = [each.model_id for each in self._controls()]
         self._player.send({"do": "echo", "text": asked, "of": told})
 
@@ -204,10 +205,11 @@ class Press:
         heard = {each.model_id: state(each) for each in self._controls()}
         if "move" in content:
             self._player.send({"do": "move", "text": content["move"]})
-        elif heard | content.get("seen", {}) != heard:
-            asyncio.get_running_loop().call_later(AGAIN_S, self._ask, content["echo"])
-        else:
+        elif heard | content.get("seen", {}) == heard:
             self._echo(content.get("echo"))
+        elif content["echo"] in {*self._open.values()} - self._asking:
+            self._asking.add(content["echo"])  # each view of the panel answers
+            asyncio.get_running_loop().call_later(AGAIN_S, self._ask, content["echo"])
 
     def _echo(self, asked: int | None) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one

@@ -13,7 +13,7 @@ from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
 from ..view.curves import curves, reported
-from ..view.player import Player
+from ..view.player import Player, comparable
 from .controls import fixed
 from .rivals import Rivals
 
@@ -156,7 +156,8 @@ class Picture(widgets.VBox):
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
         with; `plan`: what a run that goes on was predicted to do."""
         self._trace, self._note, self._live, self._pinned = trace, note, live, pinned
-        self._plan = plan if plan is not None and len(plan) <= DRAWN else None
+        drawn = plan is not None and len(plan) <= DRAWN and comparable(trace, plan)
+        self._plan = plan if drawn else None
         self._describe(about)
         if made is not None:
             self._made = made
@@ -242,7 +243,7 @@ class Picture(widgets.VBox):
             self.player.show(
                 None,
                 (
-                    self._note
+                    self._note or "The ranks start."
                     if self._live
                     else "No action was done before the run ended: there is nothing to draw."
                 ),

@@ -51,7 +51,7 @@ class Settings(widgets.GridBox):
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
         self.more.add_class("btl-controls")
         self.defaults = widgets.Button(
-            description="Defaults", icon="undo", tooltip="all settings as they were at first"
+            description="Defaults", icon="undo", tooltip="the lab's default settings"
         )
         self.defaults.on_click(lambda _: self.set(**self.experiment_class().model_dump()))
         self.fit(experiment)

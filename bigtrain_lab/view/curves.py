@@ -76,9 +76,9 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     end = "no number" if broken is not None else number(at_end)
     labels = (
         (wide - 54, height(at_end) + 4, "start", end),
-        (wide - 54, HIGH - 6, "start", unit),
+        (wide - 42, HIGH - 6, "start", unit),
         *((place(x), HIGH - 6, "middle", f"{x:.4g}") for x in across),
-        *((LEFT - 6, height(y) + 4, "end", f"{y:.4g}") for y in up),
+        *((LEFT - 6, height(y) + 4, "end", f"{y:,.6g}") for y in up),
     )
     grid = "".join(f"M{place(x):.1f} {TOP}V{HIGH - BOTTOM}" for x in across)
     grid += "".join(f"M{LEFT} {height(y):.1f}H{wide - 60}" for y in up)

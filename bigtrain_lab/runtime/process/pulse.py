@@ -80,6 +80,12 @@ class Pulse:
                 with suppress(*GONE):
                     process.kill()
 
+    def stop(self) -> None:
+        """Keep the process where it is, until it is ended."""
+        with suppress(*GONE):
+            if self._process:
+                self._process.suspend()
+
     def _status(self) -> str | None:
         with suppress(*GONE):
             if self._process and self._process.is_running():

@@ -6,6 +6,7 @@ Nothing here waits for a rank's goodwill. All that may go wrong from the first r
 in this thread, in a note of the run's end, and with no process left.
 """
 
+import fcntl
 import os
 import pickle
 import shutil
@@ -178,12 +179,12 @@ class Watch:
         within(STACKS_S, lambda: self._stopped or not any(starmap(writes, asked.items())))
 
     def _hold(self) -> None:
-        """Let the ranks that are left write where they are, and stop them there."""
+        """Let the ranks that are left write where they are, and stop them there; not where nobody
+        would end a stopped one after this process (fresh.py)."""
         self._ask_for_stacks()
-        for rank, process in enumerate(self._processes):
-            if rank not in self._exits:
-                with suppress(OSError):
-                    os.kill(process.pid, signal.SIGSTOP)
+        for rank, pulse in self._pulses.items():
+            if rank not in self._exits and hasattr(fcntl, "F_SETSIG"):
+                pulse.stop()
 
     def _finish(self, end: End) -> None:
         try:

@@ -119,21 +119,24 @@ def pack(
     plan: Trace | None = None,
 ) -> bytes:
     """The traces as the JSON that player.js reads; the others as of Player.show."""
-    told = behind(stacked(packed(trace, step_ends, whole), pinned), plan)
+    told = packed(trace, step_ends, whole)
+    if pinned is not None and comparable(trace, pinned):
+        told = stacked(told, pinned)
+    if plan is not None and comparable(trace, plan):
+        told = behind(told, plan)
     return json.dumps(told, separators=(",", ":")).encode()
 
 
-def comparable(told: dict, other: dict) -> bool:
+def comparable(one: Trace, other: Trace) -> bool:
     """Whether two traces share a time axis. Those of other units or of a wall clock beside a
     modelled one, and collectives, are compared by tabs."""
-    units = [(each["unit"], each["ticks"], each["clock"] == "measured") for each in (told, other)]
-    return units[0] == units[1] and not told["chunks"] and not other["chunks"]
+    own, its = [(t.unit, t.ticks_per_unit, t.clock == "measured") for t in (one, other)]
+    return own == its and holdings(one) is None and holdings(other) is None
 
 
-def behind(told: dict, plan: Trace | None) -> dict:
+def behind(told: dict, plan: Trace) -> dict:
     """With the boxes of the plan: kind, start and end by row."""
-    if plan is None or not comparable(told, whole := packed(plan)):
-        return told
+    whole = packed(plan)
     rows = list(dict.fromkeys((*whole["rows"], *told["rows"])))
     row = [rows.index(each) for each in told["rows"]]
     return told | {
@@ -148,10 +151,9 @@ def behind(told: dict, plan: Trace | None) -> dict:
     }
 
 
-def stacked(told: dict, pinned: Trace | None) -> dict:
+def stacked(told: dict, pinned: Trace) -> dict:
     """The rows of what is pinned under the others, without its memory."""
-    if pinned is None or not comparable(told, under := packed(pinned)):
-        return told
+    under = packed(pinned)
     ranks, rows, own = told["ranks"], len(told["rows"]), under["ranks"]
     return told | {
         "ranks": ranks + own,

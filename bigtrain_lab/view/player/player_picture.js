@@ -56,7 +56,8 @@ function readScene(bytes, look, unfolded) {
   scene.end = Math.max(scene.end, 1); scene.known = scene.plan.length ? scene.endOf(0) : scene.end;
   const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
   const after = own.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
-  if (after) ends.push(scene.endOf(0)); else ends[ends.length - 1] = Math.max(scene.endOf(0), 1);  // what follows the last step is a page too
+  const last = scene.plan.length ? scene.end : Math.max(scene.endOf(0), 1);
+  if (after) ends.push(last); else ends[ends.length - 1] = last;  // what follows the last step is a page too
   scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
   scene.pages[0][1] = Math.max(scene.pages[0][1], raw.pinned_step ?? 0);  // the first step of both is seen whole
   scene.byRow = raw.rows.map(() => []);
