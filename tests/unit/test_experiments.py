@@ -78,7 +78,7 @@ REFUSED = [
     ("data-parallel", {"schedule": "pipedream", "pipeline": 2}, "no gradient of a whole window"),
     ("data-parallel", {"pipeline": 4, "layers": 3}, "4 stages need at least 4 layers"),
     ("large-batch", {"batch": 2048, "samples": 1024}, "take more samples, or a smaller batch"),
-    ("large-batch", {"batch": 100, "replicas": 3}, "take powers of two"),
+    ("large-batch", {"batch": 100, "replicas": 3}, "take a multiple of 3"),
     ("layouts", {"layout": "split-d", "d": 1022}, "cannot be cut into 4 equal parts .* make it"),
     ("layouts", {"layout": "split-n-f", "ranks": 6, "rows": 4}, "take rows that divide the ranks"),
     ("parameter-server", {"steps": 500, "slow": 16, "workers": 6}, "a smaller slow, or a bound"),
