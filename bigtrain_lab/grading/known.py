@@ -24,12 +24,13 @@ import torch
 
 from ..runtime.process import server, temporary
 from ..runtime.process.pulse import Pulse
-from .box import CPU_S, Row, said_of
+from .box import Row, said_of
 from .inside import Left, defined, described, plain, played
 from .ranks import Killed, Ranks
 from .text import Piece
 
 WALL_S = 600  # of all
+CPU_S = 120  # of computing, of a text: on a slow machine too
 
 
 def rows(

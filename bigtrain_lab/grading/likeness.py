@@ -42,7 +42,6 @@ NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
 SEEDS = (1, 2, 3)  # that marks are given on
 START = "(start)"  # in place of a right answer's name
 WRITE = "give the function or class that you wrote."
-OURS_S = 120  # of computing that a right answer may take
 DRAWN = secrets.randbelow(10**6)  # the seed of this process's checks
 
 
@@ -264,7 +263,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def reference_rows(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
         """What the right answers show, and what stands there first."""
         texts = {**cls.right, START: cls.start_text()}
-        return known.rows(cls, seed, texts, names=names, goes_on=True, cpu_s=OURS_S)
+        return known.rows(cls, seed, texts, names=names, goes_on=True)
 
     @classmethod
     def rights(cls, seed: int, names: frozenset[str] | None = None) -> list[list[Row]]:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from . import known
 from .box import Row
-from .likeness import OURS_S, Enough, Judged, Topic
+from .likeness import Enough, Judged, Topic
 
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     """What is wrong with a topic's own gallery on a seed, a sentence each."""
-    rows = known.rows(topic, seed, topic.right, cpu_s=OURS_S)
+    rows = known.rows(topic, seed, topic.right)
     rights = list(rows.values())
     wrongs = known.rows(topic, seed, topic.wrong_texts(), until=Enough(rights))
     longest = max(map(len, rights))
