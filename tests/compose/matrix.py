@@ -11,27 +11,23 @@ from .ingredients import refusal, shown, tolerance, training
 from .training import all_trained, alone, mesh_of
 
 
-TOGETHER = 16  # in a launch: each has groups of its own, and each group its threads
-
-
 def trained(directory) -> dict[tuple[str, ...], dict[str, np.ndarray]]:
-    """pair -> what its training on ranks gave; several in one launch."""
-    results, sizes = {}, {pair: mesh_of(training(pair)).size for pair in shown()}
-    for ranks in sorted(set(sizes.values())):
-        pairs = [pair for pair, size in sizes.items() if size == ranks]
-        for first in range(0, len(pairs), TOGETHER):
-            own = pairs[first : first + TOGETHER]
-            run = launch(
-                partial(all_trained, trainings=list(map(training, own))),
-                ranks,
-                directory=directory / f"{ranks} ranks from {first}",
-            )
-            results |= {pair: {} for pair in own}
-            for key, array in run.result.items():
-                number, _, name = key.partition(" ")
-                results[own[int(number)]][name] = array
-            for told in run.replicas:
-                results[own[int(told.split()[0])]][told] = np.array(told)
+    """pair -> what its training on ranks gave. A launch trains a few pairs: each has groups of its
+    own, and each group its threads."""
+    results = {pair: {} for pair in shown()}
+    launches = {pair: (mesh_of(training(pair)).size, n // 32) for n, pair in enumerate(results)}
+    for each in sorted(set(launches.values())):
+        own = [pair for pair in results if launches[pair] == each]
+        run = launch(
+            partial(all_trained, trainings=list(map(training, own))),
+            each[0],
+            directory=directory / "launch {} {}".format(*each),
+        )
+        for key, array in run.result.items():
+            number, _, name = key.partition(" ")
+            results[own[int(number)]][name] = array
+        for told in run.replicas:
+            results[own[int(told.split()[0])]][told] = np.array(told)
     return results
 
 
