@@ -16,7 +16,6 @@ from .rows import Rows
 
 AGAIN_S = 0.05  # after an echo that shows what is still to be heard
 ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
-SAID = ("value", "index")
 SHUT, OPEN = "none", None  # of a layout's display
 AUTO = widgets.Layout(width="auto")
 WHY, NUMBERS, MORE, HISTORY, COMMAND = (
@@ -169,16 +168,16 @@ class Press:
     therefore asks the player in the browser for an echo, which comes behind all that was still to
     be sent, and acts when it is there and the last move is predicted. A kernel with a subshell
     hears messages in two threads, the later one first perhaps: so the echo tells what the controls
-    show in the browser, and until the kernel has heard the same it asks again.
+    show in the browser, and until the kernel has `heard` the same it asks again.
 
     A player says that it is drawn by an echo of 0; until one has, a press waits for no echo. A page
     that is busy may take seconds to answer, and a kernel that works off its moves as long: an early
     end of the wait would take other settings.
     """
 
-    def __init__(self, player, ready: Callable[[], bool], controls: Callable[[], list] = list):
+    def __init__(self, player, ready: Callable[[], bool], heard: Callable[[], dict] = dict):
         self._player, self._ready, self._asked, self._drawn = player, ready, 0, False
-        self._controls, self._asking = controls, set()  # presses that will be asked again
+        self._heard, self._asking = heard, set()  # presses that will be asked again
         self._open: dict[
             Callable[[], object], int
         ] = {}  # what was pressed -> the echo that is still to come
@@ -196,13 +195,12 @@ class Press:
 
     def _ask(self, asked: int) -> None:
         self._asking.discard(asked)
-        told = [each.model_id for each in self._controls()]
-        self._player.send({"do": "echo", "text": asked, "of": told})
+        self._player.send({"do": "echo", "text": asked, "of": [*self._heard()]})
 
     def _on_message(self, content: dict) -> None:
         """An echo, or the number of a move, which goes back: the browser greys what is of other
         settings until it has come twice, behind all that the control had still to send."""
-        heard = {each.model_id: state(each) for each in self._controls()}
+        heard = self._heard()
         if "move" in content:
             self._player.send({"do": "move", "text": content["move"]})
         elif heard | content.get("seen", {}) == heard:
@@ -224,14 +222,3 @@ class Press:
         """A prediction may have come."""
         while self._wanted and self._ready():
             self._wanted.pop(0)()
-
-
-def state(control: widgets.Widget) -> dict:
-    """What a control shows, as the browser tells it."""
-    return control.get_state([key for key in SAID if key in control.keys])
-
-
-def leaves(control: widgets.Widget) -> list[widgets.Widget]:
-    """The widgets that a hand can move."""
-    inner = [leaf for each in getattr(control, "children", ()) for leaf in leaves(each)]
-    return inner or [control] * any(key in control.keys for key in SAID)

@@ -16,6 +16,7 @@ TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by h
 IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to change
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
+SAID = ("value", "index")  # of a control, what a browser says
 AHEAD = 3  # moves that are predicted while nobody moves
 POSITIONS = 100  # about, where a knob names no step
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps that read well
@@ -283,3 +284,14 @@ class Graded(widgets.HBox):
     def _on_type(self, change) -> None:
         if not self._fitting:
             self.value = change["new"]
+
+
+def state(control: widgets.Widget) -> dict:
+    """What a control shows, as the browser tells it."""
+    return control.get_state([key for key in SAID if key in control.keys])
+
+
+def leaves(control: widgets.Widget) -> list[widgets.Widget]:
+    """The widgets that a hand can move."""
+    inner = [leaf for each in getattr(control, "children", ()) for leaf in leaves(each)]
+    return inner or [control] * any(key in control.keys for key in SAID)

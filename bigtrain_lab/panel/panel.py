@@ -20,7 +20,7 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table, words
 from . import history
-from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press, leaves
+from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
@@ -91,7 +91,7 @@ class Panel(widgets.VBox):
         self._press = Press(
             self.player,
             ready=lambda: not self.settings.predicting,
-            controls=lambda: leaves(self.settings) + leaves(self.settings.more),
+            heard=lambda: self.settings.heard,
         )
         for button, act in ((bar.run, self.start), (bar.pin, self.pin)):
             button.on_click(lambda _, act=act: self._press.now(act))

@@ -8,7 +8,18 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..order.plan import collector_paused
-from .controls import IDLE, WRONG, ahead, controls_of, mark, members, put, refresh
+from .controls import (
+    IDLE,
+    WRONG,
+    ahead,
+    controls_of,
+    leaves,
+    mark,
+    members,
+    put,
+    refresh,
+    state,
+)
 from .nearest import Prediction, attempt, nearest
 
 PATIENCE_S = (
@@ -32,7 +43,7 @@ class Settings(widgets.GridBox):
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
     the answer takes long; the offer is {setting: value} that mends what cannot be. While the hand
     rests, the places to which it would move its slider next are predicted: the library remembers
-    their dry runs. `goes_on.set()` ends that.
+    their dry runs. `goes_on.set()` ends that. `heard`: what each control says, by its model's id.
     """
 
     def __init__(
@@ -70,6 +81,15 @@ class Settings(widgets.GridBox):
             for folded in (False, True)
         )
         self.children, self.more.children = first, [*others, self.defaults]
+        self.heard = {}
+        for leaf in leaves(self) + leaves(self.more):
+            self.heard[leaf.model_id] = state(leaf)
+            leaf.observe(self._on_heard, [*state(leaf)])
+
+    def _on_heard(self, change) -> None:
+        """What a control says has been heard once all that it asks for is: of what observes it,
+        this comes last."""
+        self.heard[change.owner.model_id] = state(change.owner)
 
     @property
     def experiment_class(self) -> type:

@@ -24,6 +24,7 @@ from bigtrain_lab.panel.controls import (
     ahead,
     control,
     controls_of,
+    leaves,
     nearby,
     positions,
     put,
@@ -434,8 +435,7 @@ def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
     async def in_a_kernel():
         nonlocal predicting
         player = SimpleNamespace(on_msg=heard.append, send=lambda message: None)
-        slider = widgets.IntSlider(3)
-        press = Press(player, lambda: not predicting, lambda: [slider])
+        press = Press(player, lambda: not predicting, lambda: {"slider": {"value": 3}})
         for event in events:
             if event == "press":
                 press.now(act)
@@ -445,12 +445,22 @@ def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
             elif event == "wait":
                 await asyncio.sleep(0.01)
             elif event == "behind":
-                heard[0](None, {"echo": 1, "seen": {slider.model_id: {"value": 4}}}, [])
+                heard[0](None, {"echo": 1, "seen": {"slider": {"value": 4}}}, [])
             elif event != "predicting":
-                heard[0](None, {"echo": event, "seen": {slider.model_id: {"value": 3}}}, [])
+                heard[0](None, {"echo": event, "seen": {"slider": {"value": 3}}}, [])
 
     asyncio.run(in_a_kernel())
     assert len(acts) == acted
+
+
+def test_a_move_is_heard_once_its_prediction_is_asked(panel):
+    """A press in another thread may come between the two."""
+    (slider,), heard = leaves(panel.controls["micro_batches"]), panel.settings.heard
+    before = dict(heard[slider.model_id])
+    with slider.hold_trait_notifications():
+        slider.value += 1
+        assert heard[slider.model_id] == before
+    assert heard[slider.model_id] == {"value": before["value"] + 1}
 
 
 # -- runs ------------------------------------------------------------------------------------------
