@@ -2,17 +2,15 @@
 its record."""
 
 import hashlib
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 
 from ..core import Mesh
-from .record.exponents import exponents
 from .record.recorder import Recorder
 from .talk.group import Alone, Group
 from .talk.lanes import LaneRunner
-from .talk.recording import RecordingGroup
+from .talk.unrecorded import UNRECORDED, Unrecorded
 
 
 class Rank:
@@ -25,7 +23,7 @@ class Rank:
         mesh: Mesh,
         device: torch.device,
         seed: int = 0,
-        recorder: Recorder | None = None,
+        recorder: Recorder | Unrecorded = UNRECORDED,
     ):
         self.index, self.size, self.mesh = index, mesh.size, mesh
         self.device, self.seed, self._recorder = device, seed, recorder
@@ -60,15 +58,12 @@ class Rank:
         whole = len(peers) == self.size and lane == "compute"
         told = {"use_local_synchronization": True, "group_desc": f"{axis}/{lane}"}
         members = None if whole else dist.new_group(list(peers), **told)
-        where = members, self.device, axis, lane
-        return RecordingGroup(self._recorder, *where) if self._recorder else Group(*where)
+        return Group(members, self.device, axis, lane, self._recorder)
 
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around work that occupies this rank: a step (tuple of actions), an Action, or a name.
         `beside`: its plan lets another lane be busy meanwhile."""
-        return (
-            self._recorder.span(step, version, beside=beside) if self._recorder else nullcontext()
-        )
+        return self._recorder.span(step, version, beside=beside)
 
     def rng(self, axis: str | None = None) -> torch.Generator:
         """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on
@@ -79,29 +74,24 @@ class Rank:
 
     def log(self, name: str, value: float) -> None:
         """Report a number, such as a loss; it becomes a Scalar at the present time."""
-        if self._recorder:
-            self._recorder.scalar(name, float(value))
+        self._recorder.scalar(name, value)
 
     def histogram(self, name: str, tensor: torch.Tensor) -> None:
         """Report how a tensor's values spread over the powers of two; it becomes a Histogram at the
         present time."""
-        if self._recorder:
-            with self.aside():
-                counted = exponents(tensor)
-            self._recorder.histogram(name, counted)
+        self._recorder.histogram(name, tensor)
 
     def aside(self):
         """Around what is no part of the training, such as a comparison or a look at its tensors: no
         ledger sees it."""
-        return self._recorder.aside() if self._recorder else nullcontext()
+        return self._recorder.aside()
 
     def watch(self, holdings) -> None:
         """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action
         boundaries. The kinds are core.MEMORY_KINDS, which are reported, and inputs and buffers,
         whose tensors only are kept from counting as another kind.
         """
-        if self._recorder:
-            self._recorder.watch(holdings)
+        self._recorder.watch(holdings)
 
     def finish(self) -> None:
         """Return when all lanes have done what was launched, and every message that this rank

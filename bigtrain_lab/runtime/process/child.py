@@ -28,6 +28,7 @@ from ..record.results import save
 from ..talk.clock import Clock
 from ..talk.group import is_lost
 from ..talk.lanes import LaneFailed
+from ..talk.unrecorded import UNRECORDED
 from . import border
 from .end import FAILED, UNWRITABLE, within
 
@@ -125,11 +126,11 @@ def work(index: int, job: Job, load, meet=None) -> int:
             write("@meet", clock.wall())
             meet(index, job)
             write("@met", clock.wall())
-        recorder = record_of(index, job, clock, log) if log else None
+        recorder = record_of(index, job, clock, log) if log else UNRECORDED
         rank = Rank(index, job.mesh, device, job.seed, recorder)
-        if job.fault and recorder:
+        if job.fault:
             recorder.strike = Strike(job.fault, rank)
-        with recorder.meter if recorder and job.ledger else nullcontext():
+        with recorder.meter if log and job.ledger else nullcontext():
             results = program(rank)
             rank.finish()
         save(job.file("result", index, "npz"), results)

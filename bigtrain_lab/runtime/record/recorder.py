@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, nan
 
+from torch import Tensor
+
 from ...core import Alive, Impossible
-from ...core.formats import Exponents
 from ...core.peak import placed
 from ...order.explain import NOT_FINITE
 from ...order.plan import call_name, called
@@ -26,6 +27,7 @@ from ..memory.capacity import out_of_memory
 from ..memory.ledger import Ledger
 from ..memory.meter import Meter
 from ..talk.clock import Clock
+from .exponents import exponents
 from .log import EventLog
 
 EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long
@@ -55,6 +57,8 @@ class Recorder:
     meter read then and inside it.
     """
 
+    records = True
+
     def __init__(
         self,
         rank: int,
@@ -68,6 +72,7 @@ class Recorder:
         ranks: int = 1,
     ):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
+        self.note, self.write = log.note, log.write
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
         self._open: dict[str, _Open] = {}  # lane -> its open span
@@ -95,6 +100,15 @@ class Recorder:
         """This thread is the lane's from now on."""
         self._thread.lane = lane
 
+    def refuse_other_lane(self, lane: str, what) -> None:
+        """Impossible where the thread that asks is another lane's."""
+        if self.lane != lane:
+            raise Impossible(
+                f"Rank {self.rank} calls {what or 'a message'} of lane {lane} from lane"
+                f" {self.lane}: let a lane's group be used by what is launched on it, and no"
+                " other."
+            )
+
     def refuse_taken(self, lane: str) -> None:
         """Impossible where the rank has a lane of this name."""
         if lane in self._lanes:
@@ -109,7 +123,7 @@ class Recorder:
         before the rank next blocks or works."""
         lane = lane or self.lane
         own = () if lane == "compute" else (lane,)
-        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *own)
+        (self.write if now else self.note)("@" + what, self.clock.wall(), *about, *own)
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -178,7 +192,7 @@ class Recorder:
             raise RuntimeError(
                 f"Span {name} begins inside span {self._open[lane].name}: end the first before."
             )
-        main, clock, log = lane == "compute", self.clock, self.log
+        main, clock = lane == "compute", self.clock
         strike, planned = (self.strike, self._planned(step, beside)) if main else (None, None)
         self.jitter()
         self.mark("enter", name, lane=lane)
@@ -210,10 +224,10 @@ class Recorder:
                 " launched in a span starts at its end, so wait after the span."
             )
         inside = self._within(name, lane, start, end) if main else {}
-        log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
+        self.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         if main:
             self._memory(name, wall_end, end, lane)
-        log.write()
+        self.write()
         self._refuse_too_much(inside, name)
         self._refuse_too_much(self._held if main else {}, name)
 
@@ -236,7 +250,7 @@ class Recorder:
                 told = []
             ticks = placed(start, end, len(told)) if self.clock.modelled else [None] * len(told)
             self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
-            self.log.note(
+            self.note(
                 "levels",
                 self.rank,
                 lane,
@@ -247,7 +261,7 @@ class Recorder:
             return {}  # it has kept the limit itself, at the very operator
         inside = self.meter.end()
         for kind, readings in inside.items():
-            self.log.note("inside", self.rank, lane, kind, name, readings)
+            self.note("inside", self.rank, lane, kind, name, readings)
         return self._held | {
             kind: max(size for _, size in readings) for kind, readings in inside.items()
         }
@@ -258,13 +272,13 @@ class Recorder:
             self.strike.holdings = holdings
         self.meter.holdings = holdings
         self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
-        self.log.write()
+        self.write()
         self._refuse_too_much(self._held, "the start")
 
     def _memory(self, name: str, wall: int, at: int | None, lane: str) -> None:
         for kind, size in self.meter.changes():
             self._held[kind] = size
-            self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
+            self.note("memory", wall, self.rank, lane, kind, name, at, size)
         if name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]:
             # set-up is no step
             self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
@@ -277,7 +291,7 @@ class Recorder:
         highest, at, lane = self._peak
         self._told = highest, wall
         rows = together(alive)
-        self.log.note(
+        self.note(
             "alive",
             rows[0].start,
             self.rank,
@@ -295,7 +309,7 @@ class Recorder:
             if highest > self._peak[0]:
                 self._peak = highest, self.clock.now("compute"), "compute"
             self._alive(self.clock.wall(), self.meter.refused or self.meter.at_peak())
-            self.log.write()
+            self.write()
 
     def _refuse_too_much(self, held: dict[str, int], name: str) -> None:
         if self._capacity_bytes is not None and sum(held.values()) > self._capacity_bytes:
@@ -304,8 +318,8 @@ class Recorder:
             )
 
     def scalar(self, name: str, value: float) -> None:
-        lane = self.lane
-        self.log.note(
+        lane, value = self.lane, float(value)
+        self.note(
             "scalar",
             self.clock.wall(),
             self.rank,
@@ -318,26 +332,28 @@ class Recorder:
         where = self._open[lane].name if lane in self._open else "the program"
         self.look_at("reported", f"{name} in {where}", lane, partial(isfinite, value))
         if lane not in self._open:  # a span writes at its end
-            self.log.write()
+            self.write()
 
     def aside(self):
         """A context for work that no memory is to be counted of: a ledger does not see it, a meter
         looks only into spans."""
         return self.meter.aside() if isinstance(self.meter, Ledger) else nullcontext()
 
-    def histogram(self, name: str, counted: Exponents) -> None:
+    def histogram(self, name: str, tensor: Tensor) -> None:
         lane = self.lane
+        with self.aside():
+            counted = exponents(tensor)
         event = counted.histogram(self.rank, lane, name, self.clock.now(lane))
-        self.log.note("histogram", self.clock.wall(), *event)
+        self.note("histogram", self.clock.wall(), *event)
         if lane not in self._open:
-            self.log.write()
+            self.write()
 
     def look_at(self, how: str, what: str, lane: str, finite: Callable[[], bool]) -> None:
         """Note the first value that this rank "sent" or "reported" which is not finite: a NaN began
         at the rank that was first. No further one is looked at."""
         if how not in self._not_finite and not finite():
             self._not_finite.add(how)
-            self.log.note(
+            self.note(
                 "scalar",
                 self.clock.wall(),
                 self.rank,

@@ -2,14 +2,32 @@
 collectives of all.
 
 `Group.of(None)` is torch's default group and adds nothing but shapes: no header, no log, no clock.
-The runtime hands a RecordingGroup (recording.py) with the same methods, so that a technique holds
-no logging. Every send is posted and never waited for until `finish`: gloo's send is a rendezvous,
-and two ranks that wait in send deadlock.
+The runtime's groups have a recorder, which hears of each send, wait, launch and collective, so that
+a technique holds no logging. Every send is posted and never waited for until `finish`: gloo's send
+is a rendezvous, and two ranks that wait in send deadlock.
+
+Under a modelled clock each message has its sender's virtual time in front:
+
+    isend   issue, stamp = lane.send(link, bytes)            travel with the data
+    recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to
+                                                             arrival
+    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue +
+    its cost; so is what
+            each rank calls, and a mismatch is a sentence
+
+The bytes that are charged are those of the tensor; for a message that the Cost prices at nothing
+they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. A collective
+is a Span of its lane and, where it moves bytes, the Transfer of a ring: what a rank gets from the
+one before it; a backend may go other ways. With the clock off there is no header, hence no sender's
+time: a measured Transfer then begins when the receiver begins to wait.
 """
 
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, partial
+from math import isfinite
 from zlib import crc32
 
 import torch
@@ -17,10 +35,14 @@ import torch.distributed as dist
 
 from ...core import Impossible
 from ...core.impossible import refuse_unknown
+from ...order.plan import INSIDE, Message, Together
+from ..failure import frames
+from ..failure.wait_graph import ranks
 from ..memory.capacity import OutOfMemory
 from . import exchange
 from .lanes import LaneFailed, LaneRunner
-from .message import Outbox, Shape, as_bytes, channel
+from .message import HEADER, Outbox, Shape, as_bytes, channel, pack, unpack
+from .unrecorded import UNRECORDED
 
 HOST = torch.device("cpu")
 OPERATIONS = {
@@ -90,7 +112,7 @@ class Group:
     those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
-    agreements, _kept = 0, None
+    recorder, agreements, _kept, _began = UNRECORDED, 0, None, 0
 
     def __init__(
         self,
@@ -98,13 +120,14 @@ class Group:
         device: torch.device = HOST,
         axis: str = "",
         name: str = "compute",
+        recorder=UNRECORDED,
     ):
         if process_group is None and not dist.is_initialized():
             raise Impossible(
                 "There is no process group yet: call torch.distributed.init_process_group(...)"
                 " first, or use launch()."
             )
-        self.device, self.axis, self.name = device, axis, name
+        self.device, self.axis, self.name, self.recorder = device, axis, name, recorder
         self._pg = process_group if process_group is not None else dist.group.WORLD
         self.members = tuple(dist.get_process_group_ranks(self._pg))  # the job's, by rank of this
         self.rank, self.size = dist.get_rank(self._pg), len(self.members)
@@ -133,7 +156,7 @@ class Group:
 
     def unrecorded(self) -> "Group":
         """The same ranks, for what is no part of a training: no trace tells of it."""
-        return self
+        return Group(self._pg, self.device) if self.recorder.records else self
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -152,7 +175,7 @@ class Group:
         Impossible, naming the ranks, where the site's messages had another shape before.
         """
         site, way = self._way(dst, name, site, tag)
-        with self._transport(), self._watching(dst, name):
+        with self.recorder.aside(), self._watching(dst, name):
             if not agreed:
                 self._announce(tensor, dst, site)
             wire = self._wire(tensor, dst, name, way)
@@ -191,8 +214,10 @@ class Group:
 
     def finish(self) -> None:
         """Return when every message that was posted has been taken."""
+        self.recorder.mark("finish", lane=self.name)
         with self._watching(None, ""):
             self._outbox.finish()
+        self.recorder.mark("got", -1, lane=self.name)
 
     # -- collectives -------------------------------------------------------------------------------
 
@@ -201,6 +226,9 @@ class Group:
     ) -> torch.Tensor:
         """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks;
         returns it."""
+        if self.size > 1:
+            with self.recorder.aside():
+                self._note_not_finite(tensor, name)
         call = f"all_reduce ({op}) of {Shape.of(tensor)}"
         with self._together(name, "all_reduce", tensor.nbytes, call):
             reduction = operation(op)
@@ -223,7 +251,7 @@ class Group:
         own, longest = parts[self.rank], max(part.numel() for part in parts)
         own = own.new_empty(own.shape) if out is None else out
         size, call = sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"
-        with self._transport():
+        with self.recorder.aside():
             if self._fits(tensor, parts):
                 flat, reduced = tensor.detach().view(self.size, longest), own.view(-1)
             else:
@@ -261,7 +289,7 @@ class Group:
             )
         longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
         size = sum(part.nbytes for part in parts)
-        with self._transport(), torch.no_grad():
+        with self.recorder.aside(), torch.no_grad():
             mine = as_bytes(tensor).to(self._room_on(tensor))
             if len(mine) < longest:
                 mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
@@ -294,7 +322,7 @@ class Group:
         rank that waits in it."""
         if self.size == 1:
             return []
-        with self._waiting(name), self._transport():
+        with self._waiting(name), self.recorder.aside():
             return self._compared(text)[1]
 
     def agreement(self, text: str, name: str = "") -> "Agreement":
@@ -305,7 +333,7 @@ class Group:
         """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
         kept = self._kept
         if kept is None or kept.device != device or len(kept) < size_bytes:
-            with self._transport():
+            with self.recorder.aside():
                 self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return kept[:size_bytes]
 
@@ -376,79 +404,199 @@ class Group:
         """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
         return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
 
-    # -- what a recording group does as well -------------------------------------------------------
+    # -- this lane and others ----------------------------------------------------------------------
 
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around the work of a step (a tuple of actions) on weights of this version; `beside`:
         while another lane may be busy."""
-        return nullcontext()
+        return self.recorder.span(step, version, self.name, beside)
 
-    def enter(self):
+    def enter(self) -> None:
         """The thread that asks is this group's lane from now on."""
+        self.recorder.enter(self.name)
+        self.recorder.mark("begin", threading.get_ident())
 
     def post(self, signal: str) -> int | None:
         """Tell the rank's other lanes that this thread has come here; returns its lane's time,
-        for `after`."""
+        for `after`; None without a modelled clock."""
+        self.recorder.jitter()
+        self.recorder.mark("signal", signal, now=False)
+        return self.recorder.issue()
 
     def issue(self, signal: str, then: Callable[[int | None], None]) -> None:
         """Post the signal and call `then` with its time: at once, or when an action has ended
         whose end is not known yet."""
-        then(self.post(signal))
+
+        def now():
+            then(self.post(signal))
+
+        if not self.recorder.later(now):
+            now()
 
     def after(
         self, signal: str, by: str, arrived: Callable[[], int | None], idle: bool = False
     ) -> None:
         """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the
         thread that asks goes on no earlier. `idle`: there is nothing to do before."""
-        arrived()
+        self.recorder.jitter()
+        self.recorder.mark("idle" if idle else "await", signal, *([] if idle else [by]))
+        until = arrived()
+        self.recorder.mark("got", -1, now=False)
+        self.recorder.clock.wait(self.recorder.lane, until)
 
     def reaches(self, dst: int) -> int | None:
         """The earliest time at which the message that was sent last arrives at rank `dst`; None
         without a modelled clock."""
+        clock = self.recorder.clock
+        if clock.modelled:
+            return clock.lane(self.name).outgoing + self._link(self.rank, dst).alpha
 
     def failed(self, error: BaseException, sentence: str) -> BaseException:
         """A function on this lane failed: note it, for nobody may ask; returns what to raise
         where somebody does. A lost connection and a lack of memory name their rank themselves."""
-        return error if is_lost(error) or isinstance(error, OutOfMemory) else LaneFailed(sentence)
+        if is_lost(error):
+            return error
+        place = frames.of_error(error)
+        self.recorder.mark("failed", sentence + (f"\n  at {place}" if place else ""))
+        return error if isinstance(error, OutOfMemory) else LaneFailed(sentence)
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this group: the number to name in a sentence."""
         return self.members[rank]
 
-    def _wire(self, tensor, dst, name, way) -> torch.Tensor:
-        return tensor.detach().contiguous().to(HOST)
+    def _again(self, lane: str) -> "Group":
+        """Another group of the same ranks, for a lane."""
+        self.recorder.refuse_taken(lane)
+        return Group(again(self._pg, lane), self.device, name=lane, recorder=self.recorder)
+
+    # -- a message's way ---------------------------------------------------------------------------
+
+    def _link(self, src: int, dst: int):
+        return self.recorder.clock.cost.link(self.members[src], self.members[dst], self.name)
+
+    def _charged(self, message: Message, size_bytes: int) -> int:
+        return size_bytes if self.recorder.clock.cost.message_bytes(message) else 0
+
+    def _wire(self, tensor: torch.Tensor, dst: int, name, way: int) -> torch.Tensor:
+        """What the transport sends of a tensor. A recorded one is copied, clock or none: when it
+        goes is the transport's affair."""
+        recorder, clock = self.recorder, self.recorder.clock
+        recorder.jitter()
+        self._sending(dst, way, name)
+        self._note_not_finite(tensor, name)
+        if not clock.modelled:
+            sent = tensor.detach().clone() if recorder.records else tensor.detach()
+            return sent.contiguous().to(HOST)
+        charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
+        issue, stamp = clock.lane(self.name).send(self._link(self.rank, dst), charged)
+        return pack(tensor, issue, stamp, clock.wall())
+
+    def _note_not_finite(self, tensor: torch.Tensor, name) -> None:
+        look = partial(is_finite, tensor)
+        self.recorder.look_at("sent", str(name) or "a message", self.name, look)
 
     def _room(self, shape: Shape, buffer: torch.Tensor | None) -> torch.Tensor:
         """What a message is received into: the buffer itself where the transport can write
         there."""
+        if self.recorder.clock.modelled:
+            return torch.empty(HEADER.size + shape.nbytes, dtype=torch.uint8)
         fits = buffer is not None and buffer.device == HOST and buffer.is_contiguous()
         return buffer if fits else shape.empty()
 
     def _take(self, receive: _Receive) -> torch.Tensor:
         """The message of a receive that has arrived."""
-        return receive.wire.to(self.device)
+        src, recorder, clock = receive.src, self.recorder, self.recorder.clock
+        wall_start, wall_end, start, done = self._began, clock.wall(), None, None
+        tensor, size = receive.wire, receive.shape.nbytes
+        sent, charged = message(receive.name, size), size
+        with recorder.aside():
+            if clock.modelled:
+                tensor, _, start, wall_sent = unpack(receive.wire, receive.shape)
+                wall_start = min(wall_sent, wall_end)  # another machine's is known to its error
+                charged = self._charged(sent, size)
+                done = clock.lane(self.name).receive(start, self._link(src, self.rank), charged)
+                receive.wire = None  # the handle lives on
+            where = recorder.rank, self.name, sent.kind, str(receive.name)
+            told = size, *where, start, done, self.members[src], charged
+            recorder.write("transfer", wall_start, wall_end, *told)
+            return tensor.to(self.device)
 
-    def _sending(self, dst, way, name) -> None:
+    def _sending(self, dst: int, way: int, name) -> None:
         """A message is about to be sent."""
+        self.recorder.refuse_other_lane(self.name, name)
+        self.recorder.mark("send", self.members[dst], way, str(name), lane=self.name, now=False)
 
+    @contextmanager
     def _waiting(self, name, src: int | None = None, way: int = 0):
         """Around a call that may block: for a message of rank `src`, or (None) for all ranks."""
-        return self._watching(src, name)
+        self.recorder.refuse_other_lane(self.name, name)
+        self.recorder.jitter()
+        self._began = self.recorder.clock.wall()
+        whom = None if src is None else self.members[src]
+        all_of = (self._pg.group_name, self.members) if src is None else ()
+        self.recorder.mark("wait", whom, way, name, *all_of, lane=self.name)
+        with self._watching(src, name):
+            yield
+        self.recorder.mark("got", way, lane=self.name)
 
-    def _transport(self):
-        """Around what the transport alone needs: no part of what a program holds."""
-        return nullcontext()
+    # -- a collective's ----------------------------------------------------------------------------
 
     def _lent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the backend is handed in place of a tensor: the same memory."""
-        return tensor
+        """What the backend is handed in place of a tensor: the same memory. Torch's thread lets go
+        of what it was handed a moment after the collective has ended, and a ledger would count that
+        moment: so of the host's memory this is a tensor that owns nothing."""
+        if tensor.device != HOST or not tensor.nbytes or not tensor.is_contiguous():
+            return tensor
+        memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
 
+    @contextmanager
     def _together(self, name, kind: str, size_bytes: int, call: str, src: int | None = None):
-        return self._watching(None, name)
+        """Around a collective of the backend. `call`: what all ranks must call alike."""
+        recorder, clock, lane = self.recorder, self.recorder.clock, self.name
+        recorder.refuse_other_lane(lane, name)
+        if self.size == 1 or not recorder.records:
+            with self._watching(None, name):
+                yield
+            return
+        call = call if name == kind else f"{name}, {call}"
+        beside = f"comm:{self.axis}"
+        if self.axis in INSIDE and (inside := recorder.call(beside, kind, size_bytes, name)):
+            lane, name = beside, inside
+        root = src or 0  # of a collective without one all ranks are alike
+        members = (self.members[root], *self.members[:root], *self.members[root + 1 :])
+        with self._waiting(name):
+            start, end, wall_start = clock.now(lane), None, self._began
+            with recorder.aside():
+                latest = self._agree(call, start or 0)
+                wall_latest = clock.wall()
+                yield
+            if clock.modelled:
+                end = latest + clock.cost.collective(kind, size_bytes, members, lane)
+                clock.lane(lane).now = end
+                clock.wait(self.name, end)
+        wall_end, where = clock.wall(), (recorder.rank, lane, kind, name)
+        recorder.note("span", wall_start, wall_end, *where, start, end, None)
+        if arriving := Together(name, kind, size_bytes, members).arriving(recorder.rank):
+            other, size = arriving
+            times = (latest, end) if clock.modelled else (None, None)
+            recorder.note("transfer", wall_latest, wall_end, size, *where, *times, other, size)
+        recorder.write()
 
-    def _again(self, lane: str) -> "Group":
-        """Another group of the same ranks, for a lane."""
-        return Group(again(self._pg, lane), self.device, name=lane)
+    def _agree(self, call: str, start: int) -> int:
+        """The latest start of all. Impossible, on every rank, where they are about to call
+        different collectives: the backend would hang, or add up what does not belong together."""
+        latest, calls = self._compared(call, start)
+        if calls:
+            told = "; ".join(
+                f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}"
+                for one in dict.fromkeys(calls)
+            )
+            raise Impossible(
+                f"The ranks call different collectives at one time: {told}. Let all call the same"
+                " ones in the same order."
+            )
+        return latest
 
     # -- sites -------------------------------------------------------------------------------------
 
@@ -467,7 +615,7 @@ class Group:
     ) -> Handle:
         site, way = self._way(src, name, site, tag)
         receive = _Receive(src, name, site, way, like, buffer)
-        with self._transport(), self._watching(src, name):
+        with self.recorder.aside(), self._watching(src, name):
             if agreed:
                 self._wanted.add(receive)
                 self._post(receive, receive.like)
@@ -516,7 +664,7 @@ class Group:
         """Wait until the receive's wire is filled; returns when the message was issued, None
         without a modelled clock. Impossible where it is unlike what was expected."""
         place, what = (receive.src, receive.site), str(receive.name) or receive.site
-        with self._transport(), self._waiting(what, receive.src, receive.way):
+        with self.recorder.aside(), self._waiting(what, receive.src, receive.way):
             if place in self._coming:
                 work, code, receives = self._coming[place]
                 work.wait()
@@ -533,6 +681,8 @@ class Group:
                 )
             receive.work.wait()
         self._wanted.discard(receive)
+        if self.recorder.clock.modelled:
+            return HEADER.unpack_from(receive.wire.numpy(), 0)[0]
 
     @contextmanager
     def _watching(self, peer: int | None, name):
@@ -636,6 +786,20 @@ class Agreement:
             group._outbox.add(self.going[-1], text)
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass: a finite sum tells it of all; one that is
+    not may have overflowed."""
+    if not tensor.is_floating_point() or tensor.itemsize < 2:  # float8 adds up on no CPU
+        return True
+    tensor = tensor.detach()
+    return isfinite(tensor.sum()) or bool(tensor.isfinite().all())
+
+
+def message(name, size_bytes: int):
+    """What a name names: an Action or a Message is itself, text a message of this size."""
+    return Message(name, bytes=size_bytes) if isinstance(name, str) else name
+
+
 def operation(op: str) -> dist.ReduceOp:
     """torch's word for a reduction; of a mean its sum. Impossible where there is none."""
     refuse_unknown("reduction", op, (*OPERATIONS, "mean"))
@@ -651,6 +815,6 @@ def of(parts: Sequence[torch.Tensor]) -> str:
 def again(process_group, lane: str) -> dist.ProcessGroup:
     """A new process group of the ranks of this one. torch names one that only its members make by
     how many groups a process has: for all ranks, of whom some may have more, it is made by all."""
-    ranks = dist.get_process_group_ranks(process_group)
-    some = len(ranks) < dist.get_world_size()
-    return dist.new_group(ranks, use_local_synchronization=some, group_desc=lane)
+    members = dist.get_process_group_ranks(process_group)
+    some = len(members) < dist.get_world_size()
+    return dist.new_group(members, use_local_synchronization=some, group_desc=lane)
