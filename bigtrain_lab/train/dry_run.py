@@ -406,6 +406,11 @@ class OnMeta(Alone):
         whole = self.size * len(tensor), *tensor.shape[1:]
         return tensor.new_empty(whole) if out is None else out
 
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
+        own = self._parts(tensor, name)[self.rank]
+        own = own.new_empty(own.shape) if out is None else out
+        return own.div_(self.size) if op == "mean" else own
+
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor
 
@@ -435,11 +440,6 @@ class Replica(OnMeta):
         pass
 
     settle = wait
-
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
-        own = self._parts(tensor, name)[self.rank]
-        own = own.new_empty(own.shape) if out is None else out
-        return own.div_(self.size) if op == "mean" else own
 
 
 class Unsent(OnMeta):

@@ -28,7 +28,7 @@ INTO = {
 
 def gather(rows: torch.Tensor, own: torch.Tensor, rank: int, process_group) -> None:
     """`own` of every rank, each in its row, which may be where `own` is."""
-    others = around(rank, len(rows))
+    others = around(rank, rows)
     works = [receive(rows[other], other, "gather", process_group) for other in others]
     works += [send(own, other, "gather", process_group) for other in others]
     if rows[rank].data_ptr() != own.data_ptr():
@@ -47,8 +47,8 @@ def scatter(
 ) -> None:
     """In `own` the sum over the ranks, or what else `op` says, of this rank's row; `own` may be
     that row. `room`: so many bytes to receive in."""
-    others = around(rank, len(rows))
-    come = room(rows[rank].nbytes * len(others)).view(rows.dtype).view(len(others), -1)
+    others = around(rank, rows)
+    come = room(rows[rank].nbytes * len(others)).view(rows.dtype).view(len(others), len(own))
     works = [receive(row, other, "scatter", process_group) for row, other in zip(come, others)]
     sent = [send(rows[other], other, "scatter", process_group) for other in others[::-1]]
     if rows[rank].data_ptr() != own.data_ptr():
@@ -60,9 +60,10 @@ def scatter(
         work.wait()
 
 
-def around(rank: int, size: int) -> list[int]:
-    """The ranks before this one, the nearest first: each receives from another first."""
-    return [(rank - distance) % size for distance in range(1, size)]
+def around(rank: int, rows: torch.Tensor) -> list[int]:
+    """The ranks before this one, the nearest first: each receives from another first. None where
+    there is nothing to send."""
+    return [(rank - distance) % len(rows) for distance in range(1, len(rows)) if rows.numel()]
 
 
 def send(part: torch.Tensor, rank: int, way: str, process_group):

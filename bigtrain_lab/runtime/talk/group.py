@@ -112,7 +112,7 @@ class Group:
     those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
-    recorder, agreements, _kept, _began = UNRECORDED, 0, None, 0
+    recorder, agreements, _kept, _began, _pg, _gloo = UNRECORDED, 0, None, 0, None, True
 
     def __init__(
         self,
@@ -129,6 +129,7 @@ class Group:
             )
         self.device, self.axis, self.name, self.recorder = device, axis, name, recorder
         self._pg = process_group if process_group is not None else dist.group.WORLD
+        self._gloo = dist.get_backend(self._pg) == "gloo"
         self.members = tuple(dist.get_process_group_ranks(self._pg))  # the job's, by rank of this
         self.rank, self.size = dist.get_rank(self._pg), len(self.members)
         self._outbox = Outbox()
@@ -202,15 +203,7 @@ class Group:
 
         Impossible, in wait, where the message is unlike the buffer.
         """
-        posted = self._posted(src, name, site, tag, buffer, buffer, agreed)
-        if buffer is None:
-            return posted
-
-        def take():
-            with torch.no_grad():
-                return buffer if (taken := posted.wait()) is buffer else buffer.copy_(taken)
-
-        return Handle(posted.arrive, take)
+        return self._posted(src, name, site, tag, buffer, buffer, agreed)
 
     def finish(self) -> None:
         """Return when every message that was posted has been taken."""
@@ -323,13 +316,13 @@ class Group:
         if self.size == 1:
             return []
         with self._waiting(name), self.recorder.aside():
-            return self._compared(text)[1]
+            return Agreement(self, text).wait()[1]
 
     def agreement(self, text: str, name: str = "") -> "Agreement":
         """Like `differing`, beside the first messages of what is to be agreed on."""
         return Agreement(self, text, name)
 
-    def room(self, size_bytes: int, device: torch.device) -> torch.Tensor:
+    def room(self, size_bytes: int, device: torch.device = HOST) -> torch.Tensor:
         """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
         kept = self._kept
         if kept is None or kept.device != device or len(kept) < size_bytes:
@@ -337,42 +330,19 @@ class Group:
                 self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return kept[:size_bytes]
 
-    def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
-        """(the latest start of all, [] or each rank's text). Nothing that came from another rank
-        is unpickled."""
-        code = text.encode()
-        device = HOST if "gloo" in dist.get_backend(self._pg) else torch.device("cuda")
-        found = torch.tensor([start, crc32(code), -crc32(code), len(code)], device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._pg)
-        latest, largest, smallest, longest = found.tolist()
-        if largest == -smallest:
-            return latest, []
-        own = torch.frombuffer(bytearray(code.ljust(longest)), dtype=torch.uint8).to(device)
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(rows, own, group=self._pg)
-        return latest, [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
-
     def _gather(self, flat: torch.Tensor, own: torch.Tensor) -> None:
-        if self.size == 1 or not len(own) or dist.get_backend(self._pg) != "gloo":
-            dist.all_gather_into_tensor(self._lent(flat), self._lent(own), group=self._pg)
+        flat, own = self._lent(flat), self._lent(own)
+        if self._gloo:
+            exchange.gather(flat.view(self.size, len(own)), own, self.rank, self._pg)
         else:
-            rows = self._lent(flat).view(self.size, -1)
-            exchange.gather(rows, self._lent(own), self.rank, self._pg)
+            dist.all_gather_into_tensor(flat, own, group=self._pg)
 
     def _scatter(self, flat: torch.Tensor, own: torch.Tensor, op: str) -> None:
-        reduction = operation(op)
-        if self.size == 1 or not len(own) or dist.get_backend(self._pg) != "gloo":
-            whole = self._lent(flat.view(-1))
-            dist.reduce_scatter_tensor(self._lent(own), whole, reduction, group=self._pg)
+        reduction, flat, own = operation(op), self._lent(flat), self._lent(own)
+        if self._gloo:
+            exchange.scatter(flat, own, op, self.rank, self._pg, self.room)
         else:
-            exchange.scatter(
-                self._lent(flat),
-                self._lent(own),
-                op,
-                self.rank,
-                self._pg,
-                lambda size: self._lent(self.room(size, HOST)),
-            )
+            dist.reduce_scatter_tensor(own, flat.view(-1), reduction, group=self._pg)
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
@@ -402,7 +372,7 @@ class Group:
 
     def _room_on(self, tensor: torch.Tensor) -> torch.device:
         """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
-        return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
+        return HOST if self._gloo and self.size > 1 else tensor.device
 
     # -- this lane and others ----------------------------------------------------------------------
 
@@ -482,7 +452,8 @@ class Group:
         goes is the transport's affair."""
         recorder, clock = self.recorder, self.recorder.clock
         recorder.jitter()
-        self._sending(dst, way, name)
+        recorder.refuse_other_lane(self.name, name)
+        recorder.mark("send", self.members[dst], way, str(name), lane=self.name, now=False)
         self._note_not_finite(tensor, name)
         if not clock.modelled:
             sent = tensor.detach().clone() if recorder.records else tensor.detach()
@@ -519,12 +490,10 @@ class Group:
             where = recorder.rank, self.name, sent.kind, str(receive.name)
             told = size, *where, start, done, self.members[src], charged
             recorder.write("transfer", wall_start, wall_end, *told)
-            return tensor.to(self.device)
-
-    def _sending(self, dst: int, way: int, name) -> None:
-        """A message is about to be sent."""
-        self.recorder.refuse_other_lane(self.name, name)
-        self.recorder.mark("send", self.members[dst], way, str(name), lane=self.name, now=False)
+            if receive.buffer is None:
+                return tensor.to(self.device)
+            with torch.no_grad():
+                return tensor if tensor is receive.buffer else receive.buffer.copy_(tensor)
 
     @contextmanager
     def _waiting(self, name, src: int | None = None, way: int = 0):
@@ -586,7 +555,7 @@ class Group:
     def _agree(self, call: str, start: int) -> int:
         """The latest start of all. Impossible, on every rank, where they are about to call
         different collectives: the backend would hang, or add up what does not belong together."""
-        latest, calls = self._compared(call, start)
+        latest, calls = Agreement(self, call, start=start).wait()
         if calls:
             told = "; ".join(
                 f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}"
@@ -708,17 +677,6 @@ class Alone(Group):
         self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()
         self.span = span or super().span
 
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
-        part = self._parts(tensor, name)[0].detach()
-        return part.clone() if out is None else out.copy_(part)
-
-    def all_gather(self, tensor, out=None, name="all_gather"):
-        if out is None:
-            return tensor.detach().clone().reshape(tensor.shape or (1,))
-        with torch.no_grad():
-            self._parts(out, name)[0].copy_(tensor)
-        return out
-
     def _again(self, lane):
         return Alone(self.device)
 
@@ -727,63 +685,40 @@ class Alone(Group):
 
 
 class Agreement:
-    """What each rank is about to do, in words, which go to all beside the first messages of it:
-    in turn d = 1, 2, 4, ... to the d-th next rank, with all that is known. It takes no modelled
-    time, and two small messages of 4 ranks, where a collective would keep all of them waiting."""
+    """What each rank is about to do, in words: one small all-reduce compares the words of all,
+    beside the first messages of what is to be done. It takes no modelled time. Nothing that came
+    from another rank is unpickled."""
 
-    ROOM = 256  # bytes of the words
-
-    def __init__(self, group: Group, text: str, name: str):
-        self.group, self.name, self.way = group, name, channel("agreement", "", -1)
+    def __init__(self, group: Group, text: str, name: str = "", start: int = 0):
+        self.group, self.name, self.code = group, name, text.encode()
         group.agreements += 1
         self.site = f"{group.agreements} {text}"  # of messages of those who say the same
-        self.own = text.encode()[: self.ROOM].ljust(self.ROOM)
-        self.said = torch.frombuffer(
-            bytearray(self.own), dtype=torch.uint8
-        )  # ours, the rank before's, ...
-        self.going: list[dist.Work] = []
-        self.turns = [
-            (1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
-            for turn in range((group.size - 1).bit_length())
-        ]
-        with group._transport():
-            self.coming = [self._receive(*turn) for turn in self.turns]
-            self._send(*self.turns[0])
+        code, backend = crc32(self.code), dist.get_backend(group._pg)
+        device = HOST if "gloo" in backend else torch.device("cuda")
+        with group.recorder.aside():
+            self.found = torch.tensor([start, code, -code, len(self.code)], device=device)
+            most, pg = dist.ReduceOp.MAX, group._pg
+            self.work = dist.all_reduce(self.found, most, group=pg, async_op=True)
+
+    def wait(self) -> tuple[int, list[str]]:
+        """(the latest start of all, [] where every rank says the same, else each rank's text)."""
+        self.work.wait()
+        latest, largest, smallest, longest = self.found.tolist()
+        if largest == -smallest:
+            return latest, []
+        own = torch.frombuffer(bytearray(self.code.ljust(longest)), dtype=torch.uint8)
+        own = own.to(self.found.device)
+        rows = [torch.empty_like(own) for _ in range(self.group.size)]
+        dist.all_gather(rows, own, group=self.group._pg)
+        return latest, [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
 
     def differing(self) -> list[str]:
-        """[] where every rank says the same, else each rank's text, on every rank."""
-        group = self.group
-        for number, (distance, _) in enumerate(self.turns):
-            text, work = self.coming[number]
-            with group._waiting(self.name, (group.rank - distance) % group.size, self.way):
-                work.wait()
-            self.said = torch.cat([self.said, text])
-            if number + 1 < len(self.turns):
-                self._send(*self.turns[number + 1])
-        said = self.said.numpy().tobytes()
-        if said == self.own * group.size:
-            return []
-        for work in self.going:  # the others come to know it too
-            work.wait()
-        group._outbox.forget()  # they will not take what was sent beside
-        texts = [
-            said[at : at + self.ROOM].decode(errors="replace").rstrip()
-            for at in range(0, len(said), self.ROOM)
-        ]
-        return [texts[group.rank - rank] for rank in range(group.size)]
-
-    def _receive(self, distance: int, size: int) -> tuple:
-        text, group = torch.empty(size, dtype=torch.uint8), self.group
-        src = (group.rank - distance) % group.size
-        return text, dist.irecv(text, group=group._pg, group_src=src, tag=self.way)
-
-    def _send(self, distance: int, size: int) -> None:
-        text, group = self.said[:size], self.group
-        dst = (group.rank + distance) % group.size
-        with group._watching(dst, self.name):
-            group._sending(dst, self.way, self.name)
-            self.going.append(dist.isend(text, group=group._pg, group_dst=dst, tag=self.way))
-            group._outbox.add(self.going[-1], text)
+        """Like Group.differing, and nobody waits for what was sent beside, where they differ."""
+        with self.group._waiting(self.name), self.group.recorder.aside():
+            texts = self.wait()[1]
+        if texts:
+            self.group._outbox.forget()
+        return texts
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
