@@ -30,6 +30,8 @@ from .wait_graph import (
     waited_for,
 )
 
+WITHOUT = {"wait": "sending", "await": "launching"}  # what a lane waits for -> what nobody does
+
 
 class Exit(NamedTuple):
     """How a rank's process ended: its code (negative: a signal; None: nobody saw), and when it was
@@ -47,14 +49,8 @@ def deadlock(doings: list[Doing]) -> str | None:
         return None
     if failed := lane_failure(doings):
         return failed
-    first, last = stuck[0], stuck[-1]
-    if last.last == "done":
-        verb = {"finish": "taking it", "wait": "sending it", "await": "launching it"}[first.last]
-        if first.wants and first.wants.src is None:
-            verb = "calling it"
-        told = f"{_capital(said(doings, first))}, which has finished without {verb}."
-    else:
-        told = f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}."
+    waits = f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}."
+    told = _unanswered(doings, stuck[0]) or waits
     return f"{told} {_rest(doings, stuck)}".rstrip()
 
 
@@ -196,7 +192,11 @@ def _reason(directory: Path, doings: list[Doing], rank: int, code: int | None) -
         if status["type"] == "SystemExit":
             return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
         if status["victim"]:
-            return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
+            lanes = sorted(
+                doing.awake, key=lambda at: at is doing.main
+            )  # the program waits for them
+            told = filter(None, (_unanswered(doings, at) for at in lanes))
+            return next(told, f"{status['message']}; that rank ended before.")
         if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # they name the rank
             return f"{status['message']}{place}"
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
@@ -216,22 +216,17 @@ def _reason(directory: Path, doings: list[Doing], rank: int, code: int | None) -
     return f"Rank {rank} exited with code {code} before its program returned (os._exit?){last}."
 
 
-def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
-    """Of a rank that lost its connection and no rank had failed: which message, or collective, had
-    no other end. Lanes first: the program waits for them."""
-    for at in sorted(doing.awake, key=lambda at: at is doing.main):
-        if (
-            at.last == "wait"
-            and at.wants.src is None
-            and any(other.last == "done" for other in waited_for(doings, at))
-        ):
-            return f"{_capital(said(doings, at))}, which has finished without calling it."
-        if at.wants and at.wants.src is not None and doings[at.wants.src].main.last == "done":
-            return f"{_capital(at)}, which has finished without sending it."
-        for dst, channel in untaken(doings, at):
+def _unanswered(doings: list[Doing], at: At) -> str | None:
+    """Which message, or collective, of a lane has no other end, since a rank has finished; None
+    where no such rank keeps it."""
+    if any(other.last == "done" for other in waited_for(doings, at)) and at.last in WITHOUT:
+        verb = "calling" if at.wants and at.wants.src is None else WITHOUT[at.last]
+        return f"{_capital(said(doings, at))}, which has finished without {verb} it."
+    for dst, channel in untaken(doings, at):
+        if doings[dst].main.last == "done":
             return (
-                f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, "
-                "which has finished without taking it."
+                f"{_capital(at.who)} sent {doings[at.rank].labels[channel] or 'a message'} to rank"
+                f" {dst}, which has finished without taking it."
             )
     return None
 

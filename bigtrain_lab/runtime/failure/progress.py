@@ -11,9 +11,10 @@ hangs       nobody has logged, printed or computed for the stall limit; where a 
 import os
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 
-from ..process.end import End
+from ..process.end import VICTIMS_S, End
 from ..process.pulse import STOPPED, WITHIN_S, Pulse
 from . import diagnose
 from .diagnose import Exit
@@ -50,6 +51,7 @@ class Progress:
         )
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
         self._worked = self._looked = time.monotonic()
+        self._failing = inf  # since when a rank has ended without finishing
         self._counted = self._written = self._seen = self._suspected = None
         self._logged = [
             (0, self._worked)
@@ -76,6 +78,11 @@ class Progress:
             rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())
         }
 
+    def ended(self, exits: Mapping[int, Exit]) -> dict[int, Exit]:
+        """Of ranks that have ended, or said that they failed: one that failed earlier may take
+        longer to end."""
+        return diagnose.failed(self._directory, len(self._doings)) | exits
+
     def failed(
         self, diagnosis: str, exits: Mapping[int, Exit], kept: Mapping[int, str] | None = None
     ) -> End:
@@ -86,12 +93,20 @@ class Progress:
         return End(
             "failed",
             diagnosis,
-            tuple(diagnose.states(self._directory, self.doings(), exits, kept)),
+            tuple(diagnose.states(self._directory, self.doings(), self.ended(exits), kept)),
         )
 
-    def failure(self, exits: Mapping[int, Exit], hold: Callable[[], None]) -> End:
-        """The end of a run in which a process ended without finishing. `hold` keeps the others
+    def failure(
+        self, exits: Mapping[int, Exit], hold: Callable[[], None], everybody: bool = False
+    ) -> End | None:
+        """The end of a run in which a process ended without finishing, which may be `everybody`;
+        None as long as the rank that made victims may still say so, or end. `hold` keeps the others
         where they are, so that no picture shows more than is told."""
+        exits = self.ended(exits)
+        self._failing = min(self._failing, time.monotonic())
+        late = time.monotonic() - self._failing > VICTIMS_S
+        if not (everybody or late or diagnose.culprit_of(self._directory, exits)[1]):
+            return None
         kept = self.kept()
         hold()
         told = diagnose.failure(self._directory, self.doings(), exits)

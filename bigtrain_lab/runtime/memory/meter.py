@@ -62,8 +62,7 @@ class Meter:
         self._last = dict.fromkeys(MEMORY_KINDS, 0)
         self._alive: dict[int, list[int]] = {}  # address -> [saved objects, bytes]
         self._bytes = 0  # of all that are alive
-        self._dead: deque[int] = deque()
-        self._settling = False
+        self._dead: deque[tuple[list[int], int]] = deque()  # addresses let go, and when
         self._held: set[int] = set()
         self._readings: list[tuple[int, int]] | None = None
         self._counted = 0  # activations as last read inside a span
@@ -108,10 +107,11 @@ class Meter:
         self._readings = None
         return {"activations": readings} if readings else {}
 
-    def _read(self, address: int, change: int) -> None:
+    def _read(self, address: int, change: int, wall: int) -> None:
+        self._bytes += change
         if address not in self._held and self._readings is not None:
             self._counted += change
-            self._readings.append((self._wall(), self._counted))
+            self._readings.append((wall, self._counted))
 
     def _saved(self, tensor: torch.Tensor) -> list[int]:
         self._settle()  # an address that was freed may be this one again
@@ -123,28 +123,20 @@ class Meter:
                 entry[0] += 1
             else:
                 self._alive[address] = [1, size]
-                self._bytes += size
-                self._read(address, size)
+                self._read(address, size, self._wall())
         return [address for address, _ in stored]
 
     def _died(self, addresses: list[int]) -> None:
-        """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use
-        right now."""
-        self._dead.extend(addresses)
-        self._settle()
+        """A saved tensor was let go, in whichever thread, perhaps in the middle of a count."""
+        self._dead.append((addresses, self._wall()))
 
     def _settle(self) -> None:
-        if self._settling:
-            return
-        self._settling = True
-        try:
-            while self._dead:
-                address = self._dead.popleft()
-                if entry := self._alive.get(address):
-                    entry[0] -= 1
-                    if not entry[0]:
-                        del self._alive[address]
-                        self._bytes -= entry[1]
-                        self._read(address, -entry[1])
-        finally:
-            self._settling = False
+        """Count what was let go."""
+        while self._dead:
+            addresses, wall = self._dead.popleft()
+            for address in addresses:
+                entry = self._alive[address]
+                entry[0] -= 1
+                if not entry[0]:
+                    del self._alive[address]
+                    self._read(address, -entry[1], wall)

@@ -97,41 +97,27 @@ class End(NamedTuple):
 
     def note(self, directory: Path, by: int = 0) -> "End":
         """Keep it unless another rank has, in one step that only one can do; how the run ended
-        then. `by`: the rank that asks. On a disk that is full it takes the room that was reserved,
-        cut to its size."""
+        then. `by`: the rank that asks. On a disk that is full it is cut to the room that was
+        reserved."""
         path = directory / NOTE
         own = path.with_name(f"end-{by}.json")
         try:
+            (directory / RESERVE).unlink(missing_ok=True)
             try:
                 write_whole(own, json.dumps(self.told()))
             except Impossible:
-                self._note_in_reserve(own)
+                # a letter takes 12 bytes at most
+                short = self.diagnosis and self.diagnosis[: RESERVE_BYTES // 16]
+                write_whole(own, json.dumps(self._replace(diagnosis=short, waits=()).told()))
             try:
                 os.link(own, path)
             except FileExistsError:
                 return End.noted(directory) or self
             except OSError:  # a disk without links
                 own.replace(path)
-        except OSError:
+        except (OSError, Impossible):
             return End.noted(directory) or self
         finally:
-            for done in (own, directory / RESERVE):
-                with suppress(OSError):
-                    done.unlink()
+            with suppress(OSError):
+                own.unlink()
         return self
-
-    def _note_in_reserve(self, own: Path) -> None:
-        """Write over the bytes that were reserved, which takes no new ones, and give them this
-        name."""
-        data = json.dumps(self.told()).encode()
-        if len(data) > RESERVE_BYTES:
-            short = (
-                self.diagnosis.encode("ascii", "replace")[: RESERVE_BYTES // 2].decode()
-                if self.diagnosis
-                else None
-            )
-            data = json.dumps(self._replace(diagnosis=short, waits=()).told()).encode()
-        reserve = own.with_name(RESERVE)
-        with open(reserve, "r+b") as file:
-            file.write(data.ljust(RESERVE_BYTES))
-        reserve.replace(own)

@@ -28,7 +28,7 @@ from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..record.kept import MOST_RANKS
 from . import server, temporary
-from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End, within
+from .end import INTERRUPTED, LOOK_S, STACKS_S, End, within
 from .pulse import Pulse
 
 KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
@@ -116,7 +116,6 @@ class Watch:
             self._pulses[rank] = Pulse(process.pid)
 
     def _until_the_end(self) -> End:
-        deadline = None
         while True:
             self._look()
             if self._stopped:
@@ -125,29 +124,18 @@ class Watch:
                 return End("stopped", INTERRUPTED)
             everybody = len(self._exits) == len(self._processes)
             if any(exit.code == server.NO_SERVER for exit in self._exits.values()):
-                return self._progress.failed(server.SERVER_ENDED, self._all_exits())
-            if any(exit.code for exit in self._exits.values()):
-                deadline = deadline or time.monotonic() + VICTIMS_S
-                if (
-                    everybody
-                    or diagnose.culprit_of(self.directory, self._exits)[1]
-                    or time.monotonic() > deadline
-                ):
-                    self._look(0)
-                    return self._progress.failure(self._all_exits(), self._hold)
+                return self._progress.failed(server.SERVER_ENDED, self._exits)
+            done = all(diagnose.status_of(self.directory, rank) for rank in self._exits)
+            if any(exit.code for exit in self._exits.values()) or everybody and not done:
+                self._look(0)
+                if end := self._progress.failure(self._exits, self._hold, everybody):
+                    return end
             elif everybody:
-                if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
-                    return End("done")
-                return self._progress.failure(self._exits, self._hold)
+                return End("done")
             elif found := self._progress.trouble(self._ask_for_stacks):
-                return self._progress.failed(found, self._all_exits())
+                return self._progress.failed(found, self._exits)
             elif endless := self._progress.endless():
                 self._ask_for_stacks(endless)
-
-    def _all_exits(self) -> dict[int, Exit]:
-        """Of ranks that have ended, or said that they failed: one that failed earlier may take
-        longer to end."""
-        return diagnose.failed(self.directory, self._job.mesh.size) | self._exits
 
     def _look(self, timeout: float = LOOK_S) -> None:
         """Wait a moment for a process to end, and note those that have."""

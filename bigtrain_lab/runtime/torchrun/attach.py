@@ -169,7 +169,7 @@ def connect(meeting: Meeting, members: list[Member], backend: str) -> None:
 def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) -> Job:
     """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every
     rank sees its directory."""
-    found, own = offsets(meeting.index, [member.machine for member in members]), None
+    found, own = offsets([member.machine for member in members]), None
     if meeting.index == 0:
         hosts = [
             {

@@ -5,10 +5,11 @@ torchrun reports and ends its own ranks. What it cannot know is told here, at th
 share; the first end that is told counts:
 
     every rank   its program failed; a rank of this machine has ended without a word; a signal came;
-                 its torchrun has ended
+                 its torchrun has ended; the store has gone
     rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall
                  limit
 
+Where the store has gone, with the machine of rank 0, the note in the directory says how it ended.
 The rank that told the end says all of it, the others its first line. A main thread that is caught
 in gloo cannot be called back: its lookout says the sentence and ends the process.
 """
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -28,12 +30,12 @@ from ..failure import diagnose
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..process.border import Place
-from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End, within
+from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, End, within
 from ..process.pulse import Pulse
 from .meeting import Meeting, say
 
 GRACE_S = 3.0  # for a main thread to come by itself
-LAST_S = 5.0  # for a process to have ended, or its end to be noted, once its connections are closed
+LAST_S = 4.0  # for a process to have ended, or its end to be noted, once its connections are closed
 
 
 class Lookout:
@@ -44,18 +46,17 @@ class Lookout:
 
     def __init__(self, place: Place, meeting: Meeting, mates: dict[int, list], job, stall_s: float):
         self.index, self.size, self._code = place.index, place.ranks, 0
-        self._store, self._own_store = meeting.clone(), meeting
+        self._store, self._own_store, self._lost = meeting.clone(), meeting, inf
         self._job, self._directory = job, Path(job.directory)
         self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
         self._pulse = Pulse(os.getpid())
         self._progress = Progress(
             job,
             stall_s,
-            lambda: self._store.count("signs"),
+            lambda: self._ask("count", "signs"),
             {**self._mates, self.index: self._pulse},
         )
         self._exits: dict[int, Exit] = {}
-        self._holds = place.hosts
         self._parent = os.getppid() if place.agent else None
         self._came, self._dumped, self._end = threading.Event(), False, None
         self._signals, self._write = Pipe(duplex=False)
@@ -81,10 +82,6 @@ class Lookout:
             with suppress(RuntimeError):  # no store any more: the thread finds out too
                 self._own_store.count("over", 1)
         self._thread.join()
-        with suppress(RuntimeError):
-            self._own_store.count("heard", 1)
-            if self._holds:  # others still ask the store that this process holds
-                within(LAST_S, lambda: self._own_store.count("heard") >= self.size, LOOK_S)
         if self._before:
             signal.set_wakeup_fd(self._before[0])
             if self._end.state == "done":  # else torchrun may end this rank before it has spoken
@@ -101,10 +98,7 @@ class Lookout:
 
     def _look_out(self) -> None:
         try:
-            try:
-                self._end = self._until_the_end()
-            except RuntimeError:  # no store: its holder has ended
-                self._end = self._without_store()
+            self._end = self._until_the_end()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             told = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
             self._end = End("failed", told, teller=self.index).note(self._directory, self.index)
@@ -114,26 +108,28 @@ class Lookout:
             os._exit(FAILED)
 
     def _until_the_end(self) -> End:
-        trouble, ended, computed = None, False, 0
+        terminated, computed = inf, 0
         while True:
             came = wait([self._signals], LOOK_S) and os.read(self._signals.fileno(), 64)
-            if told := self._store.peek("end"):
-                return End.of(told).note(self._directory, self.index)
+            told, noted = self._ask("peek", "end"), End.noted(self._directory)
+            if end := End.of(told).note(self._directory, self.index) if told else noted:
+                return end
             if signal.SIGINT in came:
                 return self._stopped(INTERRUPTED)
             if self._parent not in (None, os.getppid()):
                 return self._stopped(f"The torchrun that started rank {self.index} has ended.")
-            ended |= signal.SIGTERM in came
+            terminated = min(terminated, time.monotonic() if signal.SIGTERM in came else inf)
             self._look()
-            if self._exits or ended:
-                trouble = trouble or time.monotonic()
-                exits = diagnose.failed(self._directory, self.size) | self._exits
-                waited_s = time.monotonic() - trouble
-                if diagnose.culprit_of(self._directory, exits)[1] or waited_s > VICTIMS_S:
-                    return self._publish(self._progress.failure(exits, self._stacks_of_all))
-                if not exits and waited_s > 1:
+            alone = not self._exits.keys() - {self.index}
+            if alone and time.monotonic() - self._lost > LAST_S:
+                told = f"Rank {self.index} lost the connection to the machine of rank 0: see what"
+                return self._publish(self._progress.failed(f"{told} torchrun says there.", {}))
+            if self._exits or terminated < inf:
+                if end := self._progress.failure(self._exits, self._stacks_of_all):
+                    return self._publish(end)
+                if not self._progress.ended(self._exits) and time.monotonic() - terminated > 1:
                     return self._stopped(f"Rank {self.index} was ended from outside (SIGTERM).")
-            elif self.index == 0 and self._store.count("over") == self.size:
+            elif self.index == 0 and self._ask("count", "over") == self.size:
                 return self._publish(End("done"))
             elif (
                 self.index == 0
@@ -142,8 +138,8 @@ class Lookout:
             ):
                 return self._publish(self._progress.failed(found, {}))
             if computed != (computed := self._pulse.count()):
-                self._store.count("signs", 1)  # rank 0 may not see this process
-            if self._store.count("stacks asked"):
+                self._ask("count", "signs", 1)  # rank 0 may not see this process
+            if self._ask("count", "stacks asked"):
                 self._dump()
 
     def _look(self) -> None:
@@ -162,34 +158,29 @@ class Lookout:
     def _publish(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
         end = end._replace(teller=self.index)
-        return End.of(self._store.first("end", end.told())).note(self._directory, self.index)
+        told = self._ask("first", "end", end.told())
+        return (End.of(told) if told else end).note(self._directory, self.index)
 
-    def _without_store(self) -> End:
-        """The machine of rank 0 has ended: how, by the directory and by who has ended here."""
-        until = time.monotonic() + LAST_S
-        while not (gone := self._exits.keys() - {self.index}) and time.monotonic() < until:
-            if end := End.noted(self._directory):
-                return end
-            time.sleep(LOOK_S)  # its connections close before it has ended
-            self._look()
-        if gone:
-            end = self._progress.failure(self._exits, lambda: None)
-        else:
-            end = self._progress.failed(
-                f"Rank {self.index} lost the connection to the machine of rank 0: see what torchrun"
-                " says there.",
-                {},
-            )
-        return end._replace(teller=self.index).note(self._directory, self.index)
+    def _ask(self, what: str, *about):
+        """What the store answers; None, and since when is known, where it has gone."""
+        try:
+            return getattr(self._store, what)(*about)
+        except RuntimeError:  # its holder has ended
+            self._lost = min(self._lost, time.monotonic())
 
     # -- stacks ------------------------------------------------------------------------------------
 
     def _stacks_of_all(self) -> None:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
-        self._store.count("stacks asked", 1)
+        self._ask("count", "stacks asked", 1)
         self._dump()
-        left, store = self.size - len(self._exits.keys() - {self.index}), self._store
-        within(STACKS_S, lambda: store.count("stacks here") >= left or store.peek("end"), 0.02)
+        left = self.size - len(self._exits.keys() - {self.index})
+
+        def come() -> bool:
+            here, ended = self._ask("count", "stacks here"), self._ask("peek", "end")
+            return self._lost < inf or here >= left or ended is not None
+
+        within(STACKS_S, come, 0.02)
 
     def _dump(self) -> None:
         if self._dumped:
@@ -198,4 +189,4 @@ class Lookout:
         stacks = self._job.file("stacks", self.index, "txt")
         with suppress(OSError), open(stacks, "a", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-        self._store.count("stacks here", 1)
+        self._ask("count", "stacks here", 1)

@@ -1,13 +1,13 @@
 """How far the clocks of several machines are apart at a run's start, and how well that is known.
 
-Rank 0 asks at t0, the other machine hears and answers at t, rank 0 hears at t3, each on its own
-clock:
+All ranks meet several times, in a small all-reduce, which nobody leaves before all have come. With
+the times at which rank 0 and another machine's rank came and went, each on its own clock:
 
-    offset = t - (t0 + t3) / 2        error = (t3 - t0) / 2
+    they came <= we went,  we came <= they went
+    max(they came - we went)  <=  offset  <=  min(they went - we came)
 
-The offset is right to half the round trip, whatever share of it each way takes, so the smallest
-round trip of several counts (Cristian, Probabilistic clock synchronization, 1989). A message then
-never seems to arrive before it was sent, unless it was quicker than the quickest of these.
+The middle is right to half the difference (Cristian, Probabilistic clock synchronization, 1989, has
+this for one question and its answer).
 """
 
 import os
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ...core.words import duration
 
-ROUNDS = 25
+MEETINGS = 25
 
 
 class Offset(NamedTuple):
@@ -31,10 +31,11 @@ class Offset(NamedTuple):
     error_ns: int
 
 
-def offset(times) -> Offset:
-    """The best estimate from the (t0, t, t3) of several questions."""
-    t0, t, t3 = min(times, key=lambda each: each[2] - each[0])
-    return Offset(t - (t0 + t3) // 2, (t3 - t0 + 1) // 2)
+def offset(ours: torch.Tensor, theirs: torch.Tensor) -> Offset:
+    """The best estimate from when both came and went (K, 2), in the same K meetings."""
+    least = int((theirs[:, 0] - ours[:, 1]).max())
+    most = int((theirs[:, 1] - ours[:, 0]).min())
+    return Offset((least + most) // 2, (most - least + 1) // 2)
 
 
 def machine() -> str:
@@ -47,30 +48,19 @@ def machine() -> str:
         return platform.node()
 
 
-def offsets(index: int, machines: list[str]) -> dict[str, Offset]:
-    """Machine -> its offset, on rank 0; elsewhere {}. Every rank calls this; the first rank of each
-    other machine is asked. `machines`: each rank's machine, by rank."""
-    found = {machines[0]: Offset(0, 0)}
-    for name in dict.fromkeys(machines[1:]):
-        rank = machines.index(name)
-        if rank and index == 0:
-            found[name] = offset([ask(rank) for _ in range(ROUNDS)])
-        elif rank and rank == index:
-            answer()
-    return found if index == 0 else {}
-
-
-def ask(rank: int) -> tuple[int, int, int]:
-    heard, t0 = torch.zeros(1, dtype=torch.int64), time.monotonic_ns()
-    dist.send(heard, rank)
-    dist.recv(heard, rank)
-    return t0, int(heard), time.monotonic_ns()
-
-
-def answer() -> None:
-    for _ in range(ROUNDS):
-        dist.recv(torch.zeros(1, dtype=torch.int64), 0)
-        dist.send(torch.tensor([time.monotonic_ns()]), 0)
+def offsets(machines: list[str]) -> dict[str, Offset]:
+    """Machine -> its offset. Every rank calls this. `machines`: each rank's machine, by rank."""
+    if len(set(machines)) == 1:
+        return {machines[0]: Offset(0, 0)}
+    own = torch.empty(MEETINGS, 2, dtype=torch.int64)
+    for meeting in own:
+        meeting[0] = time.monotonic_ns()
+        dist.all_reduce(torch.zeros(1))
+        meeting[1] = time.monotonic_ns()
+    every = [torch.empty_like(own) for _ in machines]
+    dist.all_gather(every, own)
+    found = {name: offset(every[0], every[machines.index(name)]) for name in machines[1:]}
+    return found | {machines[0]: Offset(0, 0)}
 
 
 def told(hosts: list[dict]) -> str:
