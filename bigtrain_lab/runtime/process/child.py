@@ -111,11 +111,10 @@ def meet(index: int, job: Job) -> None:
 def work(index: int, job: Job, load, meet=None) -> int:
     """Load the program, meet the other ranks (unless they have met), run, keep results and status;
     returns the exit code."""
-    log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
-    write = log.write if log else lambda *line: None
+    log = EventLog(job.file("events", index, "jsonl"), index) if job.record else UNRECORDED
     device = job.device(index)
     clock = Clock(job.cost, job.zero_ns, device)
-    status, recorder = {"rank": index, "state": "done"}, None
+    status, recorder = {"rank": index, "state": "done"}, UNRECORDED
     code = 0
     try:
         torch.manual_seed(job.seed)
@@ -123,20 +122,20 @@ def work(index: int, job: Job, load, meet=None) -> int:
             torch.cuda.set_device(device)
         program = load()
         if meet:
-            write("@meet", clock.wall())
+            log.write("@meet", clock.wall())
             meet(index, job)
-            write("@met", clock.wall())
-        recorder = record_of(index, job, clock, log) if log else UNRECORDED
+            log.write("@met", clock.wall())
+        if job.record:
+            recorder = record_of(index, job, clock, log)
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault:
             recorder.strike = Strike(job.fault, rank)
-        with recorder.meter if log and job.ledger else nullcontext():
+        with recorder.meter if job.record and job.ledger else nullcontext():
             results = program(rank)
             rank.finish()
         save(job.file("result", index, "npz"), results)
-        if log:
-            recorder.finish()
-            log.done(clock.wall())
+        recorder.finish()
+        log.done(clock.wall())
     except LogUnwritable:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
@@ -148,10 +147,9 @@ def work(index: int, job: Job, load, meet=None) -> int:
         status |= failure(error)
         with suppress(Exception):  # what failed is the news
             recorder.finish()
-        write()
+        log.write()
     finally:
-        if log:
-            log.close()  # a rank of torchrun's lives on, and may run more
+        log.close()  # a rank of torchrun's lives on, and may run more
     status["wall"] = clock.wall()
     try:
         write_whole(job.file("status", index, "json"), json.dumps(status))

@@ -259,21 +259,17 @@ class Tail:
     """Reads a log while another process writes it; opens the file only to read on, so it holds no
     handle.
 
-    `rank`: whose it must be, of `ranks`. `damaged`: a line is not one of that rank's, and what came
-    before still counts, as where a disk lost a block. `changed`: all are, and the checksum at the
-    end is that of others. `too_long`: it has more than `most` items.
+    `rank`: whose it must be, of `ranks`. `state`: "cut off" until its end has come, then "done", or
+    "changed" where the checksum there is that of others; "damaged": a line is not one of that
+    rank's, and what came before still counts, as where a disk lost a block; "too long": it has more
+    than `most` items.
     """
 
     def __init__(
         self, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS
     ):
         self.path, self._rank, self._ranks, self._left = Path(path), rank, ranks, most
-        self.offset, self._sum = 0, 0
-        self.damaged = self.changed = self.done = False
-
-    @property
-    def too_long(self) -> bool:
-        return self._left < 0
+        self.offset, self._sum, self.state = 0, 0, "cut off"
 
     def new(self) -> list:
         """What whole lines were added since the last call: Logged and Mark values, in order."""
@@ -288,30 +284,31 @@ class Tail:
         except Impossible:
             raise
         except OSError as error:
-            self.damaged |= error.errno not in PASSING
+            self.state = self.state if error.errno in PASSING else "damaged"
         except (ValueError, KeyError):
-            self.damaged = True
+            self.state = "damaged"
         return found
 
     def _lines(self) -> Iterator[bytes]:
-        if self.damaged or self.path.stat().st_size <= self.offset:
+        if self.state == "damaged" or self.path.stat().st_size <= self.offset:
             return
         with open_regular(self.path) as file:
             file.seek(self.offset)
             line = b""
-            while not self.too_long and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+            while self._left >= 0 and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
                 yield line
-            self.damaged |= (
-                len(line) == LONGEST_LINE
-            )  # it has no end: one that is being written is shorter
+            if len(line) == LONGEST_LINE:  # it has no end: one that is being written is shorter
+                self.state = "damaged"
 
     def _read(self, line: bytes) -> list:
         found = read(line, self._rank, self._ranks)
         self._left -= len(found)
-        self.changed |= self.done  # nothing comes after the last line
-        if found and isinstance(last := found[-1], Mark) and last.what == "done":
-            self.done = True
-            self.changed |= last.about not in ((), (self._sum,))
+        if self.state != "cut off":  # nothing comes after the last line
+            self.state = "changed"
+        elif found and isinstance(last := found[-1], Mark) and last.what == "done":
+            self.state = "done" if last.about in ((), (self._sum,)) else "changed"
+        if self._left < 0:
+            self.state = "too long"
         return found
 
     def _refuse_other(self, line: bytes) -> None:
@@ -364,14 +361,8 @@ class Log(NamedTuple):
         """The arguments are those of a Tail."""
         tail = Tail(path, rank, ranks, most)
         items = without_earlier_peaks(tail.new())
-        ends = {
-            "damaged": tail.damaged,
-            "too long": tail.too_long,
-            "changed": tail.changed,
-            "done": tail.done,
-            "cut off": os.path.lexists(path),
-        }
-        return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
+        there = tail.state != "cut off" or os.path.lexists(path)
+        return cls(items, tail.state if there else "missing")
 
     def lost(self, done: bool) -> str:
         """What it has lost, in words; "" where it is whole. What comes before a lost line still

@@ -7,7 +7,7 @@ from .clock import Clock
 
 
 class Unrecorded:
-    """A recorder that marks nothing and writes nothing; no clock but the wall's goes."""
+    """A recorder that marks nothing, and a log that keeps nothing; no clock but the wall's goes."""
 
     records, rank, lane, clock = False, 0, "compute", Clock(None, 0)
 
@@ -15,7 +15,7 @@ class Unrecorded:
         """Do nothing: no time, no collective of a plan, nothing to do later."""
 
     mark = note = write = jitter = look_at = enter = issue = later = call = ignore
-    refuse_taken = refuse_other_lane = scalar = histogram = watch = ignore
+    refuse_taken = refuse_other_lane = scalar = histogram = watch = finish = done = close = ignore
 
     def span(self, *_, **__):
         return nullcontext()

@@ -14,22 +14,25 @@ the end     told as under `launch`: by one rank in full, by the others in a sent
 
 import hashlib
 import inspect
+import pickle
 import platform
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
+import numpy as np
 import torch.distributed as dist
 
 from ...core import Cost, Impossible, Link, Mesh
+from ...core.cost import Inside
 from ...order.schedule import Action
 from ..devices import Devices, Node, choose, nccl_here, threads, visible
 from ..failure.faults import Fault
@@ -252,48 +255,31 @@ def compiled(value):
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
-# A job as a note at the store: {name of a value's kind: its parts}. Numbers stay exact.
-KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
-    **{
-        kind.__name__: (
-            kind,
-            lambda value: [getattr(value, field.name) for field in fields(value)],
-            lambda parts, kind=kind: kind(*parts),
-        )
-        for kind in (Cost, Fault, Job)
-    },
-    **{
-        kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts))
-        for kind in (Action, Link)
-    },
-    "Fraction": (Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts)),
-    "Mesh": (Mesh, lambda mesh: mesh.axes, lambda parts: Mesh(**dict(parts))),
-    "dict": (Mapping, lambda mapping: mapping.items(), dict),
-    "tuple": (tuple, tuple, tuple),
+# What a job is made of. Nothing else comes out of a note at the store, so none can run anything.
+KINDS = {
+    (kind.__module__, kind.__qualname__)
+    for kind in (Action, Cost, Fault, Fraction, Inside, Job, Link, Mesh)
+    + (np.dtype, np.float64().__reduce__()[0])
 }
 
 
-def note(value):
-    """A job, or a value in it, as JSON holds it. Impossible where it is none of KINDS."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [note(each) for each in value]
-    for name, (kind, parts, _) in KINDS.items():
-        if isinstance(value, kind):
-            return {name: [note(part) for part in parts(value)]}
-    if hasattr(value, "item"):  # a number of numpy's or torch's
-        return note(value.item())
-    raise Impossible(
-        f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers."
-    )
+class Values(pickle.Unpickler):
+    """Reads values of KINDS, and numbers, texts and tables of them."""
+
+    def find_class(self, module, name):
+        if (module, name) not in KINDS:
+            raise Impossible(
+                f"The cost holds a {name} of {module}, which cannot travel to other ranks: let it"
+                " hold numbers."
+            )
+        return super().find_class(module, name)
 
 
-def of_note(told):
-    """The value that `note` made this of."""
-    if isinstance(told, list):
-        return [of_note(each) for each in told]
-    if not isinstance(told, dict):
-        return told
-    ((name, parts),) = told.items()
-    return KINDS[name][2]([of_note(part) for part in parts])
+def note(value) -> str:
+    """A job, or a value in it, as JSON holds it."""
+    return pickle.dumps(value).hex()
+
+
+def of_note(told: str):
+    """The value that `note` made this of. Impossible where it is none of KINDS."""
+    return Values(BytesIO(bytes.fromhex(told))).load()

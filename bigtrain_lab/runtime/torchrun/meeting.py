@@ -5,7 +5,8 @@
 
 torchrun ends its ranks when one of them ends. Ranks on other nodes learn the reason here: a rank
 that waits also looks for a refusal, says for whom it waits, and gives up when its patience ends.
-Only JSON travels: nothing that came from the store is ever executed.
+Only JSON travels, and in it a job of known kinds (attach.py): nothing that came from the store is
+ever executed.
 """
 
 import json
