@@ -137,9 +137,7 @@ class Group:
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
         # what it will announce: the work, the code of a shape, and the receives to post then
         self._coming: dict[tuple, tuple[dist.Work, torch.Tensor, list[_Receive]]] = {}
-        self._wanted: set[_Receive] = (
-            set()
-        )  # agreed receives: one that never comes keeps its buffer
+        self._wanted: set[_Receive] = set()  # posted: what never comes keeps its buffer
         self.lanes: dict[str, LaneRunner] = {}
 
     @classmethod
@@ -585,11 +583,7 @@ class Group:
         site, way = self._way(src, name, site, tag)
         receive = _Receive(src, name, site, way, like, buffer)
         with self.recorder.aside(), self._watching(src, name):
-            if agreed:
-                self._wanted.add(receive)
-                self._post(receive, receive.like)
-            else:
-                self._expect(receive)
+            self._expect(receive, agreed)
         return Handle(partial(self._arrive, receive), partial(self._take, receive))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
@@ -609,11 +603,11 @@ class Group:
                 " another shape a site= of their own."
             )
 
-    def _expect(self, receive: _Receive) -> None:
+    def _expect(self, receive: _Receive, agreed: bool) -> None:
         """Post a receive now, or when its site's announcement is in: gloo ends a process whose
         buffer is too small."""
         src, site = place = receive.src, receive.site
-        if shape := self._heard.get(place):
+        if shape := receive.like if agreed else self._heard.get(place):
             self._post(receive, shape)
             return
         if place not in self._coming:  # it is sent once, whoever waits for it
@@ -624,6 +618,7 @@ class Group:
 
     def _post(self, receive: _Receive, shape: Shape) -> None:
         if receive.like in (None, shape):
+            self._wanted.add(receive)
             receive.shape, receive.wire = shape, self._room(shape, receive.buffer)
             receive.work = dist.irecv(
                 receive.wire, group=self._pg, group_src=receive.src, tag=receive.way
@@ -685,9 +680,9 @@ class Alone(Group):
 
 
 class Agreement:
-    """What each rank is about to do, in words: one small all-reduce compares the words of all,
-    beside the first messages of what is to be done. It takes no modelled time. Nothing that came
-    from another rank is unpickled."""
+    """What each rank is about to do, in words: a checksum of them goes to all, beside the first
+    messages of what is to be done. It takes no modelled time. Nothing that came from another rank
+    is unpickled."""
 
     def __init__(self, group: Group, text: str, name: str = "", start: int = 0):
         self.group, self.name, self.code = group, name, text.encode()
@@ -696,21 +691,22 @@ class Agreement:
         code, backend = crc32(self.code), dist.get_backend(group._pg)
         device = HOST if "gloo" in backend else torch.device("cuda")
         with group.recorder.aside():
-            self.found = torch.tensor([start, code, -code, len(self.code)], device=device)
-            most, pg = dist.ReduceOp.MAX, group._pg
-            self.work = dist.all_reduce(self.found, most, group=pg, async_op=True)
+            own = torch.tensor([start, code, len(self.code)], device=device)
+            self.found = own.new_empty(group.size, 3)
+            pg = group._pg
+            self.work = dist.all_gather_into_tensor(self.found, own, group=pg, async_op=True)
 
     def wait(self) -> tuple[int, list[str]]:
         """(the latest start of all, [] where every rank says the same, else each rank's text)."""
         self.work.wait()
-        latest, largest, smallest, longest = self.found.tolist()
-        if largest == -smallest:
-            return latest, []
-        own = torch.frombuffer(bytearray(self.code.ljust(longest)), dtype=torch.uint8)
+        starts, codes, lengths = self.found.T.tolist()
+        if len(set(codes)) == 1:
+            return max(starts), []
+        own = torch.frombuffer(bytearray(self.code.ljust(max(lengths))), dtype=torch.uint8)
         own = own.to(self.found.device)
         rows = [torch.empty_like(own) for _ in range(self.group.size)]
         dist.all_gather(rows, own, group=self.group._pg)
-        return latest, [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
+        return max(starts), [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
 
     def differing(self) -> list[str]:
         """Like Group.differing, and nobody waits for what was sent beside, where they differ."""
