@@ -692,14 +692,14 @@ class Agreement:
         device = HOST if "gloo" in backend else torch.device("cuda")
         with group.recorder.aside():
             own = torch.tensor([start, code, len(self.code)], device=device)
-            self.found = own.new_empty(group.size, 3)
+            self.found = own.new_empty(3 * group.size)
             pg = group._pg
             self.work = dist.all_gather_into_tensor(self.found, own, group=pg, async_op=True)
 
     def wait(self) -> tuple[int, list[str]]:
         """(the latest start of all, [] where every rank says the same, else each rank's text)."""
         self.work.wait()
-        starts, codes, lengths = self.found.T.tolist()
+        starts, codes, lengths = self.found.view(-1, 3).T.tolist()
         if len(set(codes)) == 1:
             return max(starts), []
         own = torch.frombuffer(bytearray(self.code.ljust(max(lengths))), dtype=torch.uint8)
