@@ -496,12 +496,11 @@ def test_on_a_full_disk_the_end_is_kept_in_the_room_that_was_reserved(
     room, write = tmp_path / "end.reserve", end.write_whole
 
     def full(path, text):
-        if room.exists() or len(text) > size:
+        if room.exists() or len(text) > end.RESERVE_BYTES:
             raise Impossible(f"Cannot write {path}: No space left on device; free some space.")
         write(path, text)
 
     end.reserve(tmp_path)
-    size = room.stat().st_size
     monkeypatch.setattr(end, "write_whole", full)
     told = end.End("failed", "Rank 1 cannot write. " + "ü" * length)
     assert told.note(tmp_path) is told

@@ -4,6 +4,7 @@ the ranks of the exercises. A rank that nobody will answer ends the run at once,
 from collections import defaultdict
 from functools import partial
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -105,19 +106,11 @@ class Threaded(Group):
         return [] if len(set(told.values())) == 1 else [told[rank] for rank in range(self.size)]
 
     def agreement(self, text, name=""):
-        return Agreed(partial(self.differing, text))
+        """Of ranks that take turns it comes at once; all messages are those of one site."""
+        return SimpleNamespace(site="", differing=partial(self.differing, text))
 
     def world_rank(self, rank):
         return rank
-
-
-class Agreed:
-    """Of ranks that take turns it comes at once; all messages are those of one site."""
-
-    site = ""
-
-    def __init__(self, differing):
-        self.differing = differing
 
 
 class ThreadedLane:
