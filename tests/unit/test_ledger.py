@@ -18,7 +18,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.memory.capacity import OutOfMemory
-from bigtrain_lab.runtime.memory.meter import Meter
+from bigtrain_lab.runtime.memory.meter import Meter, held
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
@@ -513,6 +513,7 @@ def test_what_was_refused_does_not_count_and_the_program_may_go_on():
     ("wrong", "sentence"),
     [
         (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
+        (lambda: [*held({"weight": []})], "Cannot watch weight: name the kinds of memory"),
         (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
         (lambda: Ledger(capacity_bytes="2GB"), "capacity_bytes is '2GB': give the bytes"),
         (lambda: Ledger(capacity_bytes=float("nan")), "capacity_bytes is nan: give the bytes"),

@@ -41,10 +41,15 @@ def test_the_true_offset_is_within_the_error_whoever_comes_and_goes_first(true, 
     is `true` ahead."""
     met = 10**10 * torch.arange(len(meetings))
     came, went, they_came, they_went = torch.tensor(meetings).T
-    ours = torch.stack([met - came, met + went], 1)
-    found = offset.offset(ours, torch.stack([met - they_came, met + they_went], 1) + true)
-    longest = (went + they_came).min() + (they_went + came).min()
-    assert abs(found.ns - true) <= found.error_ns <= longest / 2 + 1
+    found = offset.offset(
+        torch.stack([met - came, met + went], 1),
+        torch.stack([met - they_came, met + they_went], 1) + true,
+    )
+    assert (
+        abs(found.ns - true)
+        <= found.error_ns
+        <= ((went + they_came).min() + (they_went + came).min()) / 2 + 1
+    )
 
 
 # -- names, routes, ports --------------------------------------------------------------------------
