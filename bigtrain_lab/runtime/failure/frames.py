@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-RUNTIME = str(Path(__file__).parents[1])
+RUNTIME = str(Path(__file__).parent.parent)
 LIBRARIES = tuple(
     {
         *map(
