@@ -14,7 +14,7 @@ Neither tells a rank that waits for a sum from one without work, so panels, tabl
 show three `shares` of the time:
     compute    an action runs, and waits for no collective that it has called
     waits      else, while something is on its way: the rank is in a collective, receives a message,
-               or has another lane at work
+               or has another lane at work; or, in a run that broke off, for what never came
     idle       the rest: the rank has nothing to do
 """
 
@@ -262,6 +262,13 @@ class Trace:
         compute, waits = spent["compute"], spent["waits"]
         return Shares(compute / whole, waits / whole, (whole - compute - waits) / whole)
 
+    def left(self, state: str) -> list[int]:
+        """The ranks that the end of an unfinished run left so: "failed", or "waits" for a message
+        that has not come. A file may say anything of them."""
+        told = self.settings.get("unfinished")
+        ranks = told.get(state) if isinstance(told, dict) else None
+        return [rank for rank in range(self.ranks) if isinstance(ranks, list) and rank in ranks]
+
     @cached_property
     def spells(self) -> dict[int, list[tuple[str, int, int]]]:
         """Rank -> ("compute" or "waits", start, end), in order; in between it is idle."""
@@ -275,6 +282,11 @@ class Trace:
                 start = max(e.start, arrived[e.rank, e.lane])
                 changes[e.rank] += (start, "message", 1), (e.end, "message", -1)
                 arrived[e.rank, e.lane] = e.end
+        end = self._begin() + self._makespan_ticks()
+        for rank in self.left("waits"):  # for what never comes
+            since = (tick for tick, what, _ in changes[rank] if what != "message")
+            last = max(since, default=self._begin())
+            changes[rank] += (last, "message", 1), (end, "message", -1)
         for rank, own in changes.items():
             going, before = Counter(), 0
             for tick, what, more in sorted(own):

@@ -3,18 +3,11 @@
 from collections.abc import Mapping
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
-LEAST = 0.01  # of a unit that is not a count's own
 
 
-def size(count: float, beside: float = 0) -> str:
-    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB.
-
-    Told `beside` other bytes they are in the same unit, unless they are too few to be seen there:
-    0.64 MB beside 1.5 MB, 640 B too.
-    """
-    power = own = prefix(count)
-    if own < (other := prefix(beside)) and count / 1000**other >= LEAST:
-        power = other
+def size(count: float) -> str:
+    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
+    power = prefix(count)
     return f"{count / 1000**power:,.4g} {UNITS[power]}"
 
 

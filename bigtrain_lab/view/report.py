@@ -44,11 +44,10 @@ class Amount(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One comparison in words. `holds`: whether what must be equal is; None where nothing must
-    be."""
+    """One comparison in words. `wrong`: what must be equal is not."""
 
     text: str
-    holds: bool | None = None
+    wrong: bool = False
 
 
 class Row(NamedTuple):
@@ -143,20 +142,16 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Modelled against predicted (where `exact`, they must be equal, unless it says why it is
     apart), then measured, where its unit is the same; a time where the prediction is of the machine
-    that is `here`."""
+    that is `here`. Equal is "as planned", and no mark of success: both take the same prices."""
     told = []
     if predicted is not None and modelled is not None:
         if modelled[:2] == predicted[:2]:
-            told.append(Difference("✓ modelled", True))
+            told.append(Difference("modelled as planned"))
         elif modelled.apart:
             told.append(Difference(f"modelled {gap(predicted, modelled)} ({modelled.apart})"))
         else:
-            told.append(
-                Difference(
-                    f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}",
-                    False if exact else None,
-                )
-            )
+            unequal = f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}"
+            told.append(Difference(unequal, exact))
     if (
         predicted is not None
         and measured is not None
@@ -177,21 +172,15 @@ def of_a_rank(sentence: str) -> bool:
 
 
 def gap(a: Amount, b: Amount) -> str:
-    """From a to b: for bytes in the unit of a, points for shares, a factor from 2 on, else
-    percent."""
+    """From a to b in percent of a; from nothing, and between shares, in their own unit."""
     if a[:2] == b[:2]:
         return "equal"
     change = b.value - a.value
-    if a.unit == "B":
-        return ("+" if change > 0 else "-") + size(abs(change), beside=a.value)
     if a.unit == "%":
         return f"{change:+.1f} points"
-    if a.value <= 0 or b.value <= 0:
+    if not a.value:
         return ("+" if change > 0 else "-") + str(Amount(abs(change), a.unit))
-    ratio = b.value / a.value
-    if 0.5 < ratio < 2:
-        return f"{100 * (ratio - 1):+.3g}%"
-    return f"x {ratio:,.0f}" if ratio >= 100 else f"x {ratio:.3g}"
+    return f"{float(f'{100 * change / abs(a.value):.3g}'):+,.12g}%"
 
 
 def outcome(run) -> str:

@@ -11,11 +11,16 @@ from . import palette, report
 from .waits import drawing
 
 FULLEST = "peak memory, fullest rank"
+PLANNED = (
+    "As planned: the ranks did what the plan says, at the hardware profile's prices. It tests the"
+    " program, not those prices; only measured is of this machine."
+)
 SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
 MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
 LOOKS = {  # of the ranks' time
     "compute": "an action runs",
-    "waits": "the rank has nothing else to do, while a message or a sum for it is on its way",
+    "waits": "the rank has nothing else to do, while a message or a sum for it is on its way, or"
+    " was lost with its sender",
     "idle": "the rank has nothing to do, and nothing for it is on its way yet",
 }
 STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
@@ -47,9 +52,8 @@ def answers(
     slots = [
         slot(
             row,
-            getattr(row, clock),
+            clock,
             row.pinned if pinned and alike(row, clock, pinned) else None,
-            row.predicted if clock == "modelled" and row.exact and not stale else None,
         )
         for row in chosen(rows, names)
     ]
@@ -78,18 +82,13 @@ def alike(row: report.Row, clock: str, other: str) -> bool:
     return clock == other or (row.exact and not {"measured", "pinned"} & {clock, other})
 
 
-def slot(
-    row: report.Row,
-    amount: report.Amount | None,
-    pinned: report.Amount | None,
-    predicted: report.Amount | None,
-) -> str:
-    """A number, against what is pinned; where nothing is, whether it is as predicted. What is not
-    known yet is the prediction, pale."""
+def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
+    """A number, and of which clock, or against what is pinned. What is not known yet is the
+    prediction, pale."""
+    amount = getattr(row, clock)
     pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    same = amount and predicted and report.gap(predicted, amount) == "equal"
-    gap = f"<em>{'= ' * (not pale)}predicted</em>" if amount and (same or pale) else ""
+    gap = f"<small>{'predicted' if pale else clock}</small>" * bool(amount)
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
@@ -222,9 +221,11 @@ def numbers(
         + "</tr>"
         for row in rows
     )
+    planned = f'<p class="btl-soft">{PLANNED}</p>' * any(row.modelled for row in rows)
     return (
         f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
         f"{told_changes(changes) if pinned else ''}"
+        f"{planned}"
     )
 
 
@@ -275,11 +276,9 @@ def cell(amount: report.Amount | None) -> str:
 
 
 def difference(row: report.Row) -> str:
-    """The row's comparisons: green where what must be equal is, red where it is not, else
-    softly."""
-    colours = {True: "btl-equal", False: "btl-unequal", None: "btl-soft"}
+    """The row's comparisons: red where what must be equal is not."""
     return " &nbsp;".join(
-        f'<span class="{colours[told.holds]}">{escape(told.text)}</span>'
+        f'<span class="{"btl-unequal" if told.wrong else "btl-soft"}">{escape(told.text)}</span>'
         for told in row.differences
     )
 

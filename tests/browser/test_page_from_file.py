@@ -134,7 +134,7 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
     ]
     one, two = (Trace.of(events[: 4 + 3 * more], "modelled", ranks=1 + more) for more in (0, 1))
     for trace, of in ((lab.predict(), lab), (one, None), (two, None)):
-        told = {"unfinished": {"failed": [trace.ranks - 1]}}
+        told = {"unfinished": {"failed": [trace.ranks - 1], "waits": [0]}}
         shown = open_page(replace(trace, settings=trace.settings | told), of=of)
         expect(shown.now).to_contain_text(f"rank {trace.ranks - 1} failed.")
         assert shown.pixels("97, 0, w - 97, h")[194, 65, 12] > 20  # the cross

@@ -286,7 +286,7 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
         2,
         "modelled",
         "rivals",
-    ) and "= predicted" in shown.answers.value
+    ) and "<small>modelled</small>" in shown.answers.value
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
     data = shown.player.data
@@ -612,7 +612,7 @@ def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, 
     typed(Schedule, steps=one_by_one)
     shown = ran(show("pipeline", schedule="typed", **small))
     shown.read_menus()
-    assert not shown.stale and shown.rows[0].difference.startswith("✓ modelled")
+    assert not shown.stale and shown.rows[0].difference.startswith("modelled as planned")
     typed(GPipe)
     shown.read_menus()
     assert shown.stale and said(shown).count("is compared with nothing") == 1

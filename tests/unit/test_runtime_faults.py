@@ -58,6 +58,9 @@ def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
             if rank.index == 1:
                 after(rank, "@wait")
                 raise ValueError("the loss is bad")
+        for _ in range(rank.index // 2):
+            with rank.span(step(rank, 1)):
+                pass
         group.recv((rank.index + 1) % 3, name=Action("F", (rank.index + 1) % 3, 0))
 
     run = fails(program, cost={"F": 1})
@@ -67,7 +70,10 @@ def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
         f'  at {HERE}:{line}, in program: raise ValueError("the loss is bad")',
     ]
     assert "rank 0 waits for 1F0 from rank 1; rank 2 waits for 0F0 from rank 0" in run.diagnosis
-    assert [s.name for s in run.trace().spans()] == ["0F0", "2F0"]
+    trace = run.trace()
+    assert [s.name for s in trace.spans()] == ["0F0", "2F0", "2F1"]
+    assert (trace.left("failed"), trace.left("waits")) == ([1], [0, 2])
+    assert trace.spells[0] == [("compute", 0, 1000), ("waits", 1000, 2000)]  # it is not idle
     assert "Traceback" in run.output(1)
 
 

@@ -182,10 +182,13 @@ class Run:
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done; its numbers are not those of what was asked for.
-            failed = [each.rank for each in self.waits if each.state == "failed"]
+            ended = {
+                state: [each.rank for each in self.waits if each.state == state]
+                for state in ("failed", "waits")
+            }
             header |= {
                 "steps": min(steps_done(events, header["settings"]), header["steps"]),
-                "settings": {**header["settings"], "unfinished": {"failed": failed}},
+                "settings": {**header["settings"], "unfinished": ended},
             }
         return Trace.of(events, clock, **header)
 

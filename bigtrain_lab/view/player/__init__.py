@@ -230,7 +230,7 @@ def packed(
         "ranks": trace.ranks,
         "step_ends": [tick - start for tick in step_ends or trace.step_ends],
         "unfinished": bool(trace.settings.get("unfinished")),
-        "failed": failed(trace),
+        "failed": trace.left("failed"),
         "parts": [[trace.ranks, end - start]],
         "end": end - start,
         "rows": rows,
@@ -247,13 +247,6 @@ def packed(
             for own in map(trace.spells.get, range(trace.ranks), repeat(()))
         ],
     }
-
-
-def failed(trace: Trace) -> list[int]:
-    """The ranks that failed; a file may say anything of them."""
-    told = trace.settings.get("unfinished")
-    told = told.get("failed") if isinstance(told, dict) else None
-    return [rank for rank in range(trace.ranks) if isinstance(told, list) and rank in told]
 
 
 def chunks_of(trace: Trace, start: int) -> dict | None:

@@ -611,7 +611,7 @@ function doing(scene, row, t) {
   if (lane !== "compute") return "free";
   if (t >= scene.ended.get(rank)) return "gone: it failed";
   if (t >= scene.endOf(rank)) return "done";
-  return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something is on its way" : "idle";
+  return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something for it is on its way, or was lost with its sender" : "idle";
 }
 
 /** "; rank 1 failed", of the trace itself. */
