@@ -49,13 +49,18 @@ def labels(trace: Trace) -> dict[str, str]:
 
 def labelling(trace: Trace) -> Callable[[str], str]:
     """Name -> label: "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is F2
-    where the first number tells."""
-    if next(iter(terms(trace))) == "stage":
+    where the first number tells. Steps are counted from 1, as everywhere in a panel."""
+    told = terms(trace)
+    first = int(told.get("micro_batch") == "step")
+    if next(iter(told)) == "stage":
         return partial(
-            ACTION.sub, lambda action: action[2] + action[3 if action[2] in "ULRC" else 1]
+            ACTION.sub,
+            lambda action: (
+                f"{action[2]}{int(action[3]) + first if action[2] in 'ULRC' else action[1]}"
+            ),
         )
     homes = {(span.rank, stage) for span in trace.spans() for stage in stages_of(span.name)}
-    return partial(label, with_stage=len(homes) > len({rank for rank, _ in homes}))
+    return partial(label, with_stage=len(homes) > len({rank for rank, _ in homes}), first=first)
 
 
 def in_labels(text: str, trace: Trace) -> str:
@@ -70,14 +75,14 @@ def stages_of(name: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def label(name: str, with_stage: bool = False) -> str:
+def label(name: str, with_stage: bool = False, first: int = 0) -> str:
     """The label of one name; a name that is not made of actions stays as it is."""
     parts = name.split("+")
     actions = [ACTION.fullmatch(part) for part in parts]
     if not all(actions):
         return name
     heads = [(a[1] if with_stage else "") + a[2] for a in actions]
-    numbers = [int(a[3]) for a in actions]
+    numbers = [int(a[3]) + first for a in actions]
     if len(actions) > 1 and len(set(heads)) == 1 and all(b - a == 1 for a, b in pairwise(numbers)):
         return f"{heads[0]}{numbers[0]}–{numbers[-1]}"
     return "+".join(f"{head}{number}" for head, number in zip(heads, numbers, strict=True))

@@ -59,7 +59,8 @@ function readScene(bytes, look, unfolded) {
   const last = scene.plan.length ? scene.end : Math.max(scene.endOf(0), 1);
   if (after) ends.push(last); else ends[ends.length - 1] = last;  // what follows the last step is a page too
   scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
-  scene.pages[0][1] = Math.max(scene.pages[0][1], raw.pinned_step ?? 0);  // the first step of both is seen whole
+  scene.firsts = [ends[0], raw.pinned_step ?? 0];
+  scene.pages[0][1] = Math.max(...scene.firsts);  // the first step of both is seen whole
   scene.byRow = raw.rows.map(() => []);
   for (const s of scene.spans) scene.byRow[s.row].push(s);
   const silent = new Set(scene.byRow.flatMap((row, i) => (row.some((s) => s.kind !== "R") ? [] : [i])));  // a lane that only receives shows its messages as boxes
@@ -229,9 +230,16 @@ function paintLayer(c, v) {
     c.stroke(); c.globalAlpha = 1;
   } else if (L.gap >= 3 || messages.length < 400) for (const t of messages) paintTransfer(c, v, t, theme.soft, 0.8);
   if (L.ranks) paintMemory(c, v, look);
+  c.fillStyle = theme.bg;
+  const clear = (rank, y, height) => { const x = xOf(v, untilOf(v, rank)); if (x < L.width - RIGHT) c.fillRect(x + 1, y, L.width, height); };
+  scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.row + L.gap));
+  if (L.ranks) clear(0, L.memoryTop, L.bottom - L.memoryTop);
   c.restore();
   paintFailed(c, v);
 }
+
+/** Where a rank's first step ends, in the view of the first step of a trace and of what is pinned: its next one is not drawn beside the other's. */
+const untilOf = ({ scene, from, to }, rank) => scene.firsts[1] && !from && to === scene.pages[0][1] ? scene.firsts[Number(rank >= scene.own)] : Infinity;
 
 const nameColour = ({ scene, theme }, rank) => scene.ended.has(rank) ? theme.alarm : theme.ink;
 
@@ -526,6 +534,7 @@ function find(v, x, y) {
   if (x < LEFT || x > L.width - RIGHT + 2) return null;
   for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.row) {
     const row = scene.byRow[i], span = spanAt(row, t) || row.find((s) => s.start === s.end && Math.abs(s.start - t) < slack);
+    if (t > untilOf(v, scene.rows[i][0])) return null;
     return span ? { span } : t >= 0 && t <= scene.end ? { idle: i, t } : null;
   }
   let best = null, near = 6;
@@ -545,8 +554,11 @@ function about({ scene, look }, s) {
   const action = /^(\d+)([A-Z])(\d+)$/.exec(s.name), phase = action && look.phases[action[2]]?.[2];
   if (!phase) return s.size == null ? s.label : s.name;  // a message with its round
   const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" ? scene.terms.filter(([which]) => which === "stage") : scene.terms;
-  return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
+  return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${countedAs(word, number[which])}`).join(", ")}`;
 }
+
+/** Steps are counted from 1, as everywhere in a panel; what a schedule numbers, from 0. */
+const countedAs = (word, number) => Number(number) + (word === "step");
 
 /** The message that a box waited for, by the name that boxes have: "F0 from rank 1". */
 const messageOf = (scene, s) => `${scene.sent[`${s.src} ${s.message}`]?.[0].label ?? s.message} from rank ${s.src}`;
@@ -600,7 +612,7 @@ function countedText({ spans, terms }) {
     const [, stage, kind, number] = /^(\d+)([A-Z])(\d+)$/.exec(s.name) ?? [], value = which === "stage" ? stage : number;
     if (!kind || kind === "U" || !Number(value)) continue;
     const both = terms.length > 1 && /^\d/.test(s.label);  // where a rank has several stages
-    return `${s.label}: ${both ? `${terms.find(([each]) => each === "stage")[1]} ${stage}, ` : ""}${word} ${value}${word === "step" ? ", counted from 0" : ""}`;
+    return `${s.label}: ${both ? `${terms.find(([each]) => each === "stage")[1]} ${stage}, ` : ""}${word} ${countedAs(word, value)}`;
   }
   return "";
 }
@@ -626,7 +638,8 @@ const waitedIn = (scene, rank, from, to) => scene.chunks ? 0
 
 function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
-  const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], v.t)?.label || doing(scene, i, v.t).split(":")[0]}`);
+  const { scene } = v, t = v.t === v.to ? v.t - 0.5 : v.t;  // at the end of the view the boxes that it shows
+  const busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${spanAt(scene.byRow[i], t)?.label || doing(scene, i, t).split(":")[0]}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
