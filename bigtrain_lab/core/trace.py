@@ -266,8 +266,8 @@ class Trace:
         """The ranks that the end of an unfinished run left so: "failed", or "waits" for a message
         that has not come. A file may say anything of them."""
         told = self.settings.get("unfinished")
-        ranks = told.get(state) if isinstance(told, dict) else None
-        return [rank for rank in range(self.ranks) if isinstance(ranks, list) and rank in ranks]
+        known = isinstance(told, dict) and isinstance(told.get(state), list)
+        return [rank for rank in range(self.ranks) if known and rank in told[state]]
 
     @cached_property
     def spells(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -284,9 +284,11 @@ class Trace:
                 arrived[e.rank, e.lane] = e.end
         end = self._begin() + self._makespan_ticks()
         for rank in self.left("waits"):  # for what never comes
-            since = (tick for tick, what, _ in changes[rank] if what != "message")
-            last = max(since, default=self._begin())
-            changes[rank] += (last, "message", 1), (end, "message", -1)
+            since = max(
+                (tick for tick, what, _ in changes[rank] if what != "message"),
+                default=self._begin(),
+            )
+            changes[rank] += (since, "message", 1), (end, "message", -1)
         for rank, own in changes.items():
             going, before = Counter(), 0
             for tick, what, more in sorted(own):

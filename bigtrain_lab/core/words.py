@@ -6,7 +6,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
+    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 373 MB."""
     power = prefix(count)
     return f"{count / 1000**power:,.4g} {UNITS[power]}"
 

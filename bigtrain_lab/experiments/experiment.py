@@ -337,10 +337,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         values = knob.menu() or range(int(knob.low), int(knob.high) + 1)
         return {f"{value}": {self.rivals_by: value} for value in values}
 
-    def shown(self, figure: str, trace: Trace) -> Any:
+    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Any:
         """What the figure of this name draws of a trace of these settings: the trace; a subclass
-        gives a figure that sets several side by side more of them by name, such as predictions of
-        other settings."""
+        gives a figure that sets several side by side more of them, such as predictions of other
+        settings by name, or a pinned one of this lab."""
         return trace
 
     def describe(self) -> str:

@@ -61,7 +61,8 @@ SHAPES = (
 class LargeBatch(Pipelined):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
-    figures: ClassVar[tuple[str, ...]] = ("trust", "learning")
+    figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
+    rivals_by: ClassVar[str] = "batch"
     curves: ClassVar[dict[str, str]] = {
         "loss": "loss of each micro-batch",
         ACCURACY: ACCURACY,
@@ -338,6 +339,17 @@ class LargeBatch(Pipelined):
         return next(
             (update for update, value in zip(self.evaluated, found) if value >= self.target), None
         )
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        """The small batch, and this one."""
+        return {
+            f"{batch:,}, {self.samples // batch:,} updates": {"batch": batch}
+            for batch in sorted({BASE, self.batch})
+        }
+
+    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Any:
+        """By passes over the data, beside what is pinned."""
+        return [trace, pinned] if figure == "learning" and pinned else trace
 
     relief: ClassVar[str] = "Fewer samples at once would need less."
 

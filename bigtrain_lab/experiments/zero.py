@@ -195,7 +195,9 @@ class Zero(Layered):
             "on each device."
         )
 
-    def shown(self, figure: str, trace: Trace) -> Trace | dict[str, Trace]:
+    def shown(
+        self, figure: str, trace: Trace, pinned: Trace | None = None
+    ) -> Trace | dict[str, Trace]:
         """For the microscope all four stages: predictions beside the trace of this one."""
         if figure != "microscope":
             return trace

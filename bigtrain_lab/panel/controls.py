@@ -35,21 +35,16 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
         return widgets.Checkbox(value, indent=True, **about)
     if (menu := knob.menu()) is not None:
         return widgets.Dropdown(options=menu, value=value, **about)
-    if kind not in (int, float) or knob.low is None or knob.high is None:
+    bounded = kind in (int, float) and None not in (knob.low, knob.high)
+    if not bounded or not by_hand(knob, kind):
+        # what is out of range is refused in a sentence: a bounded box would take the nearest
+        # number, and say nothing
         typed = {int: widgets.IntText, float: widgets.FloatText}.get(kind, widgets.Text)
         return typed(value, continuous_update=False, **about)
     if knob.logarithmic and kind is int:
         return widgets.SelectionSlider(
             options=doublings(int(knob.low), int(knob.high), value), value=value, **about
         )
-    if not by_hand(
-        knob,
-        kind,
-        # what is out of range is refused in a sentence: a bounded box would take the nearest
-        # number, and say nothing
-    ):
-        typed = widgets.IntText if kind is int else widgets.FloatText
-        return typed(value, step=kind(knob.step or 1), continuous_update=False, **about)
     if kind is float:
         return Graded(value, knob, **about)
     low, step = int(knob.low), int(knob.step or 1)

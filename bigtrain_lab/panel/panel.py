@@ -20,7 +20,7 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table, words
 from . import history
-from .bar import COMMAND, HISTORY, WHY, Bar, Foot, Press
+from .bar import COMMAND, HISTORY, MORE, WHY, Bar, Foot, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
@@ -79,7 +79,7 @@ class Panel(widgets.VBox):
             bar.status,
             chosen=self._draw,
             mend=lambda: self.set(**self._offer),
-            take=lambda settings: self.set(**settings),
+            take=self._take,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self.foot = Foot(
@@ -116,6 +116,14 @@ class Panel(widgets.VBox):
         """Move controls, as a hand would, and predict once."""
         self.settings.set(**settings)
 
+    def _take(self, settings: dict, runs: bool) -> None:
+        """Take a rival's settings; where it `runs`, keep what is shown beside its run."""
+        if runs:
+            self.pin()
+        self.set(**settings)
+        if runs:
+            self.start()
+
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class."""
         self.settings.read_menus()
@@ -133,6 +141,9 @@ class Panel(widgets.VBox):
         )
         if self._refusal:
             self.run_button.description = "Run"
+            if {self.controls[name] for name in offer} & {*self.settings.more.children}:
+                self.foot.tabs.value = MORE
+                self.player.send({"do": "mend"})
         else:
             changed = self._compared.predict(tried)
             if changed:
@@ -226,7 +237,7 @@ class Panel(widgets.VBox):
                 note,
                 str(self.pinned) if tab == PINNED else now.description if now else "",
                 made=self._compared.made(tab),
-                pinned=self.pinned.trace if self.pinned and tab != PINNED else None,
+                pinned=self.pinned if tab != PINNED else None,
             )
 
     def _tabulate(self) -> None:
@@ -341,7 +352,7 @@ class Panel(widgets.VBox):
                     self._compared.note,
                     self._compared.prediction.description,
                     live=True,
-                    pinned=self.pinned.trace if self.pinned else None,
+                    pinned=self.pinned,
                     plan=self._plan,
                 )
 

@@ -14,6 +14,7 @@ from ..core.trace import IN_TIME
 from ..view import figures
 from ..view.curves import curves, reported
 from ..view.player import Player, comparable
+from .compared import Pinned
 from .controls import fixed
 from .rivals import Rivals
 
@@ -34,14 +35,14 @@ DRAWN = 8_000  # events: a move of a control stays below a third of a second
 
 class Picture(widgets.VBox):
     """`status` stands beside the tabs. `chosen()` is called when another tab is pressed, to `show`
-    what it stands for; `mend()` when the offer is taken, `take(settings)` when a rival is."""
+    what it stands for; `mend()` when the offer is taken, `take(settings, runs)` when a rival is."""
 
     def __init__(
         self,
         status: widgets.Widget,
         chosen: Callable[[], None],
         mend: Callable[[], None],
-        take: Callable[[dict], None],
+        take: Callable[[dict, bool], None],
     ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self._made = None  # the experiment whose trace is shown
@@ -149,19 +150,22 @@ class Picture(widgets.VBox):
         about: str = "",
         live: bool = False,
         made=None,
-        pinned: Trace | None = None,
+        pinned: Pinned | None = None,
         plan: Trace | None = None,
     ) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
         with; `plan`: what a run that goes on was predicted to do."""
-        self._trace, self._note, self._live, self._pinned = trace, note, live, pinned
+        self._trace, self._note, self._live = trace, note, live
         drawn = plan is not None and len(plan) <= DRAWN and comparable(trace, plan)
         self._plan = plan if drawn else None
         self._describe(about)
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
+        same = pinned and type(pinned.experiment) is type(self._made)
+        # not of a lab that was reopened before
+        self._kept, self._pinned = (pinned, pinned.trace) if same else (None, None)
         known = pinned is not None or trace is None or trace.clock != "predicted"
         if self.lenses.value == CURVES and not known:
             self._set(self.lenses, value=PLAYER)  # no loss is known
@@ -214,19 +218,20 @@ class Picture(widgets.VBox):
         )
         self._taken = 0
         if name == RIVALS and (rows := len(self._made.rivals())) <= FEW:
-            self._taken, shown = ROW * (rows + ROWS_BESIDE), [self.rivals, self._played]
+            self._taken = ROW * (rows + ROWS_BESIDE + bool(self._kept))
+            shown = [self.rivals, self._played]
         for part in self.body.children:
             part.layout.display = None if part in shown else "none"
         before, self._figure.children = self._figure.children, []
         for each in before:
             each.close()
         if name == RIVALS:
-            self.rivals.show(self._made, trace)
+            self.rivals.show(self._made, trace, self._kept)
         elif name == CURVES:
             self.curves.value = curves(self._made.curves, trace, self._pinned, self.player.room)
         elif name != PLAYER:
             self._figure.children = [
-                drawn(name, lambda: self._made.shown(name, trace), self.player.room)
+                drawn(name, lambda: self._made.shown(name, trace, self._pinned), self.player.room)
             ]
         if self._played in shown:
             self._play(trace)

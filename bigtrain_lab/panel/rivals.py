@@ -1,11 +1,12 @@
-"""Rivals side by side: the same training by each choice that a lab offers, a row each; a click on a
-row takes its settings."""
+"""Rivals side by side: the same training by each choice that a lab offers, a row each, and what is
+pinned; a click on a row takes its settings, or runs them."""
 
 import time
 from collections.abc import Callable
 
 from ..core import Trace
 from ..view import table
+from .compared import Pinned
 from .nearest import raised
 from .rows import Rows
 from .settings import Newest
@@ -13,23 +14,25 @@ from .settings import Newest
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
-    until theirs has come. `choose(settings)` is called for the row that was clicked."""
+    until theirs has come. `choose(settings, runs)` is called for the row that was clicked."""
 
-    def __init__(self, choose: Callable[[dict], None], **traits):
-        super().__init__(lambda row, _: choose(self._settings[row]), self._on_seen, **traits)
+    def __init__(self, choose: Callable[[dict, bool], None], **traits):
+        super().__init__(
+            lambda row, what: choose(self._settings[row], bool(what)), self._on_seen, **traits
+        )
         self._newest, self._wanted, self._shown = Newest(), None, None
-        self._settings, self._found, self._trace = [], {}, None
+        self._settings, self._found, self._trace, self._pinned = [], {}, None, None
         self._seen = False
 
     def _on_seen(self) -> None:
         self._seen = True
-        self.show(self._wanted, self._trace)
+        self.show(self._wanted, self._trace, self._pinned)
 
-    def show(self, experiment, trace: Trace) -> None:
-        """The rivals of this experiment, itself among them, and its run, where this is the modelled
-        trace of one. Equal settings may name a class that was typed anew, so each prediction's own
-        instance counts."""
-        self._wanted, self._trace = experiment, trace
+    def show(self, experiment, trace: Trace, pinned: Pinned | None) -> None:
+        """The rivals of this experiment, itself among them, what is pinned, and its run, where this
+        is the modelled trace of one. Equal settings may name a class that was typed anew, so each
+        prediction's own instance counts."""
+        self._wanted, self._trace, self._pinned = experiment, trace, pinned
         if not self._seen:
             return
         if experiment is not self._shown:
@@ -43,10 +46,11 @@ class Rivals(Rows):
     def _predict(self, experiment, known: Trace | None) -> None:
         """All rows, unless the settings move on; the trace of the first may be known."""
         settings, earlier = experiment.rivals(), self._found
-        self._settings = [*settings.values(), {}]  # a run, which follows, has those of now
         self._found = {
-            name: earlier.get(name, table.Rival(name, False))._replace(own=False, stale=True)
-            for name in settings
+            name: earlier.get(name, table.Rival(name))._replace(
+                own=False, stale=True, settings=changes
+            )
+            for name, changes in settings.items()
         }
         now = experiment.model_dump().items()
         for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
@@ -62,25 +66,42 @@ class Rivals(Rows):
         self.waiting = False
 
     def _write(self) -> None:
-        made, clock = self._shown, self._trace.clock
-        ran = [table.Rival("this run, modelled", True, self._trace)] * (clock == "modelled")
+        made, trace, pinned, rows = (
+            self._shown,
+            self._trace,
+            self._pinned,
+            [*self._found.values()],
+        )
+        if pinned and pinned.trace.unit == trace.unit:
+            rows.append(
+                table.Rival(
+                    str(pinned),
+                    trace=pinned.trace,
+                    settings=pinned.experiment.model_dump(),
+                    pinned=True,
+                )
+            )
         title = {
             "modelled": "The last row ran; the others are predicted.",
             "measured": "All predicted: what the wall clock measured is on the timeline.",
         }
+        if trace.clock == "modelled":
+            rows.append(table.Rival("this run, modelled", True, trace))
+        self._settings = [row.settings for row in rows]
         self.html = table.rivals(
-            [*self._found.values(), *ran],
+            rows,
             made.capacity_bytes,
             made.rivals_by.replace("_", " "),
-            title.get(clock, "All predicted."),
+            title.get(trace.clock, "All predicted."),
         )
 
 
 def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Rival:
     """What these settings give; the trace of those of now may be known."""
     own = all(getattr(experiment, setting) == value for setting, value in changes.items())
+    made = table.Rival(name, own, settings=changes)
     try:
         trace = own and known or experiment.replace(fault="none", **changes).predict()
-        return table.Rival(name, own, trace)
+        return made._replace(trace=trace)
     except Exception as error:  # a class typed by a student may raise anything
-        return table.Rival(name, own, None, raised(error))
+        return made._replace(why=raised(error))

@@ -7,6 +7,7 @@ from math import ceil, floor, isfinite, log10
 
 from ..core import Scalar, Trace
 from ..core.words import number
+from ..order.rates import ACCURACY
 from .words import axis_unit
 
 LEAST, HIGH = 300, 310  # of a chart, in pixels
@@ -54,6 +55,10 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     low, high = min(y for _, y in seen), max(y for _, y in seen)
     if high == low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    low = 0 if 0 < low < high / 2 else low
+    if name == ACCURACY:
+        low, high = 0, 1
+    cut = low > 0
 
     def height(y: float) -> float:
         return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)
@@ -86,11 +91,13 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in labels
     )
-    title = escape(title) + " (dashed: pinned)" * bool(other) + ": press Run" * (not own)
+    notes = f" (from {low:.3g}, not 0)" * cut + " (dashed: pinned)" * bool(other)
+    title = escape(title) + notes + ": press Run" * (not own)
+    torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * cut  # across the axis
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
-        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}"/>'
+        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}{torn}"/>'
         f'<path class="btl-grid" d="{grid}"/>'
         f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
     )

@@ -17,8 +17,8 @@ PHASES = {
     "U": "#CC79A7",
     "L": "#0072B2",
     "T": "#9AD0CF",
-    "D": "#A6761D",
-    "C": "#D8B98A",
+    "D": "#6C4824",
+    "C": "#8A3FFC",
     "S": "#7A5195",
 }
 PHASE_NAMES = {
@@ -65,7 +65,6 @@ MEMORY = dict(
         strict=True,
     )
 )
-INSIDE = "#882255"
 
 CLOCKS = {"predicted": "#6D4AA8", "modelled": "#0B6E4F", "measured": "#B3470B"}
 

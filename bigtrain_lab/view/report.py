@@ -21,6 +21,7 @@ TIMES = ("slot", "s")
 SHARES = {
     f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")
 }  # the last rows of the table of several ranks
+UNEQUAL = "≠ "
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
@@ -43,29 +44,23 @@ class Amount(NamedTuple):
         )
 
 
-class Difference(NamedTuple):
-    """One comparison in words. `wrong`: what must be equal is not."""
-
-    text: str
-    wrong: bool = False
-
-
 class Row(NamedTuple):
     """One quantity on the three clocks, None where there is none; `unit` is the prediction's.
-    `pinned` is from another run. `exact`: predicted and modelled are equal, and compare."""
+    `pinned` is from another run. `exact`: predicted and modelled are equal, and compare: a
+    difference that begins with UNEQUAL says that they are not."""
 
     quantity: str
     unit: str
     predicted: Amount | None
     modelled: Amount | None
     measured: Amount | None
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[str, ...] = ()
     pinned: Amount | None = None
     exact: bool = True
 
     @property
     def difference(self) -> str:
-        return ", ".join(told.text for told in self.differences)
+        return ", ".join(self.differences)
 
 
 Column = dict[str, Amount]  # quantity -> what a trace says of it
@@ -139,26 +134,25 @@ def differences(
     measured: Amount | None,
     exact: bool = True,
     here: bool = True,
-) -> tuple[Difference, ...]:
+) -> tuple[str, ...]:
     """Modelled against predicted (where `exact`, they must be equal, unless it says why it is
     apart), then measured, where its unit is the same; a time where the prediction is of the machine
     that is `here`. Equal is "as planned", and no mark of success: both take the same prices."""
     told = []
     if predicted is not None and modelled is not None:
         if modelled[:2] == predicted[:2]:
-            told.append(Difference("modelled as planned"))
+            told.append("modelled as planned")
         elif modelled.apart:
-            told.append(Difference(f"modelled {gap(predicted, modelled)} ({modelled.apart})"))
+            told.append(f"modelled {gap(predicted, modelled)} ({modelled.apart})")
         else:
-            unequal = f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}"
-            told.append(Difference(unequal, exact))
+            told.append(f"{UNEQUAL * exact}modelled {gap(predicted, modelled)}")
     if (
         predicted is not None
         and measured is not None
         and measured.unit == predicted.unit
         and (here or measured.unit not in TIMES)
     ):
-        told.append(Difference(f"measured {gap(predicted, measured)}"))
+        told.append(f"measured {gap(predicted, measured)}")
     return tuple(told)
 
 

@@ -15,7 +15,8 @@ PLANNED = (
     "As planned: the ranks did what the plan says, at the hardware profile's prices. It tests the"
     " program, not those prices; only measured is of this machine."
 )
-SHOWN, NAMED, MOST = 5, 4, 3  # sentences; settings that have changed; numbers above the picture
+RUN = "pin what is shown, and run this beside it"
+MOST = 3  # numbers above the picture
 MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
 LOOKS = {  # of the ranks' time
     "compute": "an action runs",
@@ -29,11 +30,6 @@ STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 def heading(question: str) -> str:
     """The question, and the style of all that is said in HTML."""
     return f'<style>{STYLE}</style><div class="btl-question">{escape(question)}</div>'
-
-
-def html(rows: list[report.Row], sentences: list[str]) -> str:
-    """Table and sentences."""
-    return f'<div class="btl-results"><div>{numbers(rows)}</div>{why(sentences)}</div>'
 
 
 def answers(
@@ -110,20 +106,28 @@ def bar(shares: list[float]) -> str:
 
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
-    Without a trace, why there is none."""
+    Without a trace, why there is none. `settings`: those that a click takes."""
 
     name: str
-    own: bool
+    own: bool = False
     trace: Trace | None = None
     why: str = ""
     stale: bool = False
+    settings: dict = {}
+    pinned: bool = False
 
 
 def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
-    """A row each: what a step takes and goes to, what the fullest rank holds and sends."""
+    """A row each: what a step takes and goes to, or the whole run where the rivals' steps differ,
+    what the fullest rank holds and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
-    times = sorted(trace.step_time for trace in traces) or [0]
+    whole = len({trace.steps for trace in traces}) > 1
+    takes = [
+        rival.trace and rival.trace.step_time * (rival.trace.steps if whole else 1)
+        for rival in given
+    ]
+    times = sorted(filter(None, takes)) or [0]
     if earlier := any(rival.stale for rival in given):
         left = sum(rival.stale for rival in given)
         title = f"{left} of {len(given)} are being predicted; until then, grey, what they were."
@@ -131,9 +135,14 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
         rival_row(
-            at, rival, held, several, (None if earlier else times[0], times[-1] or 1, most, limit)
+            at,
+            rival,
+            spent,
+            held,
+            several,
+            (None if earlier else times[0], times[-1] or 1, most, limit),
         )
-        for at, (rival, held) in enumerate(zip(given, fullest))
+        for at, (rival, spent, held) in enumerate(zip(given, takes, fullest))
     )
     kinds = {kind for held in fullest if held for kind in held.held}
     key = [
@@ -142,14 +151,16 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     ]
     sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
     heads = (
-        f"{sorts('time', 'time a step')}<th></th>"
+        f"{sorts('time', 'time of the run' if whole else 'time a step')}<th></th>"
         + f"{sorts('held', 'peak, fullest rank')}<th></th>" * bool(most)
         + sorts("sent", "sent a rank") * several
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
+        + "<th></th>"
     )
     return (
         f'<div class="btl-rivals"><div class="btl-shares"><span><b>{escape(title)}</b> Click a row'
-        f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
+        " to take its settings, or run it beside what is shown.</span>"
+        f"<span>{'</span><span>'.join(key)}</span></div>"
         f"<table><thead><tr><th>{escape(by)}</th>{heads}</tr></thead><tbody>{body}</tbody></table>"
         "</div>"
     )
@@ -161,16 +172,18 @@ def fullest_rank(trace: Trace) -> Peak | None:
     return max(peaks, key=lambda held: held.bytes, default=None)
 
 
-def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tuple) -> str:
+def rival_row(
+    at: int, rival: Rival, spent: float | None, held: Peak | None, several: bool, scale: tuple
+) -> str:
     name = escape(rival.name)
-    look = "btl-own" * rival.own + "btl-stale" * rival.stale
+    look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
     least, longest, most, limit = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
     time = [
-        f'<i class="btl-{what}" style="width:{100 * share * trace.step_time / longest:.2f}%"></i>'
+        f'<i class="btl-{what}" style="width:{100 * share * spent / longest:.2f}%"></i>'
         for what, share in shares._asdict().items()
     ]
     kinds = [
@@ -179,15 +192,16 @@ def rival_row(at: int, rival: Rival, held: Peak | None, several: bool, scale: tu
         if held and kind in held.held
     ]
     over = bool(limit and total > limit)
-    name += " \u00b7 fastest" * (trace.step_time == least < longest)
+    name += " \u00b7 fastest" * (spent == least < longest)
     memory = f"<td>{size(total)}{' over the limit' * over}</td>"
     memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
+    run = f'<td data-do="run" tabindex="0" role="button" title="{RUN}">run</td>'
     return (
         f'<tr class="{look} {"btl-over-limit" * over}" data-row="{at}" tabindex="0"'
-        f' data-time="{trace.step_time}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
-        f'<td>{duration(trace.step_time, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
-        f"</p></td>{memory if most else ''}{more if several else ''}</tr>"
+        f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
+        f'<td>{duration(spent, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
+        f"</p></td>{memory if most else ''}{more if several else ''}{run}</tr>"
     )
 
 
@@ -240,31 +254,20 @@ def against(row: report.Row, clock: str, stale: str) -> str:
 
 
 def told_changes(changes: list[str]) -> str:
-    """What has changed since the pinned run, in a sentence; the rest under the pointer where it is
-    much."""
-    if not changes:
-        return '<p class="btl-changes">pinned: with the settings of now</p>'
-    more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
-    return (
-        f'<p class="btl-changes" title="{escape("; ".join(changes))}">pinned:'
-        f" {escape('; '.join(changes[:NAMED]))}{more}</p>"
-    )
+    """What has changed since the pinned run, in a sentence."""
+    told = "; ".join(changes) or "with the settings of now"
+    return f'<p class="btl-changes">pinned: {escape(told)}</p>'
 
 
 def why(sentences: list[str], of: str = "") -> str:
-    """What is said of the whole comes first and bold, then the ranks; the first few are shown, the
-    rest is folded. `of`: the clock that they are of, where another one is shown."""
+    """What is said of the whole comes first and bold, then the ranks. `of`: the clock that they
+    are of, where another one is shown."""
     told = [
         f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
         for s in report.whole_first(sentences)
     ]
-    folded = (
-        f"<details><summary>{len(told) - SHOWN} more</summary>{''.join(told[SHOWN:])}</details>"
-        if len(told) > SHOWN
-        else ""
-    )
     head = f'<p class="btl-soft">Of what is {escape(of)}:</p>' * bool(of)
-    return f'<div class="btl-why">{head}{"".join(told[:SHOWN])}{folded}</div>' if told else ""
+    return f'<div class="btl-why">{head}{"".join(told)}</div>' if told else ""
 
 
 def cell(amount: report.Amount | None) -> str:
@@ -278,7 +281,8 @@ def cell(amount: report.Amount | None) -> str:
 def difference(row: report.Row) -> str:
     """The row's comparisons: red where what must be equal is not."""
     return " &nbsp;".join(
-        f'<span class="{"btl-unequal" if told.wrong else "btl-soft"}">{escape(told.text)}</span>'
+        f'<span class="{"btl-unequal" if told.startswith(report.UNEQUAL) else "btl-soft"}">'
+        f"{escape(told)}</span>"
         for told in row.differences
     )
 

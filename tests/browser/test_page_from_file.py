@@ -91,7 +91,9 @@ def open_page(browser, exported, tmp_path):
 def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
     shown = open_page()
     assert shown.data("clock") == "modelled" and shown.data("time") == shown.data("end")
-    shown.press("Home")  # nothing was clicked: the keys work at once
+    shown.press("s")  # the boxes that end there, not those of the next step
+    expect(shown.now).to_contain_text("Now: rank 0 U3, rank 1 idle")
+    shown.press("f", "Home")  # nothing was clicked: the keys work at once
     shown.until("time", "value === '0'")
     expect(shown.now).to_contain_text("Now: rank 0 F0, rank 1 idle")
     shown.press("ArrowRight")
@@ -134,7 +136,7 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
     ]
     one, two = (Trace.of(events[: 4 + 3 * more], "modelled", ranks=1 + more) for more in (0, 1))
     for trace, of in ((lab.predict(), lab), (one, None), (two, None)):
-        told = {"unfinished": {"failed": [trace.ranks - 1], "waits": [0]}}
+        told = {"unfinished": {"failed": [trace.ranks - 1]}}
         shown = open_page(replace(trace, settings=trace.settings | told), of=of)
         expect(shown.now).to_contain_text(f"rank {trace.ranks - 1} failed.")
         assert shown.pixels("97, 0, w - 97, h")[194, 65, 12] > 20  # the cross

@@ -39,14 +39,6 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     assert page.evaluate("document.activeElement.tagName") == "CANVAS"
 
 
-def test_a_slider_redraws_the_prediction(lab):
-    page = lab.panel("slides.ipynb")
-    lab.slider("micro-batches").focus()
-    page.keyboard.press("ArrowRight")
-    lab.until("end", "value === '108'")
-    until_row(lab, "step time", "36 slots")
-
-
 def test_opening_a_panel_changes_no_setting(lab):
     """A slider in a browser rounds what it is given to its own steps, and would say so to the
     kernel."""

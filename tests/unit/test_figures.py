@@ -1,7 +1,9 @@
 """Figures draw what a trace answers, and the player's bytes hold every event of it."""
 
 import json
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Cost, Impossible, Link, Trace
@@ -11,7 +13,7 @@ from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.order.schedules.pipedream import PipeDream
 from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.view import figures
+from bigtrain_lab.view import figures, palette
 from bigtrain_lab.view.figures.memory import byte_ticks
 from bigtrain_lab.view.player import pack
 
@@ -57,6 +59,26 @@ def test_colour_by_version_prints_the_version():
     drawn = {(text, row) for row, _, _, text in boxes(figures.versions(trace_of(PipeDream)))}
     assert ("F5<br>v2", "rank 0") in drawn  # batch 5 on worker 0: p-1 = 3 behind
     assert ("F5<br>v5", "rank 3") in drawn
+
+
+LMS = np.array(
+    [[0.31399, 0.63951, 0.04649], [0.15537, 0.75789, 0.08670], [0.01775, 0.10944, 0.87256]]
+)
+BLIND = {  # Vienot, Brettel and Mollon 1999: which cone is made of the two others
+    "protan": [[0, 1.05118, -0.05116], [0, 1, 0], [0, 0, 1]],
+    "deutan": [[1, 0, 0], [0.9513, 0, 0.04866], [0, 0, 1]],
+    "tritan": [[1, 0, 0], [0, 1, 0], [-0.86744, 1.86727, 0]],
+}
+
+
+@pytest.mark.parametrize("eye", BLIND)
+def test_a_colour_blind_reader_tells_the_boxes_of_a_training_on_data_apart(eye):
+    """Forward, backward, update, evaluation, reading and copying, beside what is exposed."""
+    boxes = [*map(palette.PHASES.get, "FBULTDC"), palette.WAIT]
+    rgb = np.array([[int(each[i : i + 2], 16) / 255 for i in (1, 3, 5)] for each in boxes]) ** 2.2
+    seen = (np.linalg.inv(LMS) @ BLIND[eye] @ LMS @ rgb.T).clip(0, 1).T ** (1 / 2.2)
+    least = min(np.linalg.norm(one - other) for one, other in combinations(seen, 2))
+    assert least > 0.15
 
 
 def test_memory_stacks_kinds_in_order_and_ends_where_the_trace_does():

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import ipywidgets as widgets
 import pytest
 
-from bigtrain_lab.core import Impossible, Knob, Scalar
+from bigtrain_lab.core import Impossible, Knob, Scalar, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import B, F, Schedule
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
 from bigtrain_lab.panel import Panel, settings, show
-from bigtrain_lab.panel.bar import Press
+from bigtrain_lab.panel.bar import MORE, WHY, Press
 from bigtrain_lab.panel.controls import (
     IDLE,
     WRONG,
@@ -258,6 +258,15 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert shown.picture.lenses.value == "timeline"
 
 
+def test_an_axis_that_does_not_begin_at_0_says_so():
+    def drawn(name, *values):
+        told = [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)]
+        return curves({name: name}, Trace.of(told, "modelled"))
+
+    assert "(from 3, not 0)" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
+    assert ">0.5<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">1<" in fixed
+
+
 def test_rivals_stand_side_by_side_and_a_click_takes_one():
     shown = show("zero")
     rivals = shown.picture.rivals
@@ -282,6 +291,11 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     assert len(rows) == 4 + 1 and ">this run, modelled<" in rows[-1]
     assert f'data-time="{trace.step_time}"' in rows[-1] and rivals.html.count("btl-own") == 2
     rivals._handle_custom_msg({"row": 4}, [])  # the settings of the run are those of now
+    shown.pin()
+    assert ">pinned: modelled, stage 2" in rivals.html and rivals.html.count("btl-kept") == 1
+    rivals._handle_custom_msg({"row": 1, "do": "run"}, [])
+    shown.wait()
+    assert (shown.run.settings["settings"]["stage"], shown.pinned.experiment.stage) == (1, 2)
     assert (shown.experiment.stage, shown.picture.tabs.value, shown.picture.lenses.value) == (
         2,
         "modelled",
@@ -402,6 +416,9 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
     assert vocabulary.value == given and vocabulary.tooltip.endswith(", 256 to 32,000")
     button(shown, "Nearest that works: vocabulary").click()
     assert not shown.problem and shown.experiment.vocabulary == offered
+    assert shown.foot.tabs.value == WHY
+    shown.set(heads=5)
+    assert shown._offer == {"heads": 4} and shown.foot.tabs.value == MORE  # where it is changed
 
 
 # -- presses ---------------------------------------------------------------------------------------

@@ -10,43 +10,21 @@ from bigtrain_lab.view.figures import memory
 from bigtrain_lab.view.player import LISTED, pack
 
 
-def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
-    """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls
-    and rises within one action."""
-    heights = {
-        (0, "0F0", 100): (1, 2, 3, 4),
-        (0, "0F1", 640): (4, 5, 6),
-        (1, "1B0", 50): (9, 7, 5, 6, 8, 8, 3),
-        (1, "1B1", 620): (3,),
-    }
+def test_of_very_many_readings_inside_actions_each_action_s_highest_is_kept(monkeypatch):
+    heights = {(0, "0F0", 100): (1, 2, 3, 4), (0, "0F1", 640): (4, 5, 6), (1, "1B0", 50): (9, 7, 8)}
     events = [
         Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
         for (rank, name, begin), readings in heights.items()
         for i, count in enumerate(readings)
     ]
-    events += [
-        Span(rank, "compute", name[1], name, begin, begin + 10 * len(readings))
-        for (rank, name, begin), readings in heights.items()
-    ]
     trace = Trace.of(events, "measured", unit="s", ranks=2)
-    kind = MEMORY_KINDS.index("activations")
-    every = [[e.rank, e.start - 50, e.bytes, kind] for e in trace if isinstance(e, Memory)]
-    assert json.loads(pack(trace))["inside"] == every
-    monkeypatch.setattr(player, "INSIDE", len(every) - 1)
-    kept = json.loads(pack(trace))["inside"]
-    assert [(rank, count) for rank, _, count, _ in kept] == [
-        (0, 1),
-        (0, 4),
-        (0, 4),
-        (0, 6),
-        (1, 9),
-        (1, 5),
-        (1, 8),
-        (1, 8),
-        (1, 3),
-        (1, 3),
-    ]
-    assert all(reading in every for reading in kept) and kept[1][1] == 80 and kept[2][1] == 50 + 540
+
+    def drawn():
+        return [[sum(held) for _, *held in own] for own in json.loads(pack(trace))["levels"]]
+
+    assert drawn() == [[1, 2, 3, 4, 4, 5, 6], [9, 7, 8]]
+    monkeypatch.setattr(player, "INSIDE", 2)
+    assert drawn() == [[4, 6], [9]]
 
 
 def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane():
@@ -126,9 +104,9 @@ def test_what_was_read_inside_an_action_is_not_carried_into_the_next():
     assert peak(memories(*levels), 1) == Peak(1, 20, "1F0", {"weights": 100, "activations": 50})
 
 
-def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
-    """A meter's readings, of activations alone, are a line of their own; a ledger's are levels of
-    each kind."""
+def test_what_was_read_inside_actions_is_stacked_with_the_rest():
+    """A ledger's readings are levels of each kind; a meter's, of activations alone, in a figure a
+    line of their own."""
     weights, activations, temporaries = (
         MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries")
     )
@@ -141,7 +119,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
             if bar.name == "activations"
         ]
         return (
-            (packed["inside"], packed["deep"], [span[-1] for span in packed["spans"]]),
+            (packed["deep"], [span[-1] for span in packed["spans"]]),
             [
                 (tick, held[weights], held[activations], held[temporaries])
                 for tick, *held in packed["levels"][1]
@@ -150,9 +128,10 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         )
 
     meter = told((10, "1F0", "activations", 45, True))
-    assert meter[0] == ([[1, 10, 45, activations]], False, [True, False])
+    assert meter[0] == (False, [True, False])
     assert meter[1] == [
         (0, 100, 0, 0),
+        (10, 100, 45, 0),
         (20, 100, 50, 0),
         (40, 100, 0, 0),
     ]
@@ -161,11 +140,11 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
         (10, "1F0", "temporaries", 8, True),
         (15, "1F0", "temporaries", 9, True),
     )
-    assert ledger[0] == ([], True, [True, False]) and ledger[1] == [
+    assert ledger[0] == (True, [True, False]) and ledger[1] == [
         (0, 100, 0, 0),
         (10, 100, 45, 8),
         (15, 100, 45, 9),
-        *meter[1][1:],
+        *meter[1][2:],
     ]
     assert memory(memories(*LEVELS), rank=1).layout.title.text == "measured: peak bytes 150 B"
     assert meter[2] == (0, 50, 0, 0) and ledger[2] == (0, 45, 45, 50, 0, 0)
@@ -237,6 +216,9 @@ def test_a_box_is_labelled_by_the_number_that_tells():
         ["F3", "A11", "B3", "U4"],
         [["stage", "layer"], ["micro_batch", "pass"]],
     )
+    of_steps = told(terms={"stage": "layer", "micro_batch": "step"})[0]
+    assert of_steps == ["F3", "A11", "B3", "U5"]  # steps are counted from 1
+    assert told(terms={"micro_batch": "step"})[0] == ["3F1", "11A3", "3B1", "0U5"]
     assert (
         told()
         == (["3F0", "11A2", "3B0", "0U4"], [["micro_batch", "micro-batch"], ["stage", "stage"]])

@@ -1,13 +1,13 @@
-"""What each rank holds over time, stacked by kind: bytes at action boundaries, and inside actions
-where a ledger followed all kinds; thin, what a meter read of activations inside. A peak inside an
-action that the stack does not reach stands on a dotted stem."""
+"""What each rank holds over time, stacked by kind: bytes at action boundaries, and what was
+read inside actions on top of those. A peak inside an action that the stack does not reach stands on
+a dotted stem."""
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import MEMORY_KINDS, Trace
-from ...core.peak import Peak, followed, peak, readings
+from ...core.peak import Peak, peak, readings
 from ...core.words import by_kind, size
 from .. import palette, words
 from .timeline import framed
@@ -16,7 +16,6 @@ from .timeline import framed
 def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> go.Figure:
     """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes."""
     ranks = list(range(trace.ranks)) if rank is None else [rank]
-    deep = followed(trace)
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     peaks = {each: found for each in ranks if (found := peak(trace, each))}
@@ -35,7 +34,7 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
         return trace.units(ticks - start) * factor
 
     for row, each in enumerate(ranks, 1):
-        stacked = [read for read in readings(trace, each) if deep or not read.inside]
+        stacked = readings(trace, each)
         x = np.array([at(read.start) for read in stacked] + [at(end)])
         held = {kind for read in stacked for kind in read.held}
         for kind in filter(held.__contains__, MEMORY_KINDS):
@@ -51,23 +50,6 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
                     line={"shape": "hv", "width": 0.5, "color": palette.MEMORY[kind]},
                     fillcolor=palette.MEMORY[kind],
                     hovertemplate=f"{when}{kind}: %{{y:.4~s}}B (%{{y:,}} bytes)<extra></extra>",
-                ),
-                row=row,
-                col=1,
-            )
-        inside = [] if deep else [read for read in readings(trace, each) if read.inside]
-        if inside:
-            figure.add_trace(
-                go.Scatter(
-                    x=[at(e.start) for e in inside],
-                    y=[e.bytes for e in inside],
-                    name="read inside actions",
-                    legendgroup="inside",
-                    showlegend=row == 1,
-                    mode="lines",
-                    line={"width": 1, "color": palette.INSIDE},
-                    hovertext=[f"{e.place}: {by_kind(e.held)}" for e in inside],
-                    hoverinfo="text+x",
                 ),
                 row=row,
                 col=1,

@@ -110,7 +110,8 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
     explained = by_clock.get("modelled") or by_clock.get("predicted")
     explains = whole and explained and experiment.is_of(explained.settings)
     rows = report.rows(experiment.quantities, *given, here=report.priced_here(experiment))
-    return table.html(rows, experiment.explain(explained) if explains else [])
+    why = table.why(experiment.explain(explained) if explains else [])
+    return f'<div class="btl-results"><div>{table.numbers(rows)}</div>{why}</div>'
 
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:

@@ -10,7 +10,7 @@ memory.
 
 import json
 import re
-from itertools import groupby, repeat
+from itertools import repeat
 from operator import attrgetter
 from pathlib import Path
 
@@ -26,8 +26,7 @@ from .. import palette, words
 HERE = Path(__file__).parent
 LISTED = 12  # storages of a peak that are told one by one
 TOGETHER = re.compile(r"(\d+) smaller ones")  # a run's log tells those together
-# readings between action boundaries that all are shown; of more, those where the bytes turn, or
-# each action's highest
+# readings between action boundaries that all are shown; of more, each action's highest
 INSIDE = 20_000
 
 LOOK = {
@@ -42,7 +41,6 @@ LOOK = {
     ],
     "memory": [[kind, palette.MEMORY[kind]] for kind in MEMORY_KINDS],
     "clocks": palette.CLOCKS,
-    "inside": palette.INSIDE,
     "wait": palette.WAIT,
 }
 
@@ -183,7 +181,7 @@ def packed(
     rows = words.rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
     label, waits, deep = words.labels(trace), waited(trace), followed(whole or trace)
-    spans, transfers, inside = [], [], []
+    spans, transfers = [], []
     read = {(e.rank, e.name) for e in trace.events if isinstance(e, Memory) and e.inside}
     for e in trace.events:
         if isinstance(e, Span):
@@ -219,10 +217,6 @@ def packed(
                     *rows_met,
                 ]
             )
-        elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
-            inside.append(e)
-    if len(inside) > INSIDE:
-        inside = turns(inside)
     return {
         "clock": trace.clock,
         "unit": trace.unit,
@@ -237,8 +231,7 @@ def packed(
         "spans": spans,
         "transfers": transfers,
         "deep": deep,
-        "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
-        "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
+        "levels": [levels(trace, rank, start) for rank in range(trace.ranks)],
         "terms": list(words.terms(trace).items()),
         "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
         "chunks": chunks_of(trace, start),
@@ -302,29 +295,10 @@ def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list 
     ]
 
 
-def turns(readings: list[Memory]) -> list[Memory]:
-    """Of the readings inside each action the first, the last, and those where the bytes begin to
-    rise, to fall or to stay."""
-    kept = []
-    for _, group in groupby(
-        sorted(readings, key=attrgetter("rank", "lane")), key=attrgetter("rank", "lane", "name")
-    ):
-        first, *others = group
-        kept.append(first)
-        for before, now, after in zip([first, *others], others, others[1:]):
-            if (now.bytes > before.bytes, now.bytes < before.bytes) != (
-                after.bytes > now.bytes,
-                after.bytes < now.bytes,
-            ):
-                kept.append(now)
-        kept += others[-1:]
-    return kept
-
-
-def levels(trace: Trace, rank: int, start: int, deep: bool) -> list[list[int]]:
-    """[[tick, bytes of each kind], ...] of a rank: at action boundaries, and `deep` between them
-    too."""
-    read = [each for each in readings(trace, rank) if deep or not each.inside]
+def levels(trace: Trace, rank: int, start: int) -> list[list[int]]:
+    """[[tick, bytes of each kind], ...] of a rank: at action boundaries, and between them on top of
+    what it held at the one before."""
+    read = readings(trace, rank)
     if len(read) > INSIDE:
         highest = {each.action: each for each in sorted(read, key=attrgetter("bytes"))}
         read = [each for each in read if not each.inside or each is highest[each.action]]

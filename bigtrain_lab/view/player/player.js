@@ -58,7 +58,6 @@ function legendOf({ scene, look, lens }) {
   if (scene.idles) items.push(["idle", "idle"]);
   look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });
   if (scene.chunks) items.push(["in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"]);
-  if (scene.inside.some((readings) => readings.length)) items.push(["read inside actions", look.inside]);
   return items;
 }
 
@@ -331,6 +330,10 @@ function render({ model, el }) {
     if (what === "echo") Promise.all((of ?? []).map(shown)).then((seen) => model.send({ echo: text, seen: Object.fromEntries(seen) }), () => model.send({ echo: text }));
     else if (what === "move" && !once.delete(text)) { once.add(text); model.send({ move: text }); }
     else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
+    else if (what === "mend") setTimeout(() => {  // the setting to change, where a hand is in this panel
+      const panel = d.root.closest(".btl-panel");
+      if (panel?.contains(document.activeElement)) panel.querySelector(".btl-pane .btl-wrong :is(.noUi-handle, select, input)")?.focus();
+    }, 100);
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
     else if (v.scene && what === "play" && !still.matches && v.listed === null) { act.seek(0); setPlaying(true); }
   };

@@ -33,7 +33,6 @@ function folded(raw, groups) {
   raw.rows.forEach((each, i) => { if (place.has(each[0])) { row[i] = rows.length; rows.push(each); } });
   const of = (list) => kept.map((rank) => list[rank]);
   return { ...raw, rows, kept, levels: of(raw.levels), peaks: of(raw.peaks), waits: of(raw.waits),
-    inside: raw.inside.filter(([rank]) => place.has(rank)).map(([rank, ...rest]) => [place.get(rank), ...rest]),
     spans: raw.spans.filter(([at]) => at in row).map(([at, ...rest]) => [row[at], ...rest]),
     transfers: raw.transfers.filter((t) => t.at(-1) in row).map((t) => [...t.slice(0, -2), row[t.at(-2)] ?? -1, row[t.at(-1)]]) };
 }
@@ -83,11 +82,6 @@ function readScene(bytes, look, unfolded) {
     return peak && { tick, where, kinds, count, rows, bytes: kinds.reduce((total, [, bytes]) => total + bytes, 0) };
   });
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
-  scene.inside = raw.levels.map(() => []);
-  for (const [rank, t, bytes, kind] of raw.inside) {  // on top of what the other kinds hold
-    const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
-    scene.inside[rank].push([t, total]); scene.peak = Math.max(scene.peak, total);
-  }
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
   scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
@@ -115,9 +109,9 @@ function unreadOf(boxes) {
 }
 
 /** The last tick at which anything is known of a rank. */
-function lastOf({ rows, byRow, kept, levels, inside }, rank) {
+function lastOf({ rows, byRow, kept, levels }, rank) {
   const own = kept.indexOf(rank), boxes = byRow.filter((_, i) => rows[i][0] === rank);
-  return Math.max(0, ...boxes.map((row) => row.at(-1)?.end ?? 0), ...[levels[own], inside[own]].map((readings) => readings.at(-1)?.[0] ?? 0));
+  return Math.max(0, ...boxes.map((row) => row.at(-1)?.end ?? 0), levels[own].at(-1)?.[0] ?? 0);
 }
 
 const sum = (level) => { let total = 0; for (let k = 1; k < level.length; k++) total += level[k]; return total; };
@@ -407,10 +401,6 @@ function paintMemory(c, v, look) {
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
     c.fillStyle = theme.ink;
     for (const [start, end] of scene.unread[rank]) c.fillRect(xOf(v, start), Math.round(y(rank, 0)) - 1, xOf(v, end) - xOf(v, start), 3);
-    const inside = scene.inside[rank];
-    c.strokeStyle = look.inside; c.beginPath();
-    for (const i of tellingOf(v, inside, (i) => inside[i][1])) c.lineTo(xOf(v, inside[i][0]), y(rank, inside[i][1]));
-    c.stroke();
     if (onScale) {
       const h = Math.round(y(rank, limit)) + 0.5;
       if (scene.peak > limit) {  // what the device does not hold
