@@ -141,7 +141,7 @@ def differences(
     told = []
     if predicted is not None and modelled is not None:
         if modelled[:2] == predicted[:2]:
-            told.append("modelled as planned")
+            told.append("as planned")
         elif modelled.apart:
             told.append(f"modelled {gap(predicted, modelled)} ({modelled.apart})")
         else:

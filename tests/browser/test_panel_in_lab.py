@@ -125,7 +125,7 @@ def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
     menu.select_option("mine")
     expect(page.locator(".btl-results")).to_contain_text("27.3%")
     page.get_by_role("button", name="Run on 4 ranks").click()
-    until_row(lab, "step time", "33 slots", "33 slots", "modelled as planned")
+    until_row(lab, "step time", "33 slots", "33 slots", "as planned")
 
 
 CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button')]
@@ -136,7 +136,7 @@ def test_run_pin_run_again_and_reopen(lab):
     page = lab.panel("runs.ipynb")
     run, results = page.get_by_role("button", name="Run on 4 ranks"), page.locator(".btl-results")
     run.click()
-    until_row(lab, "step time", "33 slots", "33 slots", "modelled as planned")
+    until_row(lab, "step time", "33 slots", "33 slots", "as planned")
     assert "measured equal" in lab.row("peak memory, rank 0")[3]
     page.locator("button.btl-pin").focus()
     page.keyboard.press("Enter")
@@ -147,7 +147,7 @@ def test_run_pin_run_again_and_reopen(lab):
     lab.until("clock", "value === 'predicted'")
     expect(results).to_contain_text("pinned: micro-batches 8, now 9")
     run.click()
-    until_row(lab, "step time", "36 slots", "36 slots", "modelled as planned", "33 slots", "+9.09%")
+    until_row(lab, "step time", "36 slots", "36 slots", "as planned", "33 slots", "+9.09%")
     page.get_by_role("button", name="pinned", exact=True).click()
     lab.until("end", "value === '99'")
 
@@ -162,7 +162,7 @@ def test_run_pin_run_again_and_reopen(lab):
     assert page.evaluate(CUT) == []
     listed.nth(1).focus()
     page.keyboard.press("Enter")  # the run before
-    until_row(lab, "step time", "33 slots", "33 slots", "modelled as planned")
+    until_row(lab, "step time", "33 slots", "33 slots", "as planned")
     expect(page.locator(".btl-status")).to_contain_text("reopened")
     expect(page.locator(".widget-readout").nth(1)).to_have_text("8")
     lab.until("end", "value === '99'")

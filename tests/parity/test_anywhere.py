@@ -114,7 +114,7 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(
     lines, head = report.commands(lab), f"127.0.0.1:{free_port()}"
     monkeypatch.chdir(tmp_path)
     assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0
-    assert "modelled as planned" in capsys.readouterr().out
+    assert "as planned" in capsys.readouterr().out
     [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
     assert code == 0 and output.count("The run is kept in") == 1
     two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)

@@ -198,9 +198,9 @@ def test_run_compares_the_three_clocks(cli):
     assert (
         predicted == modelled == "27 slots"
         and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured)
-        and difference == "modelled as planned"
+        and difference == "as planned"
     )
-    assert row(out, "peak memory, rank 1")[-1] == "modelled as planned, measured equal"
+    assert row(out, "peak memory, rank 1")[-1] == "as planned, measured equal"
     assert re.search(r"^loss [\d.]+ -> [\d.]+ \(16 values\)$", out, re.M)
     (directory,) = Path("runs").iterdir()
     assert str(directory) in out and Run.open(directory).state == "done"
@@ -425,37 +425,37 @@ def test_amounts_in_human_units(amount, text):
 @pytest.mark.parametrize(
     "predicted, modelled, measured, text",
     [
-        (A(33, S), A(33, S), A(0.2, "s"), "modelled as planned"),
+        (A(33, S), A(33, S), A(0.2, "s"), "as planned"),
         (A(33, S), A(34, S), A(0.2, "s"), "≠ modelled +3.03%"),
         (A(33, S), None, A(0.2, "s"), ""),
         (A(33, S), None, None, ""),
         (None, A(33, S), A(33, S), ""),
-        (A(5000, "B"), A(5000, "B"), A(5000, "B"), "modelled as planned, measured equal"),
+        (A(5000, "B"), A(5000, "B"), A(5000, "B"), "as planned, measured equal"),
         (
             A(5_000_000, "B"),
             A(5_000_000, "B"),
             A(5_000_016, "B"),
-            "modelled as planned, measured +0.00032%",
+            "as planned, measured +0.00032%",
         ),
         (
             A(7_190_016, "B"),
             A(7_190_016, "B"),
             A(5_450_240, "B"),
-            "modelled as planned, measured -24.2%",
+            "as planned, measured -24.2%",
         ),
-        (A(5000, "B"), A(5000, "B"), A(12_000_000, "B"), "modelled as planned, measured +240,000%"),
+        (A(5000, "B"), A(5000, "B"), A(12_000_000, "B"), "as planned, measured +240,000%"),
         (
             A(0, "B"),
             A(0, "B"),
             A(2500, "B"),
-            "modelled as planned, measured +2.5 kB",
+            "as planned, measured +2.5 kB",
         ),  # of nothing no percent
-        (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "modelled as planned, measured +7.8 points"),
-        (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "modelled as planned, measured +50%"),
-        (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "modelled as planned, measured -25%"),
-        (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "modelled as planned, measured +3,200%"),
-        (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "modelled as planned, measured +129,000%"),
-        (A(0, "s"), A(0, "s"), A(2e-3, "s"), "modelled as planned, measured +2 ms"),
+        (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "as planned, measured +7.8 points"),
+        (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "as planned, measured +50%"),
+        (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "as planned, measured -25%"),
+        (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "as planned, measured +3,200%"),
+        (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "as planned, measured +129,000%"),
+        (A(0, "s"), A(0, "s"), A(2e-3, "s"), "as planned, measured +2 ms"),
     ],
 )
 def test_a_difference_is_relative_and_equal_clocks_are_no_success(
@@ -477,12 +477,12 @@ SKIPPED = A(4, "B", "a step was skipped")
         (
             (A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s")),
             {"here": False},
-            ["modelled as planned"],
+            ["as planned"],
         ),
         (
             (A(5, "B"), A(5, "B"), A(6, "B")),
             {"here": False},
-            ["modelled as planned", "measured +20%"],
+            ["as planned", "measured +20%"],
         ),
         # a quantity that need not be equal differs softly
         (

@@ -107,7 +107,7 @@ def test_it_tells_the_run_in_words(done):
         "pipeline on 2 ranks",
         ": done.",
         "step time 9 slots 9 slots",
-        "modelled as planned",
+        "as planned",
         "In all,",
         "bigtrain run pipeline --ranks 2",
         "micro-batches 2",

@@ -105,8 +105,7 @@ def test_what_was_read_inside_an_action_is_not_carried_into_the_next():
 
 
 def test_what_was_read_inside_actions_is_stacked_with_the_rest():
-    """A ledger's readings are levels of each kind; a meter's, of activations alone, in a figure a
-    line of their own."""
+    """A ledger's readings are of all kinds, a meter's of activations alone."""
     weights, activations, temporaries = (
         MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries")
     )
@@ -147,7 +146,7 @@ def test_what_was_read_inside_actions_is_stacked_with_the_rest():
         *meter[1][2:],
     ]
     assert memory(memories(*LEVELS), rank=1).layout.title.text == "measured: peak bytes 150 B"
-    assert meter[2] == (0, 50, 0, 0) and ledger[2] == (0, 45, 45, 50, 0, 0)
+    assert meter[2] == (0, 45, 50, 0, 0) and ledger[2] == (0, 45, 45, 50, 0, 0)
 
 
 def alive(*sizes, start=27):
