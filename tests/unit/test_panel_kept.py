@@ -56,7 +56,7 @@ def test_a_pinned_run_stands_beside_the_next_one_and_a_stale_run_does_not(panel)
     panel.pin()
     pinned = panel.traces["modelled"]
     panel.set(micro_batches=3)
-    assert ">x 3.5<" in said(panel)  # 14 are predicted now, 4 are pinned
+    assert ">+250%<" in said(panel)  # 14 are predicted now, 4 are pinned
     ran(panel)
     assert (panel.rows[1].pinned.value, panel.rows[1].modelled.value) == (4, 6)
     assert "pinned (modelled)" in said(panel) and "x 1.5" not in said(panel)
