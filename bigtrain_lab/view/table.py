@@ -79,12 +79,12 @@ def alike(row: report.Row, clock: str, other: str) -> bool:
 
 
 def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
-    """A number, and of which clock, or against what is pinned. What is not known yet is the
-    prediction, pale."""
+    """A number, and of which clock where that matters, or against what is pinned. What is not known
+    yet is the prediction, pale; what no prediction knows, such as a loss, is the training's own."""
     amount = getattr(row, clock)
     pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    gap = f"<small>{'predicted' if pale else clock}</small>" * bool(amount)
+    gap = f"<small>{'predicted' if pale else clock}</small>" * bool(row.predicted)
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
