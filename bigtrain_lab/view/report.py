@@ -83,19 +83,20 @@ def priced_here(experiment) -> bool:
 
 
 def column(quantities, trace: Trace) -> Column:
-    """What a trace says of each quantity; nothing where it is part of a run, which compares with
-    nothing."""
-    if trace.settings.get("unfinished"):
-        return {}
+    """What a trace says of each quantity, and what its ranks did with their time; only that where
+    it is part of a run."""
+    unfinished = trace.settings.get("unfinished")
     values = {
-        quantity: value for quantity in quantities if (value := quantity.of(trace)) is not None
+        quantity: value
+        for quantity in ([] if unfinished else quantities)
+        if (value := quantity.of(trace)) is not None
     }
     told = {
         q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace))
         for q, value in values.items()
     }
     return told | {
-        name: Amount(100 * of(trace.shares()), "%")
+        name: Amount(100 * of(trace.shares()), "%", "the run broke off" if unfinished else "")
         for name, of in SHARES.items()
         if trace.ranks > 1
     }

@@ -563,6 +563,7 @@ def test_a_failure_is_told_until_settings_change_or_run_is_pressed(panel):
     panel.read_menus()  # any other cell ran
     assert "the wave broke" in said(panel) and panel.player in parts(panel)
     assert json.loads(panel.player.data)["failed"] == [1]  # its row is crossed out
+    assert "(the run broke off)" in said(panel) and "btl-shares" in panel.answers.value
     panel.set(ranks=4)  # what cannot be is told first
     assert panel.problem.startswith("4 ranks need") and panel.problem in said(panel)
     panel.set(ranks=2)
