@@ -23,6 +23,7 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     page = lab.panel("opens.ipynb")
     assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
+    expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
     wide = page.evaluate(
         """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
         .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""

@@ -296,11 +296,11 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
         "modelled",
         "rivals",
     ) and "<small>modelled</small>" in shown.answers.value
-    shown.pin()
-    assert ">pinned: modelled, stage 2" in rivals.html and rivals.html.count("btl-kept") == 1
-    rivals._handle_custom_msg({"row": 1, "do": "run"}, [])
+    rivals._handle_custom_msg({"row": 1, "do": "run"}, [])  # beside what is shown
     shown.wait()
     assert (shown.run.settings["settings"]["stage"], shown.pinned.experiment.stage) == (1, 2)
+    until(lambda: not rivals.waiting)
+    assert ">pinned: modelled, stage 2" in rivals.html and rivals.html.count("btl-kept") == 1
     shown.picture.lenses.value = "microscope"
     assert rivals not in parts(shown) and len(shown.picture._figure.children) == 1
     data = shown.player.data
