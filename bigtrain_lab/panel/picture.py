@@ -163,9 +163,11 @@ class Picture(widgets.VBox):
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
-        same = pinned and type(pinned.experiment) is type(self._made)
-        # not of a lab that was reopened before
-        self._kept, self._pinned = (pinned, pinned.trace) if same else (None, None)
+        self._kept, self._pinned = (
+            (pinned, pinned.trace)
+            if pinned and type(pinned.experiment) is type(self._made)
+            else (None, None)  # of a lab that was reopened before
+        )
         known = pinned is not None or trace is None or trace.clock != "predicted"
         if self.lenses.value == CURVES and not known:
             self._set(self.lenses, value=PLAYER)  # no loss is known

@@ -58,7 +58,6 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     low = 0 if 0 < low < high / 2 else low
     if name == ACCURACY:
         low, high = 0, 1
-    cut = low > 0
 
     def height(y: float) -> float:
         return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)
@@ -91,9 +90,9 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in labels
     )
-    notes = f" (from {low:.3g}, not 0)" * cut + " (dashed: pinned)" * bool(other)
+    notes = f" (from {low:.3g}, not 0)" * (low > 0) + " (dashed: pinned)" * bool(other)
     title = escape(title) + notes + ": press Run" * (not own)
-    torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * cut  # across the axis
+    torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'

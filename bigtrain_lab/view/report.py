@@ -21,7 +21,6 @@ TIMES = ("slot", "s")
 SHARES = {
     f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")
 }  # the last rows of the table of several ranks
-UNEQUAL = "≠ "
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
@@ -47,7 +46,7 @@ class Amount(NamedTuple):
 class Row(NamedTuple):
     """One quantity on the three clocks, None where there is none; `unit` is the prediction's.
     `pinned` is from another run. `exact`: predicted and modelled are equal, and compare: a
-    difference that begins with UNEQUAL says that they are not."""
+    difference that begins with ≠ says that they are not."""
 
     quantity: str
     unit: str
@@ -146,7 +145,7 @@ def differences(
         elif modelled.apart:
             told.append(f"modelled {gap(predicted, modelled)} ({modelled.apart})")
         else:
-            told.append(f"{UNEQUAL * exact}modelled {gap(predicted, modelled)}")
+            told.append(f"{'≠ ' * exact}modelled {gap(predicted, modelled)}")
     if (
         predicted is not None
         and measured is not None

@@ -15,9 +15,8 @@ PLANNED = (
     "As planned: the ranks did what the plan says, at the hardware profile's prices. It tests the"
     " program, not those prices; only measured is of this machine."
 )
-RUN = "pin what is shown, and run this beside it"
-MOST = 3  # numbers above the picture
 MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
+MOST = 3  # numbers above the picture
 LOOKS = {  # of the ranks' time
     "compute": "an action runs",
     "waits": "the rank has nothing else to do, while a message or a sum for it is on its way, or"
@@ -49,7 +48,10 @@ def answers(
         slot(
             row,
             clock,
-            row.pinned if pinned and alike(row, clock, pinned) else None,
+            # two clocks compare where they must be equal
+            row.pinned
+            if clock == pinned or row.exact and {clock, pinned} <= {"predicted", "modelled"}
+            else None,
         )
         for row in chosen(rows, names)
     ]
@@ -71,11 +73,6 @@ def chosen(rows: list[report.Row], names: tuple[str, ...]) -> list[report.Row]:
         fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     return [told[name] for name in names or list(told) if name in told][:MOST]
-
-
-def alike(row: report.Row, clock: str, other: str) -> bool:
-    """Whether numbers of two clocks compare: of one clock, or where both must be equal."""
-    return clock == other or (row.exact and not {"measured", "pinned"} & {clock, other})
 
 
 def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
@@ -196,7 +193,10 @@ def rival_row(
     memory = f"<td>{size(total)}{' over the limit' * over}</td>"
     memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
-    run = f'<td data-do="run" tabindex="0" role="button" title="{RUN}">run</td>'
+    run = (
+        '<td data-do="run" tabindex="0" role="button"'
+        ' title="pin what is shown, and run this beside it">run</td>'
+    )
     return (
         f'<tr class="{look} {"btl-over-limit" * over}" data-row="{at}" tabindex="0"'
         f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
@@ -255,8 +255,10 @@ def against(row: report.Row, clock: str, stale: str) -> str:
 
 def told_changes(changes: list[str]) -> str:
     """What has changed since the pinned run, in a sentence."""
-    told = "; ".join(changes) or "with the settings of now"
-    return f'<p class="btl-changes">pinned: {escape(told)}</p>'
+    return (
+        '<p class="btl-changes">pinned:'
+        f" {escape('; '.join(changes) or 'with the settings of now')}</p>"
+    )
 
 
 def why(sentences: list[str], of: str = "") -> str:
@@ -281,7 +283,7 @@ def cell(amount: report.Amount | None) -> str:
 def difference(row: report.Row) -> str:
     """The row's comparisons: red where what must be equal is not."""
     return " &nbsp;".join(
-        f'<span class="{"btl-unequal" if told.startswith(report.UNEQUAL) else "btl-soft"}">'
+        f'<span class="{"btl-unequal" if told.startswith("≠") else "btl-soft"}">'
         f"{escape(told)}</span>"
         for told in row.differences
     )

@@ -54,17 +54,15 @@ def test_a_full_disk_during_the_run():
 def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
     def program(rank):
         group = rank.group()
-        with rank.span(step(rank, 0)):
-            if rank.index == 1:
-                after(rank, "@wait")
-                raise ValueError("the loss is bad")
-        for _ in range(rank.index // 2):
-            with rank.span(step(rank, 1)):
-                pass
+        for at in range(1 + rank.index // 2):
+            with rank.span(step(rank, at)):
+                if rank.index == 1:
+                    after(rank, "@wait")
+                    raise ValueError("the loss is bad")
         group.recv((rank.index + 1) % 3, name=Action("F", (rank.index + 1) % 3, 0))
 
     run = fails(program, cost={"F": 1})
-    line = program.__code__.co_firstlineno + 5
+    line = program.__code__.co_firstlineno + 6
     assert run.diagnosis.splitlines()[:2] == [
         "Rank 1 failed: ValueError: the loss is bad",
         f'  at {HERE}:{line}, in program: raise ValueError("the loss is bad")',
