@@ -93,19 +93,9 @@ def test_a_peak_is_the_first_highest_reading_inside_actions_or_at_their_end():
     ] == ["after 1F0", "before its first action", "in 1B0"]
 
 
-def test_what_was_read_inside_an_action_is_not_carried_into_the_next():
-    """The temporaries of 1F0 are gone at its end, though no reading says so."""
-    levels = [
-        *LEVELS[:1],
-        (10, "1F0", "temporaries", 45, True),
-        *LEVELS[1:],
-        (30, "1B0", "activations", 45, True),
-    ]
-    assert peak(memories(*levels), 1) == Peak(1, 20, "1F0", {"weights": 100, "activations": 50})
-
-
 def test_what_was_read_inside_actions_is_stacked_with_the_rest():
-    """A ledger's readings are of all kinds, a meter's of activations alone."""
+    """A ledger's readings are of all kinds, a meter's of activations alone; none is carried into
+    the next action."""
     weights, activations, temporaries = (
         MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries")
     )
