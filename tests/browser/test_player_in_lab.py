@@ -51,8 +51,6 @@ def test_mouse_themes_and_another_trace(player):
     page.mouse.move(box["x"] + 106, box["y"] + 18)
     tip = player.player.locator(".btl-tip")
     expect(tip).to_contain_text("F0: forward of micro-batch 0, stage 0, rank 0")
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 18)
-    assert 0.3 * end < float(player.until("time", f"value < {end}")) < 0.7 * end
     page.keyboard.down("Control")
     page.mouse.move(box["x"] + 300, box["y"] + 30)
     page.mouse.wheel(0, -400)

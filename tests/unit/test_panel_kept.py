@@ -54,15 +54,11 @@ def test_pin_keeps_the_prediction_where_nothing_ran(panel):
 def test_a_pinned_run_stands_beside_the_next_one_and_a_stale_run_does_not(panel):
     ran(panel)
     panel.pin()
-    pinned = panel.traces["modelled"]
     panel.set(micro_batches=3)
     assert ">+250%<" in said(panel)  # 14 are predicted now, 4 are pinned
     ran(panel)
     assert (panel.rows[1].pinned.value, panel.rows[1].modelled.value) == (4, 6)
-    assert "pinned (modelled)" in said(panel) and "x 1.5" not in said(panel)
-    assert "+50%" in said(panel)
-    panel.tabs.value = "pinned"
-    assert panel.player.data == pack(pinned)
+    assert "pinned (modelled)" in said(panel) and "+50%" in said(panel)
 
 
 def test_pin_again_replaces_and_unpin_takes_away(panel):
