@@ -165,7 +165,7 @@ class Picture(widgets.VBox):
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
         self._kept, self._pinned = (
             (pinned, pinned.trace)
-            if pinned and type(pinned.experiment) is type(self._made)
+            if pinned and pinned.experiment.name == self._made.name
             else (None, None)  # of a lab that was reopened before
         )
         known = pinned is not None or trace is None or trace.clock != "predicted"
