@@ -81,6 +81,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
     labels = (
         (wide - 54, height(at_end) + 4, "start", end),
         (wide - 42, HIGH - 6, "start", unit),
+        (LEFT + 10, HIGH - BOTTOM - 6, "start", f"from {low:.3g}, not 0" * (low > 0)),
         *((place(x), HIGH - 6, "middle", f"{x:.4g}") for x in across),
         *((LEFT - 6, height(y) + 4, "end", f"{y:,.6g}") for y in up),
     )
@@ -90,8 +91,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in labels
     )
-    notes = f" (from {low:.3g}, not 0)" * (low > 0) + " (dashed: pinned)" * bool(other)
-    title = escape(title) + notes + ": press Run" * (not own)
+    title = escape(title) + " (dashed: pinned)" * bool(other) + ": press Run" * (not own)
     torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'

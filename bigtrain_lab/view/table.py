@@ -156,8 +156,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     )
     return (
         f'<div class="btl-rivals"><div class="btl-shares"><span><b>{escape(title)}</b> Click a row'
-        " to take its settings, or run it beside what is shown.</span>"
-        f"<span>{'</span><span>'.join(key)}</span></div>"
+        f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
         f"<table><thead><tr><th>{escape(by)}</th>{heads}</tr></thead><tbody>{body}</tbody></table>"
         "</div>"
     )

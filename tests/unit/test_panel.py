@@ -263,7 +263,7 @@ def test_an_axis_that_does_not_begin_at_0_says_so():
         told = [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)]
         return curves({name: name}, Trace.of(told, "modelled"))
 
-    assert "(from 3, not 0)" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
+    assert ">from 3, not 0<" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
     assert ">0.5<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">1<" in fixed
 
 
