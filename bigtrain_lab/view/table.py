@@ -291,5 +291,5 @@ def difference(row: report.Row) -> str:
 def trouble(problem: str, run=None) -> str:
     """What is wrong, and where it is a `run` that failed who waited for whom."""
     picture = drawing(run.waits) if run is not None else ""
-    shown = f'<div class="btl-waits">{picture}</div>' if picture else ""
+    shown = f'<div class="btl-blocked">{picture}</div>' if picture else ""
     return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'

@@ -187,7 +187,7 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
     )
     panel = page.locator(".btl-panel")
     expect(panel.locator(".btl-trouble")).to_contain_text(TAG)
-    expect(panel.locator(".btl-waits")).to_contain_text("<img src=x onerror")
+    expect(panel.locator(".btl-blocked")).to_contain_text("<img src=x onerror")
     panel.get_by_role("button", name="History").click()
     panel.locator(".btl-past tr[data-row]", has_text="done").first.click()
     expect(panel.locator(".btl-status")).to_contain_text("done on")
