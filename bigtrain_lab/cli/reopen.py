@@ -10,13 +10,16 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from ..checks import differences
 from ..core import Impossible, Trace
+from ..core.later import later
 from ..core.words import counted
 from ..experiments import Experiment
 from ..experiments.experiment import asked, order_of
-from ..runtime import Run
 from ..view import report
+
+with later():
+    from .. import runtime
+    from ..checks import differences
 
 PREFERRED = ("modelled", "predicted", "measured")
 
@@ -25,7 +28,7 @@ class Reopened(NamedTuple):
     """`run` is None for a trace file; `experiment` where this library does not have it, or not with
     these settings. `notes` say what was lost, and why there is no experiment."""
 
-    run: Run | None
+    run: "runtime.Run | None"
     experiment: Experiment | None
     traces: dict[str, Trace]
     notes: tuple[str, ...]
@@ -44,7 +47,7 @@ def reopen(path: Path | None) -> Reopened:
         )
     notes = []
     if os.path.isdir(path):
-        run = Run.open(path)
+        run = runtime.Run.open(path)
         traces, settings, ranks = [*run.traces().values()], run.settings["settings"], run.ranks
         notes += [run.damage] if run.damage else []
     else:

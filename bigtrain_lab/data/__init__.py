@@ -1,20 +1,14 @@
 """Real data that needs no download."""
 
+from .. import offered
 from .digits import Digits, digits
-from .relations import Examples, Relations, vocabulary
-from .scores import F1, f1
-from .text import ByteText, chosen_text, help_text, read_text
 
-__all__ = [
-    "F1",
-    "ByteText",
-    "Digits",
-    "Examples",
-    "Relations",
-    "chosen_text",
-    "digits",
-    "f1",
-    "help_text",
-    "read_text",
-    "vocabulary",
-]
+__all__, __getattr__, __dir__ = offered(
+    __name__,
+    {
+        "relations": ("Examples", "Relations", "vocabulary"),
+        "scores": ("F1", "f1"),
+        "text": ("ByteText", "chosen_text", "help_text", "read_text"),
+    },
+)
+__all__ += ["Digits", "digits"]

@@ -10,11 +10,12 @@ Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI
 
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from ..core.later import later
 
-from bigtrain_lab.models.seed import generator
+with later():
+    import torch
+
+    from ..models import seed as seeds
 
 IMAGES, TEST, POINTS, CLASSES = 1797, 450, 64, 10
 PASS = IMAGES - TEST  # images of a pass
@@ -28,15 +29,15 @@ class Digits:
 
         given = load_digits()
         images, labels = torch.tensor(given.images) / 16, torch.tensor(given.target)
-        order = torch.randperm(len(labels), generator=generator("digits", "test"))
+        order = torch.randperm(len(labels), generator=seeds.generator("digits", "test"))
         test, train = order[:TEST], order[TEST:]
         images = images - images[train].mean()
-        around = F.pad(images, (1, 1, 1, 1), value=float(images.min()))
+        around = torch.nn.functional.pad(images, (1, 1, 1, 1), value=float(images.min()))
         moved = [around[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)]
         self._moved, self._labels = torch.stack(moved, 1)[train], labels[train]
         self.test = images[test].flatten(1), labels[test]
 
-    def batch(self, seed: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def batch(self, seed: int, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """(inputs, labels) of so many samples of the stream, from sample `first` on, in float64."""
         inputs, labels = [], []
         while count:
@@ -50,9 +51,9 @@ class Digits:
 
 
 @lru_cache(maxsize=32)
-def one_pass(seed: int, number: int) -> tuple[Tensor, Tensor]:
+def one_pass(seed: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
     """The order of a pass, and by which of the nine moves each image is met."""
-    draw = generator("digits", seed, number)
+    draw = seeds.generator("digits", seed, number)
     return torch.randperm(PASS, generator=draw), torch.randint(9, (PASS,), generator=draw)
 
 

@@ -11,22 +11,23 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from torch import nn
-
 from ..core import Scalar, Trace, knob
+from ..core.later import later
 from ..core.words import size
-from ..data import chosen_text
-from ..models import GPT
 from ..order.rates import peak_bytes
 from ..order.schedule import Action, B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
-from ..techniques.one_process import Sample
-from ..train.recipe import Lens, Recipe, train
+from ..train.lens import Lens
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
+
+with later():
+    import numpy as np
+    import torch
+
+    from .. import data, models, train
+    from ..techniques import one_process
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -282,19 +283,21 @@ class Accumulate(OfGPT, OneDevice):
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def micro_batch(self, number: int) -> Sample:
+    def micro_batch(self, number: int) -> "one_process.Sample":
         """(inputs, targets), each (sequences, sequence): the same text whatever the window, its
         tail left out of the targets."""
-        ids, targets = chosen_text(self.text).batch(
+        ids, targets = data.chosen_text(self.text).batch(
             self.seed, 0, number, self.sequences, self.sequence
         )
         length = self.lengths(self.spread)[number % self.accumulation]
-        return Sample(ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED))
+        return one_process.Sample(
+            ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
+        )
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
-            model=lambda stage: GPT(self.config, seed=self.seed),
+    def recipe(self) -> "train.Recipe":
+        return train.Recipe(
+            model=lambda stage: models.GPT(self.config, seed=self.seed),
             data=self.micro_batch,
             loss=mean,
             clip=self.clip or None,
@@ -305,7 +308,7 @@ class Accumulate(OfGPT, OneDevice):
             weights=self.shares,
         )
 
-    def shares(self, window: Sequence[Sample]) -> list[float]:
+    def shares(self, window: "Sequence[one_process.Sample]") -> list[float]:
         """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
         rule says."""
         return shares(self.rule, [counting(sample.targets) for sample in window])
@@ -324,16 +327,18 @@ class Accumulate(OfGPT, OneDevice):
             if window[-1] < len(losses)
         ]
 
-    def program(self, rank) -> dict[str, np.ndarray]:
-        trained = train(self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens())
+    def program(self, rank) -> "dict[str, np.ndarray]":
+        trained = train.train(
+            self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens()
+        )
         return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
-    def reference(self) -> dict[str, np.ndarray]:
+    def reference(self) -> "dict[str, np.ndarray]":
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
 
-        def large_batch(number: int) -> Sample:
+        def large_batch(number: int) -> "one_process.Sample":
             window = [self.micro_batch(n) for n in self.windows()[number]]
-            return Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
+            return one_process.Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
 
         def loss(logits, targets):
             parts = targets.split(self.sequences)
@@ -356,15 +361,15 @@ def shares(rule: str, tokens: Sequence[int]) -> list[float]:
 
 
 def mean(
-    logits_BSV: torch.Tensor, targets_BS: torch.Tensor, reduction: str = "mean"
-) -> torch.Tensor:
+    logits_BSV: "torch.Tensor", targets_BS: "torch.Tensor", reduction: str = "mean"
+) -> "torch.Tensor":
     """The mean loss over the tokens that count."""
-    return nn.functional.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction
     )
 
 
-def counting(targets: torch.Tensor) -> int:
+def counting(targets: "torch.Tensor") -> int:
     return int((targets != IGNORED).sum())
 
 
@@ -380,7 +385,7 @@ class BesideLarge(Lens):
         return super().window(number, stages, samples)
 
 
-def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
+def compared(model: "torch.nn.Module", batch: "Sequence[one_process.Sample]") -> dict[str, float]:
     """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|,
     and the cosine between them."""
 
@@ -400,6 +405,6 @@ def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
         found = sum(factor * part for factor, part in zip(rule(tokens), parts))
         told |= {
             f"error, {name}": float((found - large).norm() / large.norm()),
-            f"cosine, {name}": float(nn.functional.cosine_similarity(found, large, dim=0)),
+            f"cosine, {name}": float(torch.nn.functional.cosine_similarity(found, large, dim=0)),
         }
     return told

@@ -11,20 +11,22 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from ..core import Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core.later import later
 from ..core.trace import MARK
 from ..core.words import counted, duration, size
 from ..order.collective import Collective, provenance, sizes
 from ..order.holdings import HOLDS, MOST, place
 from ..order.plan import Compute, Plan, Recv, lower_collective
 from ..order.schedule import Action
-from ..runtime.talk.execute import execute
-from ..runtime.talk.moves import Chunks
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
+
+with later():
+    import torch
+
+    from ..runtime.talk import execute, moves
 
 PERIOD = 99_991  # numbers after which a gradient repeats itself: any rank knows any element of all
 LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it holds
@@ -102,7 +104,7 @@ class AllReduce(OnHardware):
         return round(self.megabytes * MB) // self.format.itemsize
 
     @property
-    def format(self) -> torch.dtype:
+    def format(self) -> "torch.dtype":
         return getattr(torch, self.dtype)
 
     def planned(self) -> list:
@@ -163,7 +165,7 @@ class AllReduce(OnHardware):
     # -- reality -----------------------------------------------------------------------------------
 
     @cached_property
-    def periods(self) -> torch.Tensor:
+    def periods(self) -> "torch.Tensor":
         """[rank, place] the numbers of which each rank's gradient is made, again and again."""
         draws = (
             torch.Generator().manual_seed(self.seed * 1009 + rank) for rank in range(self.ranks)
@@ -175,7 +177,7 @@ class AllReduce(OnHardware):
             ]
         )
 
-    def brought(self, chunk: int, every: int, count: int) -> torch.Tensor:
+    def brought(self, chunk: int, every: int, count: int) -> "torch.Tensor":
         """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so
         many one more."""
         lengths = sizes(self.elements, self.order.chunks)
@@ -183,7 +185,7 @@ class AllReduce(OnHardware):
         brings = torch.tensor([[self.order.brings(rank, chunk)] for rank in range(self.ranks)])
         return torch.where(brings, self.periods[:, places % PERIOD], 0)
 
-    def held(self, chunk: int, tensor: torch.Tensor) -> int:
+    def held(self, chunk: int, tensor: "torch.Tensor") -> int:
         """The set of ranks whose gradients add up to the chunk's first elements, rank r as bit 1 <<
         r; 0 where no set does."""
         terms = self.brought(chunk, 1, LOOKED_AT).double()
@@ -201,7 +203,7 @@ class AllReduce(OnHardware):
             self.periods[rank.index].repeat(-(-self.elements // PERIOD))[: self.elements].clone()
         )
         rank.watch(lambda: {"gradients": {"gradient": gradient}})
-        execute(self.lowered, rank, work := Seen(self, rank, gradient))
+        execute.execute(self.lowered, rank, work := Seen(self, rank, gradient))
         work.store(gradient)
         return {
             f"chunk {chunk}": part[:: every(part)].numpy()
@@ -283,17 +285,19 @@ class AllReduce(OnHardware):
         return told + super().explain(trace)
 
 
-class Seen(Chunks):
-    """Chunks that a rank looks into as they come."""
+class Seen:
+    """A plan's work on chunks, which a rank looks into as they come."""
 
-    def __init__(self, lab: AllReduce, rank, tensor: torch.Tensor):
-        super().__init__(lab.order, rank.index, tensor)
-        self.lab, self.rank = lab, rank
+    def __init__(self, lab: AllReduce, rank, tensor: "torch.Tensor"):
+        self.lab, self.rank, self.own = lab, rank, moves.Chunks(lab.order, rank.index, tensor)
         for chunk in range(len(self.chunks)):
             self.report(0, chunk)
 
+    def __getattr__(self, name: str):
+        return getattr(self.own, name)
+
     def receive(self, message, tensor):
-        super().receive(message, tensor)
+        self.own.receive(message, tensor)
         self.report(place(message.name)[0], message.stage)
 
     def report(self, number: int, chunk: int) -> None:
@@ -301,7 +305,7 @@ class Seen(Chunks):
         self.rank.log(f"{HOLDS}round {number} chunk {chunk}", held)
 
 
-def every(part: torch.Tensor) -> int:
+def every(part: "torch.Tensor") -> int:
     """Of which elements of a chunk a run keeps one."""
     return max(1, len(part) // KEPT)
 

@@ -15,21 +15,9 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from ..core import Impossible, Memory, Trace, knob
+from ..core.later import later
 from ..core.words import size
-from ..data import chosen_text
-from ..models import Noise, parameter_shapes
-from ..models.chains import (
-    ChainGPT,
-    UnevenMLP,
-    chain_of,
-    gpt_weights,
-    mlp_weights,
-    repeated,
-    uneven_widths,
-)
 from ..order.recompute.compared import compared, work_beside
 from ..order.recompute.optimum import frontier, smallest_budget
 from ..order.recompute.plan import (
@@ -45,15 +33,20 @@ from ..order.recompute.plan import (
     turn,
 )
 from ..order.schedule import Action, Step
-from ..runtime.memory import owned
-from ..techniques.checkpoint import checkpoint_sequential, selective
-from ..techniques.one_process import Sample
-from ..train.dry_run import META, Acted, Work, dry_run
+from ..train.lens import Lens
 from ..train.optimizer import Optimizer
-from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
+
+with later():
+    import torch
+
+    from .. import data, models, techniques, train
+    from ..models import chains
+    from ..runtime.memory import owned
+    from ..techniques import checkpoint, one_process
+    from ..train import dry_run
 
 MOST_FOLLOWED = (
     100  # operations of a plan that a dry run carries out one by one, in a third of a second
@@ -150,9 +143,9 @@ class Checkpoint(OfGPT, OneDevice):
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
         chain, *work = (
-            gpt_weights(self.config, self.rows, selective if inside else None)
+            chains.gpt_weights(self.config, self.rows, checkpoint.selective if inside else None)
             if self.model == "gpt"
-            else mlp_weights(
+            else chains.mlp_weights(
                 self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype)
             )
         )
@@ -197,9 +190,9 @@ class Checkpoint(OfGPT, OneDevice):
         """The shapes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            pieces = [list(parameter_shapes(one, i, i + 1).values()) for i in range(3)]
-            return list(repeated(pieces, self.layers))
-        sizes = uneven_widths(self.layers, self.width)
+            pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
+            return list(chains.repeated(pieces, self.layers))
+        sizes = chains.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 
     @property
@@ -263,7 +256,7 @@ class Checkpoint(OfGPT, OneDevice):
         }
 
     @cached_property
-    def update(self) -> tuple[int, Work]:
+    def update(self) -> "tuple[int, dry_run.Work]":
         """Bytes of the optimizer's state, and the work of the last update: the sums over all
         weights."""
         dtype, steps = getattr(torch, self.dtype), min(self.steps, 2)
@@ -272,7 +265,7 @@ class Checkpoint(OfGPT, OneDevice):
             for layer in self.weights
             for shape in layer
         ]
-        return sum(acted.after.get("optimizer", 0) for acted in each), Work(
+        return sum(acted.after.get("optimizer", 0) for acted in each), dry_run.Work(
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
@@ -453,13 +446,13 @@ class Checkpoint(OfGPT, OneDevice):
     # -- reality -----------------------------------------------------------------------------------
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         """Plain training; the chain ends in the loss, so a model's output is its loss."""
         model = (
-            partial(ChainGPT, self.config, self.seed)
+            partial(chains.ChainGPT, self.config, self.seed)
             if self.model == "gpt"
             else partial(
-                UnevenMLP,
+                chains.UnevenMLP,
                 self.layers,
                 self.width,
                 self.dropout,
@@ -467,7 +460,7 @@ class Checkpoint(OfGPT, OneDevice):
                 getattr(torch, self.dtype),
             )
         )
-        return Recipe(
+        return train.Recipe(
             model=lambda stage: model(),
             data=self.sample,
             loss=lambda output, targets: output,
@@ -476,24 +469,26 @@ class Checkpoint(OfGPT, OneDevice):
         )
 
     def program(self, rank) -> dict[str, Any]:
-        inside = selective if self.recompute.inside else None
+        inside = checkpoint.selective if self.recompute.inside else None
 
         def planned(model, x, noise, targets):
-            return checkpoint_sequential(
-                chain_of(model, noise, targets, inside),
+            return techniques.checkpoint_sequential(
+                chains.chain_of(model, noise, targets, inside),
                 self.ops,
                 x,
                 span=lambda action: rank.span(self.numbered(action, noise.step), noise.step),
             )
 
         recipe = replace(self.recipe, recompute=planned)
-        trained = train(recipe, rank, Operations(self, rank))
+        trained = train.train(recipe, rank, Operations(self, rank))
         return recipe.arrays(trained.weights, trained.losses)
 
-    def sample(self, step: int) -> Sample:
+    def sample(self, step: int) -> "one_process.Sample":
         """Text, or numbers and their sines."""
         if self.model == "gpt":
-            x, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
+            x, targets = data.chosen_text(self.text).batch(
+                self.seed, step, 0, self.rows, self.sequence
+            )
         else:
             x = torch.randn(
                 self.rows,
@@ -502,17 +497,17 @@ class Checkpoint(OfGPT, OneDevice):
                 dtype=getattr(torch, self.dtype),
             )
             targets = x.sin()
-        return Sample(x, targets, (Noise(self.seed, step, 0), targets))
+        return one_process.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
 
 
 @lru_cache(maxsize=256)
 def updated(
-    shape: tuple[int, ...], dtype: torch.dtype, optimizer: type[Optimizer], steps: int
-) -> Acted:
+    shape: tuple[int, ...], dtype: "torch.dtype", optimizer: type[Optimizer], steps: int
+) -> "dry_run.Acted":
     """The last update of a weight, by its dry run: an optimizer updates each tensor alone."""
 
     def program(rank):
-        weight = torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
+        weight = torch.empty(shape, dtype=dtype, device=dry_run.META, requires_grad=True)
         rule = optimizer.at(0.1)([weight])
         rank.watch(lambda: owned.of([rule]))
         for step in range(steps):
@@ -520,7 +515,7 @@ def updated(
             with rank.span(Action("U", 0, step)):
                 rule.step()
 
-    return dry_run(program).actions[f"0U{steps - 1}"]
+    return dry_run.dry_run(program).actions[f"0U{steps - 1}"]
 
 
 class Operations(Lens):

@@ -12,13 +12,16 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
+from ..core.later import later
 from ..core.peak import readings
 from ..core.words import duration, size
 from ..order.rates import axes
-from ..techniques.checkpoint import checkpoint
 from .experiment import Quantity
 from .layered import Layered
 from .pipelined import Pipelined
+
+with later():
+    from ..techniques import checkpoint
 
 WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums inside layers"}
 
@@ -145,7 +148,7 @@ class Combined(Layered):
     def further(self) -> dict[str, Any]:
         return {
             "precision": None if self.precision == "none" else self.precision,
-            "recompute": checkpoint if self.recompute else None,
+            "recompute": checkpoint.checkpoint if self.recompute else None,
             "sequence_parallel": self.sequence_parallel and self.slices > 1,
         }
 

@@ -12,11 +12,10 @@ import time
 from contextlib import nullcontext
 from functools import lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import torch
+from typing import Any, ClassVar
 
 from ..core import Impossible, Scalar, Trace, knob
+from ..core.later import later
 from ..core.words import counted, duration, size
 from ..order.plan import Compute, Plan
 from ..order.rates import apart, last, samples
@@ -24,9 +23,10 @@ from ..order.schedule import Action
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
 
-if TYPE_CHECKING:  # loads torch's own compiler, which takes seconds: only where a graph is captured
-    from ..techniques.captured_graph import Kernel
-    from ..techniques.fusion import Fusion
+with later():  # fusion loads torch's own compiler, which takes seconds
+    import torch
+
+    from ..techniques import captured_graph, fusion
 
 KINDS = {"forward": "F", "backward": "B"}
 WHOLE = ("inductor", "cuda-graph")  # run as one action a step
@@ -109,7 +109,7 @@ class Compile(OnOneRank):
 
     # -- theory -----------------------------------------------------------------------------------
 
-    def kernels(self, compiler: str = "") -> "dict[str, tuple[Kernel, ...]]":
+    def kernels(self, compiler: str = "") -> "dict[str, tuple[captured_graph.Kernel, ...]]":
         """Of each pass, in the order in which they run."""
         compiler = compiler or self.compiler
         return kernels_of(
@@ -192,7 +192,7 @@ class Compile(OnOneRank):
     def function_of(self, x):
         return FUNCTIONS[self.function](torch, x)
 
-    def values(self, device="cpu") -> torch.Tensor:
+    def values(self, device="cpu") -> "torch.Tensor":
         drawn = torch.randn(
             self.rows,
             self.columns,
@@ -211,11 +211,11 @@ class Compile(OnOneRank):
 
     def program(self, rank) -> dict[str, Any]:
         """First call, steps kernel by kernel, other lengths; then all is timed."""
-        from ..techniques.fusion import Fusion, Unfused
-
         torch.compiler.reset()
         x, watched = self.values(rank.device), Watched(rank)
-        backend = (Fusion if self.compiler == "ours" else Unfused)(self.block, watched)
+        backend = (fusion.Fusion if self.compiler == "ours" else fusion.Unfused)(
+            self.block, watched
+        )
         compiled = self.compiled(backend, x)
         start = time.perf_counter()
         self.once(compiled, x)
@@ -233,24 +233,22 @@ class Compile(OnOneRank):
             self.look(rank, compiled, backend, x)
         return self.sums(y, gradient)
 
-    def compiled(self, backend: "Fusion", x):
+    def compiled(self, backend: "fusion.Fusion", x):
         """The function as the chosen compiler runs it."""
         if self.compiler == "cuda-graph":
             return torch.cuda.make_graphed_callables(self.function_of, (x,))
         chosen = "inductor" if self.compiler == "inductor" else backend
         return torch.compile(lambda x: self.function_of(x), backend=chosen)
 
-    def look(self, rank, compiled, backend: "Fusion", x) -> None:
+    def look(self, rank, compiled, backend: "fusion.Fusion", x) -> None:
         """Time calls and block sizes on this machine, and see what other lengths do."""
-        from ..techniques.fusion import Blocked
-
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
                 for taken in clocked(lambda function=function: self.once(function, x)):
                     rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
-            groups = [part for part in graph.modules() if isinstance(part, Blocked)]
+            groups = [part for part in graph.modules() if isinstance(part, fusion.Blocked)]
             for block in SWEPT:
                 for part in groups:
                     part.block = block
@@ -402,11 +400,9 @@ class Watched:
 
     def __call__(self, way: str, graph):
         def called(*args):
-            from ..techniques.captured_graph import KernelRun
-
             if self.step is None:
                 return graph.forward(*args)
-            run = KernelRun(
+            run = captured_graph.KernelRun(
                 graph,
                 lambda k: self.rank.span(Action(KINDS[way], k, self.step)),
                 count=self.step == 0,
@@ -421,15 +417,14 @@ class Watched:
 @lru_cache(maxsize=64)
 def kernels_of(
     function: str, fused: bool, rows: int, columns: int, dtype: str, backward: bool
-) -> "dict[str, tuple[Kernel, ...]]":
+) -> "dict[str, tuple[captured_graph.Kernel, ...]]":
     """The kernels of each pass, captured from tensors without values."""
-    from ..techniques.captured_graph import captured
-    from ..techniques.fusion import Fusion, Unfused
-
     x = torch.empty(
         rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward
     )
-    return captured(lambda x: FUNCTIONS[function](torch, x), (Fusion if fused else Unfused)(), x)
+    return captured_graph.captured(
+        lambda x: FUNCTIONS[function](torch, x), (fusion.Fusion if fused else fusion.Unfused)(), x
+    )
 
 
 def clocked(function, times: int = 5) -> list[float]:

@@ -13,18 +13,19 @@ from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
+from ..core.later import later
 from ..core.words import duration, size
 from ..order.explain import bubbles
 from ..order.rates import exposed
 from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
-from ..techniques.all_reduce import ring_all_reduce
-from ..techniques.reducers import Buckets, FusedCycle, PushPull
-from ..techniques.replica_plan import LANE
-from ..train.rehearsal import WHOLE
 from .experiment import Quantity
 from .layered import Layered
 from .pipelined import Pipelined
+
+with later():
+    from .. import techniques, train
+    from ..techniques import reducers, replica_plan
 
 SYMPTOMS = {
     "nan": (
@@ -162,12 +163,14 @@ class DataParallel(Layered):
         """What is sent together, when, and by which messages."""
         ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
         strategy = {
-            "buckets": Buckets(self.split_parameters),
-            "fused-cycle": FusedCycle(every_ticks=ticks),
-            "push-pull": PushPull(),
+            "buckets": reducers.Buckets(self.split_parameters),
+            "fused-cycle": reducers.FusedCycle(every_ticks=ticks),
+            "push-pull": reducers.PushPull(),
         }[self.strategy]
         all_reduce = (
-            ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+            techniques.ring_all_reduce
+            if self.ring and self.strategy != "push-pull"
+            else strategy.all_reduce
         )
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
@@ -264,7 +267,7 @@ class DataParallel(Layered):
             "backward ends: smaller buckets, or parts of the parameter, send none of it "
             "earlier."
         )
-        block, profile = self.stage_run(1, WHOLE).work("B"), self.profile
+        block, profile = self.stage_run(1, train.WHOLE).work("B"), self.profile
         launches_s = block.operators * profile.launch_s
         if not profile.textbook and launches_s > block._replace(operators=0).seconds(
             profile, self.dtype
@@ -283,7 +286,7 @@ def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
     """Of each bucket of a rank, or several that were fused, by name: from its first message, or
     call, to its last."""
     times: dict[str, list[int]] = defaultdict(list)
-    for event in trace.where(rank=rank, lane=LANE):
+    for event in trace.where(rank=rank, lane=replica_plan.LANE):
         if not event.name.startswith("cycle"):
             times[event.name.split(" round ")[0]] += event.start, event.end
     return {name: (min(each), max(each)) for name, each in times.items()}

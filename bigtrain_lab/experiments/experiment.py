@@ -16,16 +16,15 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from .. import runtime, train
 from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
 from ..core.words import counted
 from ..order.explain import does_not_fit, not_finite
 from ..order.holdings import MOST
 from ..order.simulate import simulate
-from ..runtime import Run, launch
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
 from ..train.optimizer import Optimizer
-from ..train.recipe import Recipe
 
 BESIDE = (
     "experiment",
@@ -314,7 +313,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return simulate(self.lowered, self.cost())
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         """The training, of which `program` and `reference` are made where a subclass writes
         none."""
         raise Impossible(
@@ -361,14 +360,14 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             else ""
         )
 
-    def run(self, **options) -> Run:
+    def run(self, **options) -> "runtime.Run":
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         if self.only_predicted:
             raise Impossible(self.only_predicted)
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)
-        return launch(
+        return runtime.launch(
             self.program,
             ranks=self.ranks,
             mesh=self.mesh,

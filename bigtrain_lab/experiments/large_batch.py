@@ -13,13 +13,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
 from ..core import Impossible, Mesh, Scalar, Trace, knob
-from ..data import ByteText, chosen_text, digits
-from ..data.digits import CLASSES, PASS, POINTS
-from ..models import GPT, Classifier, GPTConfig, built
+from ..core.later import later
 from ..order.plan import Plan
 from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
 from ..order.schedule import Schedule
@@ -29,12 +24,17 @@ from ..techniques.learning_rates import (
     square_root_scaling,
     warm_up,
 )
-from ..techniques.replica_plan import with_replicas
+from ..train.lens import Lens
 from ..train.optimizer import Optimizer
-from ..train.recipe import Lens, Recipe, train
-from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
 from .experiment import Experiment, Quantity
 from .pipelined import Pipelined
+
+with later():
+    import torch
+
+    from .. import data, models, train
+    from ..data import digits
+    from ..techniques import replica_plan
 
 BASE = 32  # the batch whose rate the settings give
 SCALINGS = {
@@ -223,7 +223,7 @@ class LargeBatch(Pipelined):
     @property
     def a_pass(self) -> int:
         """Samples of one pass over the data."""
-        return PASS if self.task == "digits" else len(texts()[0]) // self.sequence
+        return digits.PASS if self.task == "digits" else len(texts()[0]) // self.sequence
 
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
@@ -235,8 +235,8 @@ class LargeBatch(Pipelined):
     # -- the training ------------------------------------------------------------------------------
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
+    def recipe(self) -> "train.Recipe":
+        return train.Recipe(
             model=lambda stage: self.model(),
             data=self.micro_batch,
             loss=loss_of,
@@ -248,24 +248,26 @@ class LargeBatch(Pipelined):
             replicas=self.replicas,
         )
 
-    def model(self) -> nn.Module:
+    def model(self) -> "torch.nn.Module":
         dtype = getattr(torch, self.dtype)
         if self.task == "digits":
-            return Classifier(POINTS, self.width, self.layers, CLASSES, self.norm, self.seed, dtype)
-        return GPT(
-            GPTConfig(
+            return models.Classifier(
+                digits.POINTS, self.width, self.layers, digits.CLASSES, self.norm, self.seed, dtype
+            )
+        return models.GPT(
+            models.GPTConfig(
                 layers=self.layers, width=self.width, heads=4, sequence=self.sequence, dtype=dtype
             ),
             self.seed,
         )
 
-    def micro_batch(self, number: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(self, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """The same samples in the same order, whatever the batch."""
         return self.stream(number * self.rows, self.rows)
 
-    def stream(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def stream(self, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
         if self.task == "digits":
-            inputs, labels = digits().batch(self.seed, first, count)
+            inputs, labels = digits.digits().batch(self.seed, first, count)
             return inputs.to(getattr(torch, self.dtype)), labels
         blocks = range(first // BASE, -(-(first + count) // BASE))
         drawn = zip(
@@ -274,20 +276,20 @@ class LargeBatch(Pipelined):
         return tuple(torch.cat(parts)[first % BASE :][:count] for parts in drawn)
 
     @property
-    def examined(self) -> tuple[Tensor, Tensor]:
+    def examined(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Samples that no run learns from."""
         if self.task == "digits":
-            inputs, labels = digits().test
+            inputs, labels = digits.digits().test
             return inputs.to(getattr(torch, self.dtype)), labels
         return texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
 
     def program(self, rank) -> dict[str, Any]:
-        trained = train(self.recipe, rank, Looks(self, rank))
+        trained = train.train(self.recipe, rank, Looks(self, rank))
         return self.recipe.arrays(trained.weights, trained.losses, trained.replica)
 
     # -- theory ------------------------------------------------------------------------------------
 
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         settings = {name: getattr(self, name) for name in SHAPES}
         settings |= {
             "replicas": min(self.replicas, 2),
@@ -301,13 +303,15 @@ class LargeBatch(Pipelined):
     def durations(self) -> dict:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0}
-        part = self.stage_run(0, WHOLE)
+        part = self.stage_run(0, train.WHOLE)
         return {kind: self.time(part.work(kind), part.tensors_of(kind)) for kind in "FBU"}
 
     @cached_property
     def lowered(self) -> Plan:
-        stages = {0: built(self.model, torch.device("meta"))}
-        return with_replicas(self.order, self.steps, self.replicas, stages, Recipe.bucket_bytes)
+        stages = {0: models.built(self.model, torch.device("meta"))}
+        return replica_plan.with_replicas(
+            self.order, self.steps, self.replicas, stages, train.Recipe.bucket_bytes
+        )
 
     predict = Experiment.predict  # what is held is told at the ends of actions alone
 
@@ -390,11 +394,11 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: Rehearsal) -> Part:
+def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: "train.Rehearsal") -> "train.Part":
     """The dry run of the model, on one of the replicas, without data."""
     lab = LargeBatch(**dict(settings))
     inputs = (
-        torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype))
+        torch.zeros(lab.rows, digits.POINTS, dtype=getattr(torch, lab.dtype))
         if lab.task == "digits"
         else ids(lab)
     )
@@ -406,23 +410,23 @@ def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: Rehearsal) -> Pa
         schedule="1f1b",
         steps=1,
     )
-    return rehearse(recipe, rehearsal, 0, 1)
+    return train.rehearse(recipe, rehearsal, 0, 1)
 
 
-def ids(lab: LargeBatch) -> Tensor:
+def ids(lab: LargeBatch) -> "torch.Tensor":
     return torch.zeros(lab.rows, lab.sequence, dtype=torch.int64)
 
 
 @lru_cache(maxsize=1)
-def texts() -> tuple[ByteText, ByteText]:
+def texts() -> "tuple[data.ByteText, data.ByteText]":
     """Nine tenths of Python's help, to learn from, and the rest."""
-    whole = chosen_text("").content
+    whole = data.chosen_text("").content
     cut = len(whole) * 9 // 10
-    return ByteText(whole[:cut]), ByteText(whole[cut:])
+    return data.ByteText(whole[:cut]), data.ByteText(whole[cut:])
 
 
-def loss_of(output: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+def loss_of(output: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+    return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
 class Looks(Lens):
@@ -465,11 +469,11 @@ class Looks(Lens):
             for (name, weight), was in zip(self.matrices.items(), self.before.values())
         }
 
-    @torch.no_grad()
     def quality(self) -> dict[str, float]:
         inputs, targets = (each.to(self.rank.device) for each in self.lab.examined)
         self.model.eval()
-        output = self.model(inputs)
+        with torch.no_grad():
+            output = self.model(inputs)
         self.model.train()
         return {
             TEST_LOSS: loss_of(output, targets).item(),

@@ -11,29 +11,25 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar
 
-import torch
-
 from ..core import Impossible, Mesh, Scalar, Trace, knob
 from ..core.hardware import Hardware
-from ..data import chosen_text
-from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
+from ..core.later import later
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
-from ..runtime.devices import built
-from ..techniques import one_process
-from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.precision_levels import LEVELS
-from ..techniques.replica_plan import parts_of, weights_of, with_replicas
-from ..techniques.shards import Flat
-from ..techniques.sliced_model import cut_of, sliced
-from ..train.dry_run import META, Acted, DryRun, Likened, Slices, dry_run
-from ..train.recipe import Recipe
-from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
 from .on_hardware import with_links
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
+
+with later():
+    import torch
+
+    from .. import data, models, techniques, train
+    from ..runtime import devices
+    from ..techniques import one_process, replica_plan, shards, sliced_model
+    from ..train import dry_run
 
 LAYER = re.compile(r"^layers\.\d+\.")
 
@@ -121,7 +117,9 @@ class Layered(OfGPT, Pipelined):
     def order(self) -> Schedule:
         """Of each replica, layer by layer."""
         order = Schedule.named(self.schedule)(self.pipeline, self.own_micro_batches)
-        return by_layers(order, [range(*piece) for piece in split(self.config, order.stages)])
+        return by_layers(
+            order, [range(*piece) for piece in models.split(self.config, order.stages)]
+        )
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
@@ -129,7 +127,7 @@ class Layered(OfGPT, Pipelined):
         return [(at, at + 1) for at in range(self.config.pieces)]
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         return training(
             self.config,
             len(self.pieces),
@@ -147,18 +145,20 @@ class Layered(OfGPT, Pipelined):
             **self.further,
         )
 
-    def samples(self, micro_batch: int) -> one_process.Sample:
-        inputs, targets = chosen_text(self.text).batch(
+    def samples(self, micro_batch: int) -> "one_process.Sample":
+        inputs, targets = data.chosen_text(self.text).batch(
             self.seed, 0, micro_batch, self.rows, self.sequence
         )
-        return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
+        return one_process.Sample(inputs, targets, (models.Noise(self.seed, 0, micro_batch),))
 
     # -- how replicas average their gradients ------------------------------------------------------
 
     @property
     def bucket_bytes(self) -> int:
         """Gradients that travel in one message."""
-        return round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else Recipe.bucket_bytes
+        return (
+            round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else train.Recipe.bucket_bytes
+        )
 
     @property
     def reducing(self) -> dict[str, Any]:
@@ -169,11 +169,11 @@ class Layered(OfGPT, Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> dict[int, torch.nn.Module]:
+    def stages(self) -> "dict[int, torch.nn.Module]":
         """What a rank holds of each, on meta."""
         return self.stages_at(None)
 
-    def stages_at(self, level: str | None) -> dict[int, torch.nn.Module]:
+    def stages_at(self, level: str | None) -> "dict[int, torch.nn.Module]":
         """The same in the formats of a level of mixed precision."""
         about = self.slices, self.further.get("slicing", ()), level
         return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
@@ -200,7 +200,7 @@ class Layered(OfGPT, Pipelined):
                 "compute_dtype": LEVELS[level].dtype if level and self.sharded == 3 else None,
                 "inside": self.inside if self.slices == 1 else {},
             }
-        return with_replicas(
+        return replica_plan.with_replicas(
             self.order,
             self.steps,
             self.replicas,
@@ -225,7 +225,7 @@ class Layered(OfGPT, Pipelined):
 
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    def learnt(self, rank: int, level: str | None = None) -> list[torch.nn.Parameter]:
+    def learnt(self, rank: int, level: str | None = None) -> "list[torch.nn.Parameter]":
         """Of a rank, in the formats of a level; on meta."""
         return [
             p
@@ -237,23 +237,25 @@ class Layered(OfGPT, Pipelined):
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
         if not self.sharded:
-            return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
-        weights, units = weights_of(
+            return sum(p.nbytes for p in self.learnt(rank) if sliced_model.cut_of(p) is None)
+        weights, units = replica_plan.weights_of(
             self.stages_at(self.further.get("precision")), self.order, self.place(rank)
         )
-        parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
+        parts, _ = replica_plan.parts_of(
+            weights, units, self.sharded, self.replicas, self.bucket_bytes
+        )
         total = 0
         for part in parts:
             own = [weights[n] for n in part.members]
-            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
+            layout = shards.Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
             total += sum(
                 (stop - start) * max(4, p.itemsize)
                 for p, (start, stop) in zip(own, layout.own)
-                if cut_of(p) is None
+                if sliced_model.cut_of(p) is None
             )
         return total
 
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return slice_run(
             self.config,
             *self.pieces[number],
@@ -267,7 +269,7 @@ class Layered(OfGPT, Pipelined):
 
     @property
     def messages(self) -> dict[str, list[int]]:
-        parts = [self.stage_run(at, WHOLE) for at in range(len(self.pieces))]
+        parts = [self.stage_run(at, train.WHOLE) for at in range(len(self.pieces))]
         return {
             kind: [part.message_bytes(kind.replace("I", "B")) for part in parts] for kind in "FBI"
         }
@@ -285,10 +287,10 @@ class Layered(OfGPT, Pipelined):
         tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
         return self.time(self.usual(kind, layer).work, tensors)
 
-    def usual(self, kind: str, layer: int) -> Acted:
+    def usual(self, kind: str, layer: int) -> "dry_run.Acted":
         """A later action of a layer; a backward that finds no gradients."""
         if not self.sharded or (kind, layer) not in self.first:
-            return self.stage_run(layer, HALVES if kind in "IW" else WHOLE).usual(kind)
+            return self.stage_run(layer, train.HALVES if kind in "IW" else train.WHOLE).usual(kind)
         action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)
         first = str(self.like(action))
@@ -348,7 +350,7 @@ class Layered(OfGPT, Pipelined):
             4 if (self.pipeline, self.schedule) == (1, "1f1b") else self.micro_batches,
         )
 
-    def dry(self, rank: int, steps: int = 0) -> DryRun:
+    def dry(self, rank: int, steps: int = 0) -> "dry_run.DryRun":
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
@@ -357,12 +359,12 @@ class Layered(OfGPT, Pipelined):
         return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
 
     @property
-    def arriving(self) -> torch.Tensor:
+    def arriving(self) -> "torch.Tensor":
         """What comes from the stage before, on meta."""
         level, recipe = self.further.get("precision"), self.recipe
         length = self.sequence // (self.slices if recipe.sequence_parallel else 1)
         dtype = LEVELS[level].dtype if level else self.config.dtype
-        return torch.empty(self.rows, length, self.width, dtype=dtype, device=META)
+        return torch.empty(self.rows, length, self.width, dtype=dtype, device=dry_run.META)
 
     @cached_property
     def first(self) -> dict[tuple[str, int], Action]:
@@ -382,8 +384,8 @@ class Layered(OfGPT, Pipelined):
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
     @property
-    def likened(self) -> Likened:
-        return Likened(self.dry, self.like)
+    def likened(self) -> "dry_run.Likened":
+        return dry_run.Likened(self.dry, self.like)
 
     def predict(self) -> Trace:
         """Where replicas share, as each rank's own dry run tells."""
@@ -413,26 +415,28 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
 
 @lru_cache(maxsize=64)
 def on_meta(
-    config: GPTConfig, at: int, slices: int, slicing: tuple = (), level: str | None = None
-) -> GPTStage:
+    config: "models.GPTConfig", at: int, slices: int, slicing: tuple = (), level: str | None = None
+) -> "models.GPTStage":
     """A piece of the model, or its first slice, in the formats of a level of mixed precision;
     blocks are alike."""
     if 1 < at < config.pieces - 1:
         return on_meta(config, 1, slices, slicing, level)
     stage, plan = (
-        built(lambda: GPTStage(config, at, at + 1), META),
-        gpt_slices(config) | dict(slicing),
+        devices.built(lambda: models.GPTStage(config, at, at + 1), dry_run.META),
+        models.gpt_slices(config) | dict(slicing),
     )
     if slices > 1:
-        stage = sliced(stage, plan, Slices(None, slices))
-    return MixedPrecision(level).prepare(stage) if level else stage
+        stage = sliced_model.sliced(stage, plan, dry_run.Slices(None, slices))
+    return techniques.MixedPrecision(level).prepare(stage) if level else stage
 
 
 @lru_cache(maxsize=128)
-def dried(cls: type[Layered], settings: tuple[tuple[str, Any], ...], dp: int, pp: int) -> DryRun:
+def dried(
+    cls: type[Layered], settings: tuple[tuple[str, Any], ...], dp: int, pp: int
+) -> "dry_run.DryRun":
     """The dry run of a rank; settings that do not change shapes find it done."""
     asked = cls(**dict(settings))
-    return dry_run(
+    return dry_run.dry_run(
         asked.program,
         index=pp,
         size=asked.pipeline,

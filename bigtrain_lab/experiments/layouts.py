@@ -11,17 +11,20 @@ from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
-import torch
-
 from ..core import Impossible, Mesh, Trace, knob
 from ..core.hardware import Hardware
+from ..core.later import later
 from ..core.words import duration, size
 from ..order.holdings import MOST
 from ..order.plan import Compute, Plan, Together
 from ..order.schedule import Action
-from ..techniques.mesh_tensor import collectives, einsum, laid_out, part_shape
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
+
+with later():
+    import torch
+
+    from ..techniques import mesh_tensor
 
 PRODUCT = "n d, d f -> n f"
 DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f"}
@@ -124,7 +127,7 @@ class Layouts(OnHardware):
 
     def part(self, dims) -> tuple[int, ...]:
         """Of a tensor of these dimensions, what a rank has."""
-        return part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
+        return mesh_tensor.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
 
     def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
         """The rows and the columns of a matrix that lie on a rank."""
@@ -137,7 +140,9 @@ class Layouts(OnHardware):
     @cached_property
     def needed(self) -> list:
         """The collectives, in their order."""
-        return collectives(PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE))
+        return mesh_tensor.collectives(
+            PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE)
+        )
 
     @cached_property
     def profile(self) -> Hardware:
@@ -179,7 +184,7 @@ class Layouts(OnHardware):
     # -- reality ----------------------------------------------------------------------------------
 
     @property
-    def values(self) -> dict[str, torch.Tensor]:
+    def values(self) -> "dict[str, torch.Tensor]":
         """X, W, and the gradient of Y: whole numbers from -4 to 3."""
         draw = torch.Generator().manual_seed(self.seed)
         return {
@@ -196,7 +201,7 @@ class Layouts(OnHardware):
     def program(self, rank) -> dict[str, Any]:
         groups = {axis: rank.group(axis) for axis, _ in self.mesh.axes}
         own = {
-            matrix: laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
+            matrix: mesh_tensor.laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
             for matrix, whole in self.values.items()
         }
         rank.watch(
@@ -207,13 +212,13 @@ class Layouts(OnHardware):
         )
         products = iter(MADE.items())
 
-        def multiply(letters: str, *factors: torch.Tensor) -> torch.Tensor:
+        def multiply(letters: str, *factors: "torch.Tensor") -> "torch.Tensor":
             result, action = next(products)
             with rank.span(action):
                 own[result] = torch.einsum(letters, *factors).contiguous()
             return own[result]
 
-        y = einsum(
+        y = mesh_tensor.einsum(
             PRODUCT,
             own["X"].requires_grad_(),
             own["W"].requires_grad_(),

@@ -11,19 +11,20 @@ from functools import cached_property
 from typing import ClassVar
 
 from ..core import Impossible, Trace, knob
+from ..core.later import later
 from ..core.peak import readings
 from ..core.words import size
-from ..data import chosen_text
-from ..models import GPT, Noise, cross_entropy
 from ..order.rates import last
 from ..order.schedule import Action, Step
-from ..techniques import one_process
-from ..train.dry_run import Account, account
 from ..train.optimizer import Optimizer
-from ..train.recipe import Recipe
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
+
+with later():
+    from .. import data, models, train
+    from ..techniques import one_process
+    from ..train import dry_run
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -49,9 +50,9 @@ class MemoryExperiment(OfGPT, OneDevice):
     }
 
     @cached_property
-    def account(self) -> Account:
+    def account(self) -> "dry_run.Account":
         """Every storage of the run, from a dry run."""
-        return account(self.program)
+        return dry_run.account(self.program)
 
     def describe(self) -> str:
         weights = self.dry.start["weights"]
@@ -139,16 +140,18 @@ class MemoryExperiment(OfGPT, OneDevice):
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def sample(self, step: int) -> one_process.Sample:
-        inputs, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
-        return one_process.Sample(inputs, targets, (Noise(self.seed, step, 0),))
+    def sample(self, step: int) -> "one_process.Sample":
+        inputs, targets = data.chosen_text(self.text).batch(
+            self.seed, step, 0, self.rows, self.sequence
+        )
+        return one_process.Sample(inputs, targets, (models.Noise(self.seed, step, 0),))
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
-            model=lambda stage: GPT(self.config, self.seed),
+    def recipe(self) -> "train.Recipe":
+        return train.Recipe(
+            model=lambda stage: models.GPT(self.config, self.seed),
             data=self.sample,
-            loss=cross_entropy,
+            loss=models.cross_entropy,
             optimizer=self.optimizer_class.at(self.learning_rate),
             steps=self.steps,
         )

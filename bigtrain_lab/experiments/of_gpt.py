@@ -4,13 +4,15 @@ from dataclasses import fields
 from functools import cached_property
 from typing import ClassVar, Literal
 
-import torch
-
 from ..core import knob
-from ..data import chosen_text
-from ..models import GPTConfig
+from ..core.later import later
 from ..train.optimizer import Optimizer
 from .on_hardware import OnHardware
+
+with later():
+    import torch
+
+    from .. import data, models
 
 
 class OfGPT(OnHardware):
@@ -48,10 +50,10 @@ class OfGPT(OnHardware):
         """A text that is read is long enough for a sample."""
         super().model_post_init(facts)
         if self.text and "text" not in self.idle_settings(self.model_dump()):
-            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
+            data.chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @cached_property
-    def config(self) -> GPTConfig:
-        sizes = {f.name for f in fields(GPTConfig)} & type(self).model_fields.keys()
+    def config(self) -> "models.GPTConfig":
+        sizes = {f.name for f in fields(models.GPTConfig)} & type(self).model_fields.keys()
         given = {name: getattr(self, name) for name in sizes}
-        return GPTConfig(**given | {"dtype": getattr(torch, self.dtype)})
+        return models.GPTConfig(**given | {"dtype": getattr(torch, self.dtype)})

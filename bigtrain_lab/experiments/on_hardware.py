@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from ..core import Cost, knob
 from ..core.hardware import PROFILES, Hardware
-from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
-from ..runtime.calibrate import remembered
+from ..runtime.calibrate import remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
 

@@ -12,12 +12,15 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from ..core import Trace
+from ..core.later import later
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
-from ..train.dry_run import Acted, DryRun, Likened, dry_run
 from .experiment import Quantity
 from .on_hardware import OnOneRank
+
+with later():
+    from ..train import dry_run
 
 
 class OneDevice(OnOneRank):
@@ -48,7 +51,7 @@ class OneDevice(OnOneRank):
     format: ClassVar[str] = property(lambda self: self.dtype)  # of its products
 
     @cached_property
-    def dry(self) -> DryRun:
+    def dry(self) -> "dry_run.DryRun":
         """What each action holds, computes and moves: the program itself, without values."""
         return dried(type(self), tuple(self.shaped().items()))
 
@@ -61,7 +64,7 @@ class OneDevice(OnOneRank):
         """The action of the dry run that an action of the run is like."""
         return action._replace(micro_batch=min(action.micro_batch, 1))
 
-    def acted(self, action: Action) -> Acted:
+    def acted(self, action: Action) -> "dry_run.Acted":
         return self.dry.actions[str(self.like(action))]
 
     # -- theory ------------------------------------------------------------------------------------
@@ -77,8 +80,8 @@ class OneDevice(OnOneRank):
         }
 
     @property
-    def likened(self) -> Likened:
-        return Likened(lambda rank: self.dry, self.like)
+    def likened(self) -> "dry_run.Likened":
+        return dry_run.Likened(lambda rank: self.dry, self.like)
 
     def bytes_held(self) -> dict[str, dict]:
         return self.likened.held([chain.from_iterable(self.order())])
@@ -108,6 +111,6 @@ class OneDevice(OnOneRank):
 
 
 @lru_cache(maxsize=64)
-def dried(cls: type[OneDevice], settings: tuple[tuple[str, Any], ...]) -> DryRun:
+def dried(cls: type[OneDevice], settings: tuple[tuple[str, Any], ...]) -> "dry_run.DryRun":
     """The dry run of an experiment; settings that do not change shapes find it done."""
-    return dry_run(cls(**dict(settings)).program)
+    return dry_run.dry_run(cls(**dict(settings)).program)

@@ -17,26 +17,25 @@ from random import Random
 from statistics import mean
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
 from ..core import Cost, Impossible, Scalar, Trace, knob
+from ..core.later import later
 from ..core.words import counted, size
-from ..data import digits
-from ..data.digits import CLASSES, POINTS
-from ..models import Classifier, built
 from ..order.plan import Plan
 from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
 from ..order.schedule import Action
 from ..order.simulate import simulate
-from ..techniques.delayed_descent import largest_stable_rate
-from ..techniques.parameter_server import ParameterServer, Server, Worker, flat, order, shares
-from ..train.dry_run import META, DryRun, Likened, dry_run
 from .all_reduce import ports
 from .experiment import Quantity
 from .on_hardware import OnHardware
+
+with later():
+    import numpy as np
+    import torch
+
+    from .. import models, techniques
+    from ..data import digits
+    from ..techniques import delayed_descent, parameter_server
+    from ..train import dry_run
 
 MODES = ("synchronous", "asynchronous", "bounded")
 SLOT_TICKS = 3000  # a slot is a batch: a third of it forward
@@ -138,7 +137,7 @@ class ParameterServing(OnHardware):
         return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
 
     def order(self, requests) -> Plan:
-        return order(requests, self.server_bytes, **self.how)
+        return parameter_server.order(requests, self.server_bytes, **self.how)
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
@@ -205,7 +204,7 @@ class ParameterServing(OnHardware):
 
     def held(self, batches: int) -> dict[str, dict]:
         """What a Cost says of memory, in runs of so many batches a worker."""
-        likened = Likened(
+        likened = dry_run.Likened(
             lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
             lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
             self.counted,
@@ -234,25 +233,25 @@ class ParameterServing(OnHardware):
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def model(self) -> nn.Module:
-        return Classifier(
-            POINTS,
+    def model(self) -> "torch.nn.Module":
+        return models.Classifier(
+            digits.POINTS,
             self.width,
             self.layers,
-            CLASSES,
+            digits.CLASSES,
             seed=self.seed,
             dtype=getattr(torch, self.dtype),
         )
 
-    def batch(self, worker: int, number: int) -> tuple[Tensor, Tensor]:
+    def batch(self, worker: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """A round of the workers' batches is a stretch of the stream."""
         first = (number * self.workers + worker) * self.rows
-        inputs, labels = digits().batch(self.seed, first, self.rows)
+        inputs, labels = digits.digits().batch(self.seed, first, self.rows)
         return inputs.to(getattr(torch, self.dtype)), labels
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
-        service = ParameterServer(
+        service = techniques.ParameterServer(
             model,
             partial(torch.optim.SGD, lr=self.learning_rate),
             self.requests,
@@ -263,9 +262,9 @@ class ParameterServing(OnHardware):
         own = service.shards[place] if place >= 0 else [*model.parameters()]
         rank.watch(partial(held, own, service.server))
 
-        def loss(number: int) -> Tensor:
+        def loss(number: int) -> "torch.Tensor":
             inputs, labels = (part.to(rank.device) for part in self.batch(rank.index, number))
-            found = cross_entropy(model(inputs), labels)
+            found = torch.nn.functional.cross_entropy(model(inputs), labels)
             losses.append(found.item())
             rank.log("loss", losses[-1])
             return found
@@ -281,13 +280,13 @@ class ParameterServing(OnHardware):
             told = {f"staleness of server {place}": np.array([each.staleness for each in updates])}
         return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
-    @torch.no_grad()
-    def quality(self, model: nn.Module) -> dict[str, float]:
-        inputs, labels = digits().test
+    def quality(self, model: "torch.nn.Module") -> dict[str, float]:
+        inputs, labels = digits.digits().test
         device = next(model.parameters()).device
-        output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
+        with torch.no_grad():
+            output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
         return {
-            TEST_LOSS: cross_entropy(output, labels).item(),
+            TEST_LOSS: torch.nn.functional.cross_entropy(output, labels).item(),
             ACCURACY: (output.argmax(-1) == labels).double().mean().item(),
         }
 
@@ -380,7 +379,7 @@ class ParameterServing(OnHardware):
         if typical := round(mean(each.staleness for each in found)):
             said.append(
                 f"A delay of {typical} for all would leave a quadratic "
-                f"{largest_stable_rate(typical) / 2:.0%} of its largest rate."
+                f"{delayed_descent.largest_stable_rate(typical) / 2:.0%} of its largest rate."
             )
         if self.servers > 1:
             said.append(
@@ -396,7 +395,7 @@ def last_tenth(trace: Trace) -> float | None:
     return mean(losses[-max(1, len(losses) // 10) :]) if losses else None
 
 
-def held(parameters, server: Server | None) -> dict[str, dict]:
+def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict]:
     """What a rank holds: a server its own part."""
     total = {"sum": server.sum} if server else {}
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
@@ -404,29 +403,37 @@ def held(parameters, server: Server | None) -> dict[str, dict]:
 
 
 @lru_cache(maxsize=64)
-def dried(shapes: tuple, server: int | None) -> DryRun:
+def dried(shapes: tuple, server: int | None) -> "dry_run.DryRun":
     """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)
 
     def program(rank):
-        model = built(lambda: Classifier(POINTS, width, layers, CLASSES, dtype=dtype), META)
+        model = models.built(
+            lambda: models.Classifier(digits.POINTS, width, layers, digits.CLASSES, dtype=dtype),
+            dry_run.META,
+        )
         learnt = [*model.parameters()]
         if server is not None:
-            learnt = [learnt[i] for i in shares([p.nbytes for p in learnt], servers)[server]]
-            work = Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
+            learnt = [
+                learnt[i]
+                for i in parameter_server.shares([p.nbytes for p in learnt], servers)[server]
+            ]
+            work = parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
             rank.watch(partial(held, learnt, None))
             with rank.aside():
-                gradient = flat(learnt)
+                gradient = parameter_server.flat(learnt)
             with rank.span((Action("S", 0, 0),)):
                 work.request(0, 0, gradient)
             return
 
         def loss(number):
-            inputs = torch.empty(rows, POINTS, dtype=dtype, device=META)
-            return cross_entropy(model(inputs), torch.empty(rows, dtype=torch.int64, device=META))
+            inputs = torch.empty(rows, digits.POINTS, dtype=dtype, device=dry_run.META)
+            return torch.nn.functional.cross_entropy(
+                model(inputs), torch.empty(rows, dtype=torch.int64, device=dry_run.META)
+            )
 
-        work = Worker(loss, [learnt])
+        work = parameter_server.Worker(loss, [learnt])
         rank.watch(partial(held, learnt, None))
         for number in range(2):
             for kind in "FB":
@@ -434,7 +441,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
                     work.compute(Action(kind, 0, number))
             model.zero_grad(set_to_none=True)  # as they are sent
 
-    run = dry_run(program)
+    run = dry_run.dry_run(program)
     # a server's other parameters are idle
     return replace(run, start={"weights": run.start["weights"]})
 
@@ -442,13 +449,13 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
 # -- one process -----------------------------------------------------------------------------------
 
 
-def large_batches(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
+def large_batches(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.ndarray]":
     """A round is one batch of all its samples."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lab.learning_rate), []
     for number in range(lab.steps):
         batches = (lab.batch(worker, number) for worker in range(lab.workers))
         inputs, labels = (torch.cat(parts) for parts in zip(*batches))
-        each = cross_entropy(model(inputs), labels, reduction="none")
+        each = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="none")
         losses.append(each.detach().view(lab.workers, lab.rows).mean(1).numpy())
         optimizer.zero_grad()
         each.mean().backward()
@@ -459,12 +466,13 @@ def large_batches(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarr
     }
 
 
-def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
+def replayed(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.ndarray]":
     """The recurrence, with every read and every update where the predicted trace has them."""
     names = [name for name, _ in model.named_parameters()]
     weights = {name: p.detach() for name, p in model.named_parameters()}
     owned = [
-        [names[i] for i in own] for own in shares([w.nbytes for w in weights.values()], lab.servers)
+        [names[i] for i in own]
+        for own in parameter_server.shares([w.nbytes for w in weights.values()], lab.servers)
     ]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server
@@ -475,7 +483,9 @@ def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
         if (worker, number) not in gradients:
             old = {name: w.clone().requires_grad_() for name, w in read[worker].items()}
             inputs, labels = lab.batch(worker, number)
-            loss = cross_entropy(torch.func.functional_call(model, old, (inputs,)), labels)
+            loss = torch.nn.functional.cross_entropy(
+                torch.func.functional_call(model, old, (inputs,)), labels
+            )
             gradients[worker, number] = dict(zip(old, torch.autograd.grad(loss, [*old.values()])))
             losses[worker].append(loss.item())
         server = span.rank - lab.workers

@@ -10,32 +10,21 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
-import torch
-
 from ..core import Impossible, knob
-from ..data import chosen_text
-from ..models import (
-    GPTConfig,
-    GPTStage,
-    Noise,
-    boundary_bytes,
-    cross_entropy,
-    gpt_slices,
-    require_cuttable,
-    split,
-    tied_weights,
-)
+from ..core.later import later
 from ..order.partition import Piece, Stage, balanced
 from ..order.schedule import Schedule
-from ..techniques import one_process
 from ..techniques.precision_levels import LEVELS
-from ..techniques.tensor_parallel import vocab_parallel_cross_entropy
-from ..train.dry_run import META, Work
 from ..train.optimizer import Optimizer
-from ..train.recipe import Recipe
-from ..train.rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
+
+with later():
+    import torch
+
+    from .. import data, models, techniques, train
+    from ..techniques import one_process
+    from ..train import dry_run
 
 
 class PipelineExperiment(OfGPT, Pipelined):
@@ -88,8 +77,10 @@ class PipelineExperiment(OfGPT, Pipelined):
             )
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
-            return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
-        require_cuttable(self.config, self.order.stages)
+            return [
+                Stage(first, last) for first, last in models.split(self.config, self.order.stages)
+            ]
+        models.require_cuttable(self.config, self.order.stages)
         return balanced(self.pieces, self.order.stages, self.bytes_per_s)
 
     def refuse_more_chunks_than(self, room: int) -> None:
@@ -146,14 +137,14 @@ class PipelineExperiment(OfGPT, Pipelined):
         wires = [self.profile.wire(rank, rank + 1) for rank in range(self.ranks - 1)]
         return min((wire.bytes_per_s for wire in wires if wire), default=None)
 
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return slice_run(
             self.config, *self.slices[number], self.rows, self.optimizer_class, rehearsal
         )
 
     @property
     def message_bytes(self) -> int:
-        return boundary_bytes(self.config, self.rows)
+        return models.boundary_bytes(self.config, self.rows)
 
     @property
     def messages(self) -> dict[str, int]:
@@ -176,7 +167,7 @@ class PipelineExperiment(OfGPT, Pipelined):
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
-        parts = [self.stage_run(number, WHOLE) for number in range(len(stages))]
+        parts = [self.stage_run(number, train.WHOLE) for number in range(len(stages))]
         updates = [
             0 if self.profile.textbook else self.time(part.work("U"), part.tensors)
             for part in parts
@@ -194,9 +185,11 @@ class PipelineExperiment(OfGPT, Pipelined):
         works = self.works(first, last)
         return {kind: sum(self.time(work[kind]) for work in works) for kind in works[0]}
 
-    def works(self, first: int, last: int) -> list[dict[str, Work]]:
+    def works(self, first: int, last: int) -> "list[dict[str, dry_run.Work]]":
         """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
-        shown = dict.fromkeys("FB", WHOLE) | (dict.fromkeys("IW", HALVES) if self.halves else {})
+        shown = dict.fromkeys("FB", train.WHOLE) | (
+            dict.fromkeys("IW", train.HALVES) if self.halves else {}
+        )
         about = self.rows, self.optimizer_class
         return [
             {
@@ -209,7 +202,7 @@ class PipelineExperiment(OfGPT, Pipelined):
     # -- reality -----------------------------------------------------------------------------------
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         return training(
             self.config,
             self.order.stages,
@@ -221,18 +214,20 @@ class PipelineExperiment(OfGPT, Pipelined):
             steps=self.steps,
         )
 
-    def samples(self, micro_batch: int) -> one_process.Sample:
+    def samples(self, micro_batch: int) -> "one_process.Sample":
         """The n-th micro-batch is the same text whatever the size of a batch."""
-        inputs, targets = chosen_text(self.text).batch(
+        inputs, targets = data.chosen_text(self.text).batch(
             self.seed, 0, micro_batch, self.rows, self.sequence
         )
         return one_process.Sample(
-            inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),)
+            inputs,
+            targets,
+            (models.Noise(self.seed, micro_batch // self.micro_batches, micro_batch),),
         )
 
 
 def training(
-    config: GPTConfig,
+    config: "models.GPTConfig",
     stages: int,
     pieces,
     data: Callable,
@@ -240,31 +235,31 @@ def training(
     seed: int = 0,
     slicing: tuple = (),
     **order,
-) -> Recipe:
+) -> "train.Recipe":
     """`slicing`: (path, how) of those that are cut otherwise than `gpt_slices` says."""
-    return Recipe(
-        model=lambda stage: GPTStage(config, *pieces[stage], seed=seed),
+    return train.Recipe(
+        model=lambda stage: models.GPTStage(config, *pieces[stage], seed=seed),
         data=data,
-        loss=cross_entropy,
+        loss=models.cross_entropy,
         optimizer=optimizer,
-        tied=tied_weights(config, stages),
+        tied=models.tied_weights(config, stages),
         whole_names=True,
-        slicing=gpt_slices(config) | dict(slicing),
-        sliced_loss=vocab_parallel_cross_entropy,
+        slicing=models.gpt_slices(config) | dict(slicing),
+        sliced_loss=techniques.vocab_parallel_cross_entropy,
         **order,
     )
 
 
 def slice_run(
-    config: GPTConfig,
+    config: "models.GPTConfig",
     first: int,
     last: int,
     rows: int,
     optimizer: type[Optimizer],
-    rehearsal: Rehearsal = WHOLE,
+    rehearsal: "train.Rehearsal | None" = None,
     replicas: int = 1,
     **further,
-) -> Part:
+) -> "train.Part":
     """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are
     alike: so many blocks, with or without ends, are run once. `further`: settings of the Recipe."""
     begins, ends = first == 0, last == config.pieces
@@ -276,7 +271,7 @@ def slice_run(
         start + last - first,
         rows,
         optimizer,
-        rehearsal,
+        rehearsal or train.WHOLE,
         min(replicas, 2),
         tuple(further.items()),
     )
@@ -284,15 +279,15 @@ def slice_run(
 
 @lru_cache(maxsize=256)
 def run_slice(
-    config: GPTConfig,
+    config: "models.GPTConfig",
     first: int,
     last: int,
     rows: int,
     optimizer: type[Optimizer],
-    rehearsal: Rehearsal,
+    rehearsal: "train.Rehearsal",
     replicas: int,
     further: tuple,
-) -> Part:
+) -> "train.Part":
     further = dict(further)
     length = config.sequence // (
         further.get("slices", 1) if further.get("sequence_parallel") else 1
@@ -303,13 +298,13 @@ def run_slice(
         length,
         config.width,
         dtype=LEVELS[level].dtype if level else config.dtype,
-        device=META,
+        device=dry_run.META,
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
-    def data(number: int) -> one_process.Sample:
+    def data(number: int) -> "one_process.Sample":
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
-        return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
+        return one_process.Sample(inputs, targets, (models.Noise(0, 0, number),))
 
     recipe = training(
         config,
@@ -320,4 +315,4 @@ def run_slice(
         replicas=replicas,
         **further,
     )
-    return rehearse(recipe, rehearsal, stage, stages, hidden)
+    return train.rehearse(recipe, rehearsal, stage, stages, hidden)

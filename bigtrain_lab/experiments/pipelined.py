@@ -10,15 +10,18 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from ..core import Scalar, Trace
+from ..core.later import later
 from ..core.peak import readings
 from ..order.explain import bubbles
 from ..order.plan import Plan, lower
 from ..order.schedule import Schedule, name_of
-from ..techniques.tied import with_exchanges
-from ..train.dry_run import Work
-from ..train.rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from .experiment import Experiment, Quantity
 from .on_hardware import OnHardware
+
+with later():
+    from .. import train
+    from ..techniques import tied as tied_weights
+    from ..train import dry_run
 
 
 class StageBytes(NamedTuple):
@@ -67,7 +70,7 @@ class Pipelined(OnHardware):
     # -- what a subclass says ----------------------------------------------------------------------
 
     @abstractmethod
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         """What each action of the rehearsal does on a stage."""
 
     @property
@@ -80,7 +83,7 @@ class Pipelined(OnHardware):
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: Work, tensors: int = 1) -> float:
+    def time(self, work: "dry_run.Work", tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
         textbook = self.profile.textbook
         return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
@@ -102,14 +105,14 @@ class Pipelined(OnHardware):
         """What each stage holds."""
         found = []
         for number in range(self.order.stages):
-            acted = self.stage_run(number, WHOLE).acted
+            acted = self.stage_run(number, train.WHOLE).acted
             forward, backward, update = (
-                difference(acted[like].before, acted[like].after)
-                for like in (Like("F", "again"), Like("B"), Like("U"))
+                train.difference(acted[like].before, acted[like].after)
+                for like in (train.Like("F", "again"), train.Like("B"), train.Like("U"))
             )
             found.append(
                 StageBytes(
-                    acted[Like("F")].before["weights"],
+                    acted[train.Like("F")].before["weights"],
                     backward.get("gradients", 0),
                     update.get("optimizer", 0),
                     forward.get("activations", 0),
@@ -118,15 +121,15 @@ class Pipelined(OnHardware):
         return found
 
     @cached_property
-    def rehearsed(self) -> Rehearsed:
+    def rehearsed(self) -> "train.Rehearsed":
         """What each action does to what its rank holds."""
-        needed = rehearsals(
+        needed = train.rehearsals(
             self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
         )
         parts = [
             [self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)
         ]
-        return Rehearsed(
+        return train.Rehearsed(
             self.order, self.steps, [first.joined(*others) for first, *others in parts]
         )
 
@@ -163,7 +166,7 @@ class Pipelined(OnHardware):
         if not (tied := self.recipe.tied):
             return lower(self.order, self.steps)
         sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
-        return with_exchanges(self.order, self.steps, tied, sizes)
+        return tied_weights.with_exchanges(self.order, self.steps, tied, sizes)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

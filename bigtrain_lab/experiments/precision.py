@@ -14,23 +14,24 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
 from ..core import Impossible, Mesh, Trace, knob
-from ..data import Relations, f1, vocabulary
-from ..data.grammar import CLASSES
-from ..data.relations import LONGEST
-from ..models import Encoder, EncoderConfig, class_loss, parameters
+from ..core.later import later
 from ..order.rates import checkpoint_bytes, last, peak_bytes, reading_rate
 from ..order.schedule import Action, Step
-from ..runtime.rank import Rank
-from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level
-from ..techniques.one_process import Sample
+from ..techniques.precision_levels import LEVELS, Level
+from ..train.lens import Lens
 from ..train.optimizer import Optimizer
-from ..train.recipe import Lens, Recipe, train
 from .experiment import Quantity
 from .one_device import OneDevice
+
+with later():
+    import numpy as np
+    import torch
+
+    from .. import data, models, runtime, techniques, train
+    from ..data import grammar
+    from ..data import relations as task
+    from ..techniques import one_process
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -146,14 +147,14 @@ class Precision(OneDevice):
     # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
-    def config(self) -> EncoderConfig:
-        return EncoderConfig(
+    def config(self) -> "models.EncoderConfig":
+        return models.EncoderConfig(
             layers=self.layers,
             width=self.width,
             heads=self.heads,
-            sequence=LONGEST,
-            vocabulary=len(vocabulary()),
-            classes=len(CLASSES),
+            sequence=task.LONGEST,
+            vocabulary=len(data.vocabulary()),
+            classes=len(grammar.CLASSES),
         )
 
     @property
@@ -163,20 +164,20 @@ class Precision(OneDevice):
     @property
     def format(self) -> str:
         """The name of the dtype in which products are computed."""
-        return str(self.chosen.dtype).removeprefix("torch.")
+        return self.chosen.format
 
     @property
-    def half(self) -> torch.dtype | None:
+    def half(self) -> "torch.dtype | None":
         return self.chosen.dtype if self.chosen.dtype != torch.float32 else None
 
     @property
-    def data(self) -> Relations:
+    def data(self) -> "data.Relations":
         return relations(self.seed, self.train_size, self.dev_size)
 
     def describe(self) -> str:
         return (
-            f"an encoder of {parameters(self.config) / 1e6:.3g} M weights at level {self.level};"
-            f" {self.rows} sentences a batch"
+            f"an encoder of {models.parameters(self.config) / 1e6:.3g} M weights at level"
+            f" {self.level}; {self.rows} sentences a batch"
         )
 
     # -- theory ------------------------------------------------------------------------------------
@@ -280,16 +281,16 @@ class Precision(OneDevice):
     # -- reality -----------------------------------------------------------------------------------
 
     @property
-    def recipe(self) -> Recipe:
-        scaler = DynamicLossScaler(
+    def recipe(self) -> "train.Recipe":
+        scaler = techniques.DynamicLossScaler(
             self.loss_scale,
             growth_interval=self.growth_interval,
             half_gradients=not self.chosen.masters,
         )
-        return Recipe(
-            model=lambda stage: Encoder(self.config, self.seed),
+        return train.Recipe(
+            model=lambda stage: models.Encoder(self.config, self.seed),
             data=self.sample,
-            loss=class_loss,
+            loss=models.class_loss,
             steps=self.steps,
             optimizer=self.optimizer_class.at(self.learning_rate),
             precision=self.level,
@@ -297,14 +298,14 @@ class Precision(OneDevice):
             weights=lambda window: [self.loss_weight],
         )
 
-    def sample(self, step: int) -> Sample:
+    def sample(self, step: int) -> "one_process.Sample":
         ids, keep, marks, labels = self.data.batch(step, self.rows)
-        return Sample(ids, labels, (keep, marks))
+        return one_process.Sample(ids, labels, (keep, marks))
 
-    def program(self, rank) -> dict[str, np.ndarray]:
+    def program(self, rank) -> "dict[str, np.ndarray]":
         """Train, then examine."""
         lens = Looks(self, rank)
-        trained, answers = train(self.recipe, rank, lens), []
+        trained, answers = train.train(self.recipe, rank, lens), []
         for number in range(self.dev_size // READ):
             lens.batch = tuple(
                 tensor.to(rank.device)
@@ -312,16 +313,18 @@ class Precision(OneDevice):
             )
             with rank.span(Action("A", 0, number), self.steps), torch.no_grad(), trained.precision:
                 answers += trained.stages[0](*lens.batch[:3]).argmax(-1).tolist()
-        found = f1(
-            torch.tensor(answers), self.data.dev.labels_B[: len(answers)], range(1, len(CLASSES))
+        found = data.f1(
+            torch.tensor(answers),
+            self.data.dev.labels_B[: len(answers)],
+            range(1, len(grammar.CLASSES)),
         )
         rank.log("micro F1", found.micro)
         rank.log("macro F1", found.macro)
         return self.recipe.arrays(trained.weights, trained.losses) | {"F1": np.array(found[:2])}
 
-    def reference(self) -> dict[str, np.ndarray]:
+    def reference(self) -> "dict[str, np.ndarray]":
         """The same program with nobody watching."""
-        return self.program(Rank(0, Mesh(world=1), torch.device("cpu")))
+        return self.program(runtime.Rank(0, Mesh(world=1), torch.device("cpu")))
 
 
 class Looks(Lens):
@@ -378,5 +381,5 @@ def seen_gradients(model, rank):
 
 
 @lru_cache(maxsize=4)
-def relations(seed: int, train_size: int, dev_size: int) -> Relations:
-    return Relations(seed, train_size, dev_size)
+def relations(seed: int, train_size: int, dev_size: int) -> "data.Relations":
+    return data.Relations(seed, train_size, dev_size)

@@ -12,19 +12,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
-import torch
-from torch.nn.functional import mse_loss
-
 from ..core import Impossible, knob
-from ..models import layered_mlp
+from ..core.later import later
 from ..order.schedule import Action, Schedule
-from ..techniques import one_process
-from ..techniques.delayed_descent import largest_stable_rate as largest_stable_rate
-from ..train.recipe import Recipe
-from ..train.rehearsal import Part, Rehearsal, rehearse
 from .pipelined import Pipelined
 
-ITEM = torch.float64.itemsize
+with later():
+    import torch
+
+    from .. import models, train
+    from ..techniques import one_process
+
+ITEM = 8  # bytes of a float64
 
 
 class Staleness(Pipelined):
@@ -59,7 +58,7 @@ class Staleness(Pipelined):
 
     hardware: ClassVar[str] = "unit"
 
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)
 
     @property
@@ -70,7 +69,7 @@ class Staleness(Pipelined):
         return {"F": 1, "B": 2, "I": 1, "W": 1, "U": Fraction(0)}
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         return training(
             self.ranks,
             self.width,
@@ -81,7 +80,7 @@ class Staleness(Pipelined):
             steps=self.steps,
         )
 
-    def samples(self, micro_batch: int) -> one_process.Sample:
+    def samples(self, micro_batch: int) -> "one_process.Sample":
         """The teacher has the student's shape and other weights."""
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + micro_batch)
         inputs = torch.randn(self.rows, self.width, generator=draw, dtype=torch.float64)
@@ -104,16 +103,16 @@ class Staleness(Pipelined):
 
 @lru_cache(maxsize=4)
 def teacher_of(layers: int, width: int, seed: int):
-    return layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]
+    return models.layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]
 
 
 def training(
     stages: int, width: int, data, learning_rate: float = 0.1, seed: int = 0, **order
-) -> Recipe:
-    return Recipe(
-        model=lambda stage: layered_mlp(stages, width, stages, seed, torch.float64)[stage],
+) -> "train.Recipe":
+    return train.Recipe(
+        model=lambda stage: models.layered_mlp(stages, width, stages, seed, torch.float64)[stage],
         data=data,
-        loss=mse_loss,
+        loss=torch.nn.functional.mse_loss,
         optimizer=lambda weights: torch.optim.SGD(weights, learning_rate),
         whole_names=True,
         **order,
@@ -121,9 +120,11 @@ def training(
 
 
 @lru_cache(maxsize=64)
-def layer_run(width: int, rows: int, stage: bool, after: bool, rehearsal: Rehearsal) -> Part:
+def layer_run(
+    width: int, rows: int, stage: bool, after: bool, rehearsal: "train.Rehearsal"
+) -> "train.Part":
     """The dry run of a stage: one layer, which all in between are like."""
     x, stages = torch.zeros(rows, width, dtype=torch.float64), stage + 1 + after
-    return rehearse(
+    return train.rehearse(
         training(stages, width, lambda n: (x.clone(), x.clone())), rehearsal, stage, stages, x
     )

@@ -10,20 +10,24 @@ section 3.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-import torch
-
 from ..core import Scalar, Trace, knob
 from ..core.cost import port_share
+from ..core.later import later
 from ..core.words import duration, size
 from ..order.holdings import HOLDS, Part
 from ..order.plan import SLICES
 from ..order.rates import axes, called
 from ..order.simulate import simulate
-from ..techniques.sliced_model import Cut, cut_of
-from ..train.recipe import Lens, train
+from ..train.lens import Lens
 from .experiment import Quantity
 from .layered import Layered, on_meta
 from .pipelined import Pipelined
+
+with later():
+    import torch
+
+    from .. import train
+    from ..techniques import sliced_model
 
 CUTS = {
     "column-row": (),
@@ -91,7 +95,7 @@ class TensorSlicing(Layered):
         }
 
     def program(self, rank) -> dict[str, Any]:
-        trained = train(self.recipe, rank, ReadsOff(self, rank))
+        trained = train.train(self.recipe, rank, ReadsOff(self, rank))
         with rank.aside():
             return self.recipe.arrays(trained.weights, trained.losses)
 
@@ -116,7 +120,10 @@ class TensorSlicing(Layered):
     def parts(self, rank: int) -> Iterator[Part]:
         """What a rank holds of each matrix, by the plan."""
         for name, weight in self.matrices(self.stages):
-            cut, t = cut_of(weight) or Cut(0), self.slices if cut_of(weight) else 1
+            cut, t = (
+                sliced_model.cut_of(weight) or sliced_model.Cut(0),
+                self.slices if sliced_model.cut_of(weight) else 1,
+            )
             whole = [*weight.shape]
             whole[cut.dim] *= t
             long = weight.shape[cut.dim] // cut.blocks
@@ -125,7 +132,7 @@ class TensorSlicing(Layered):
                 ends[2 * cut.dim : 2 * cut.dim + 2] = start, start + long
                 yield Part(name, *ends, *whole)
 
-    def matrices(self, stages: Mapping[int, torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
+    def matrices(self, stages: "Mapping[int, torch.nn.Module]") -> "list[tuple[str, torch.Tensor]]":
         """Both tables, and those of the first layer."""
         return [
             (name, weight)
@@ -239,7 +246,7 @@ class ReadsOff(Lens):
         return super().window(number, stages, samples)
 
 
-def found(name: str, own: torch.Tensor, whole: torch.Tensor) -> Iterator[Part]:
+def found(name: str, own: "torch.Tensor", whole: "torch.Tensor") -> Iterator[Part]:
     """Where a rank's tensor stands in the whole matrix, run of rows by run; nothing of what stands
     nowhere in it."""
     wide = own.shape[1]

@@ -16,39 +16,30 @@ from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
-
 from ..core import Mesh, Trace, knob
 from ..core.hardware import Wire
+from ..core.later import later
 from ..core.words import duration
-from ..data.bleu import COUNTS
-from ..data.parallel import Parallel, generated, read_pairs
-from ..data.tokens import BEGIN, END, PAD
-from ..models import Noise, TranslatorConfig, built
-from ..models.blocks import word_cross_entropy
-from ..models.decoding import decoded
-from ..models.translator import Translator
-from ..models.translator_pieces import TranslatorPiece, count, joined
 from ..order.plan import Compute, Plan, Together
 from ..order.rates import exposed, last
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
-from ..techniques.data_loader import Loader, Loading, with_loads
 from ..techniques.learning_rates import noam
-from ..techniques.mixed_precision import LEVELS
-from ..techniques.one_process import Sample
-from ..techniques.replica_plan import with_replicas
-from ..train import tracking
-from ..train.dry_run import META, Work, dry_run
-from ..train.recipe import Recipe, train
-from ..train.rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
+from ..techniques.precision_levels import LEVELS
 from .experiment import MB, Experiment, Quantity
 from .layered import by_layers
 from .pipelined import Pipelined
 from .translation import Evaluation, Translation, adam
 
-EVALUATED = 4 + COUNTS  # numbers that ranks add up
+with later():
+    import numpy as np
+    import torch
+
+    from .. import models, train
+    from ..data import bleu, parallel, tokens
+    from ..models import blocks, decoding, translator, translator_pieces
+    from ..techniques import data_loader, one_process, replica_plan
+    from ..train import dry_run, tracking
 
 
 HOST = Wire(
@@ -207,15 +198,15 @@ class Translate(Pipelined):
     # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
-    def task(self) -> Parallel:
+    def task(self) -> "parallel.Parallel":
         if self.file:
-            return read_pairs(self.file, held_out=self.held_out)
-        return generated(self.seed, self.pairs, self.held_out, self.digits)
+            return parallel.read_pairs(self.file, held_out=self.held_out)
+        return parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
 
     @cached_property
-    def config(self) -> TranslatorConfig:
+    def config(self) -> "models.TranslatorConfig":
         words = len(self.task.vocabulary)
-        return TranslatorConfig(
+        return models.TranslatorConfig(
             self.layers,
             self.width,
             self.heads,
@@ -223,7 +214,7 @@ class Translate(Pipelined):
             max(self.vocabulary, words),
             128,
             getattr(torch, self.dtype),
-            padding=PAD,
+            padding=tokens.PAD,
             embedding_scale=self.width**0.5,
         )
 
@@ -249,7 +240,9 @@ class Translate(Pipelined):
             evaluate_every=self.evaluate_every or None,
             evaluators=None if self.spread else 1,
             bucket_bytes=self.bucket_bytes,
-            loading=Loading(self.workers, self.prefetch, self.disk_ms / 1000, self.pinned),
+            loading=data_loader.Loading(
+                self.workers, self.prefetch, self.disk_ms / 1000, self.pinned
+            ),
         )
 
     @property
@@ -273,10 +266,10 @@ class Translate(Pipelined):
         return self.training.order
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         return self.training.recipe
 
-    def program(self, rank) -> dict[str, np.ndarray]:
+    def program(self, rank) -> "dict[str, np.ndarray]":
         return self.training.program(rank)
 
     def run(self, **options):
@@ -296,7 +289,7 @@ class Translate(Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def stages(self) -> dict[int, torch.nn.Module]:
+    def stages(self) -> "dict[int, torch.nn.Module]":
         return pieces_on_meta(self.config)
 
     @property
@@ -307,7 +300,9 @@ class Translate(Pipelined):
         """(B, S, T) of a rank's micro-batch, numbered as in its actions."""
         return self.training.shape(self.training.own(rank)[number])
 
-    def part(self, at: int, shape: tuple[int, int, int], rehearsal: Rehearsal = WHOLE) -> Part:
+    def part(
+        self, at: int, shape: tuple[int, int, int], rehearsal: "train.Rehearsal | None" = None
+    ) -> "train.Part":
         """A piece of the chain; layers are alike."""
         L, level = self.layers, self.training.precision
         alike = 0 if at == 0 else 1 if at <= L else 2 if at == L + 1 else 3 if at < 2 * L + 2 else 4
@@ -317,20 +312,20 @@ class Translate(Pipelined):
             shape,
             self.smoothing,
             level,
-            rehearsal,
+            rehearsal or train.WHOLE,
             min(self.replicas, 2),
         )
 
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+    def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         """On the first micro-batch of rank 0."""
         return self.part(number, self.shape(0, 0), rehearsal)
 
     @cached_property
-    def rehearsed(self) -> list[Rehearsed]:
+    def rehearsed(self) -> "list[train.Rehearsed]":
         """Of each rank."""
-        needed = rehearsals(self.order, min(self.steps, 2))
+        needed = train.rehearsals(self.order, min(self.steps, 2))
         return [
-            Rehearsed(
+            train.Rehearsed(
                 self.order,
                 self.steps,
                 lambda action, rank=rank: self.needed_part(action, rank, needed),
@@ -338,7 +333,7 @@ class Translate(Pipelined):
             for rank in range(self.ranks)
         ]
 
-    def needed_part(self, action: Action, rank: int, needed) -> Part:
+    def needed_part(self, action: Action, rank: int, needed) -> "train.Part":
         shape = self.shape(rank, action.micro_batch)
         first, *others = (self.part(action.stage, shape, one) for one in needed[action.stage])
         return first.joined(*others) if others else first
@@ -377,7 +372,7 @@ class Translate(Pipelined):
     def times(self, shape: tuple[int, int, int]) -> dict[str, Any]:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0, "C": 0}
-        parts = [self.part(at, shape) for at in range(count(self.config))]
+        parts = [self.part(at, shape) for at in range(translator_pieces.count(self.config))]
         found = {
             kind: [self.time(part.work(kind), part.tensors_of(kind)) for part in parts]
             for kind in "FBU"
@@ -388,24 +383,28 @@ class Translate(Pipelined):
 
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
-            return {"L": count(self.config), "T": shape[2]}
+            return {"L": translator_pieces.count(self.config), "T": shape[2]}
         one, two = (
             evaluation_works(replace(self.config, layers=layers), shape, self.beam)
             for layers in (1, 2)
         )
         works = (
-            Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
+            dry_run.Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
             for each in zip(one, two)
         )
         return {kind: self.time(work) for kind, work in zip("LT", works)}
 
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_replicas(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
+        plan = replica_plan.with_replicas(
+            self.order, self.steps, self.replicas, self.stages, self.bucket_bytes
+        )
         windows = [
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]
-        return with_evaluations(with_loads(plan, self.training.loading, windows), self.training)
+        return with_evaluations(
+            data_loader.with_loads(plan, self.training.loading, windows), self.training
+        )
 
     predict = Experiment.predict  # what a translation holds depends on what it says
 
@@ -522,6 +521,7 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
     """The plan with what each rank evaluates after some of its updates, and the two messages in
     which ranks agree."""
     ranks, lanes = tuple(range(plan.ranks)), dict(plan.lanes)
+    numbers = 4 + bleu.COUNTS  # that ranks add up
     for rank in ranks:
         ops, last = [], None
         for op in (*plan.lanes[rank, "compute"], None):
@@ -534,7 +534,7 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
                         for kind in "LT"
                     ]
                     ops += [
-                        Together(f"evaluation after {done}", "all_reduce", 8 * EVALUATED, ranks),
+                        Together(f"evaluation after {done}", "all_reduce", 8 * numbers, ranks),
                         Together(f"decision after {done}", "broadcast", 16, ranks),
                     ]
                 last = None
@@ -553,35 +553,38 @@ class InPieces(Translation):
     """The training of a translator in pieces, for so many updates, from a data loader."""
 
     updates: int = 1
-    loading: Loading = Loading()
-    bucket_bytes: int = Recipe.bucket_bytes
+    loading: "data_loader.Loading"
+    bucket_bytes: int
 
     @property
-    def sizes(self) -> TranslatorConfig:
+    def sizes(self) -> "models.TranslatorConfig":
         return self.config
 
     @cached_property
     def order(self) -> Schedule:
-        return by_layers(Schedule.named("1f1b")(1, self.accumulation), [range(count(self.config))])
+        return by_layers(
+            Schedule.named("1f1b")(1, self.accumulation),
+            [range(translator_pieces.count(self.config))],
+        )
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "train.Recipe":
         return replace(
             super().recipe,
-            model=lambda at: TranslatorPiece(self.config, at, self.seed),
+            model=lambda at: translator_pieces.TranslatorPiece(self.config, at, self.seed),
             schedule=self.order,
             steps=self.updates,
             whole_names=True,
             bucket_bytes=self.bucket_bytes,
         )
 
-    def sample(self, micro_batch: int) -> Sample:
+    def sample(self, micro_batch: int) -> "one_process.Sample":
         source, target, context = super().sample(micro_batch)
-        return Sample(source, target, (source, *context))
+        return one_process.Sample(source, target, (source, *context))
 
     def shares(self, window) -> list[float]:
         return super().shares(
-            [Sample(source, target, context[1:]) for source, target, context in window]
+            [one_process.Sample(source, target, context[1:]) for source, target, context in window]
         )
 
     def own(self, rank: int) -> list[int]:
@@ -603,11 +606,11 @@ class InPieces(Translation):
         every = self.evaluate_every or len(self.batches)
         return {*range(every, self.updates + 1, every), self.updates}
 
-    def program(self, rank) -> dict[str, np.ndarray]:
+    def program(self, rank) -> "dict[str, np.ndarray]":
         recipe = self.recipe
         windows = [window[rank.index :: self.replicas] for window in recipe.windows]
-        trained = train(
-            replace(recipe, data=Loader(recipe.data, windows, self.loading, rank)),
+        trained = train.train(
+            replace(recipe, data=data_loader.Loader(recipe.data, windows, self.loading, rank)),
             rank,
             OfPieces(self, rank),
         )
@@ -619,7 +622,9 @@ class OfPieces(Evaluation):
     is."""
 
     def whole(self, training):
-        self.model = getattr(self, "model", None) or joined(training.stages, self.asked.config)
+        self.model = getattr(self, "model", None) or translator_pieces.joined(
+            training.stages, self.asked.config
+        )
         whole = copy(training)
         whole.stages = {0: self.model}
         return whole
@@ -672,22 +677,23 @@ def shape_of(pairs) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=16)
-def pieces_on_meta(config: TranslatorConfig) -> dict[int, torch.nn.Module]:
+def pieces_on_meta(config: "models.TranslatorConfig") -> "dict[int, torch.nn.Module]":
     return {
-        at: built(lambda at=at: TranslatorPiece(config, at), META) for at in range(count(config))
+        at: models.built(lambda at=at: translator_pieces.TranslatorPiece(config, at), dry_run.META)
+        for at in range(translator_pieces.count(config))
     }
 
 
 @lru_cache(maxsize=1024)
 def piece_run(
-    config: TranslatorConfig,
+    config: "models.TranslatorConfig",
     at: int,
     shape: tuple[int, int, int],
     smoothing: float,
     level: str | None,
-    rehearsal: Rehearsal,
+    rehearsal: "train.Rehearsal",
     replicas: int,
-) -> Part:
+) -> "train.Part":
     """A piece of a chain of one layer each, on micro-batches of one shape."""
     B, S, T = shape
     arriving = torch.empty(
@@ -695,17 +701,22 @@ def piece_run(
         S if at < 3 else S + T,
         config.width,
         dtype=LEVELS[level].dtype if level else config.dtype,
-        device=META,
+        device=dry_run.META,
     )
     recipe = recipe_of(
-        config, shape, smoothing, level, replicas, lambda _: TranslatorPiece(config, at)
+        config,
+        shape,
+        smoothing,
+        level,
+        replicas,
+        lambda _: translator_pieces.TranslatorPiece(config, at),
     )
-    return rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
+    return train.rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
 
 
 @lru_cache(maxsize=64)
 def step_peak(
-    config: TranslatorConfig,
+    config: "models.TranslatorConfig",
     shape: tuple[int, int, int],
     smoothing: float,
     level: str | None,
@@ -714,58 +725,69 @@ def step_peak(
 ) -> int:
     """Most bytes of two updates; a window's second micro-batch is as all after it."""
     recipe = recipe_of(
-        config, shape, smoothing, level, replicas, lambda at: TranslatorPiece(config, at)
+        config,
+        shape,
+        smoothing,
+        level,
+        replicas,
+        lambda at: translator_pieces.TranslatorPiece(config, at),
     )
-    order = by_layers(Schedule.named("1f1b")(1, micro_batches), [range(count(config))])
-    return dry_run(
-        partial(train, replace(recipe, schedule=order, steps=2, whole_names=True))
+    order = by_layers(
+        Schedule.named("1f1b")(1, micro_batches), [range(translator_pieces.count(config))]
+    )
+    return dry_run.dry_run(
+        partial(train.train, replace(recipe, schedule=order, steps=2, whole_names=True))
     ).peak_bytes
 
 
 def recipe_of(
-    config: TranslatorConfig,
+    config: "models.TranslatorConfig",
     shape: tuple[int, int, int],
     smoothing: float,
     level: str | None,
     replicas: int,
     model,
-) -> Recipe:
+) -> "train.Recipe":
     """A training on micro-batches of one shape."""
     B, S, T = shape
 
-    def data(number: int) -> Sample:
+    def data(number: int) -> "one_process.Sample":
         source, target, so_far = (torch.zeros(B, length, dtype=torch.int64) for length in (S, T, T))
-        return Sample(source, target, (source.clone(), so_far, Noise(0, 0, number)))
+        return one_process.Sample(
+            source, target, (source.clone(), so_far, models.Noise(0, 0, number))
+        )
 
-    return Recipe(
+    return train.Recipe(
         model=model,
         data=data,
         optimizer=adam,
         replicas=replicas,
         precision=level,
         clip=1.0,
-        loss=lambda logits, targets: word_cross_entropy(logits, targets, PAD, smoothing),
+        loss=lambda logits, targets: blocks.word_cross_entropy(
+            logits, targets, tokens.PAD, smoothing
+        ),
         weights=lambda window: [1 / len(window)] * len(window),
     )
 
 
 @lru_cache(maxsize=1024)
 def evaluation_works(
-    config: TranslatorConfig, shape: tuple[int, int, int], beam: int
-) -> tuple[Work, Work]:
+    config: "models.TranslatorConfig", shape: tuple[int, int, int], beam: int
+) -> "tuple[dry_run.Work, dry_run.Work]":
     """What the loss of a held-out batch costs, and its translation."""
     B, S, T = shape
 
     @torch.no_grad()
     def program(rank):
-        model = built(lambda: Translator(config), META)
+        model = models.built(lambda: translator.Translator(config), dry_run.META)
         source, target = (
-            torch.empty(B, length, dtype=torch.int64, device=META) for length in (S, T)
+            torch.empty(B, length, dtype=torch.int64, device=dry_run.META) for length in (S, T)
         )
         with rank.span(Action("L", 0, 0)):
-            word_cross_entropy(model(source, target), target, PAD)
+            blocks.word_cross_entropy(model(source, target), target, tokens.PAD)
         with rank.span(Action("T", 0, 0)):
-            decoded(model, source, BEGIN, END, PAD, T, beam=beam)
+            decoding.decoded(model, source, tokens.BEGIN, tokens.END, tokens.PAD, T, beam=beam)
 
-    actions = dry_run(program).actions
+    actions = dry_run.dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

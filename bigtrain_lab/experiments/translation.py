@@ -17,33 +17,32 @@ and 16 in a broadcast, and a checkpoint.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from ..core import Impossible
-from ..data.batches import Batches, in_order, padded, tokens_of
-from ..data.bleu import COUNTS, bleu, counted
-from ..data.parallel import Parallel
-from ..data.tokens import BEGIN, END, PAD
-from ..models.blocks import word_cross_entropy
-from ..models.config import require_counts
-from ..models.decoding import decoded
-from ..models.dropout import Noise
-from ..models.translator import Translator, TranslatorConfig
+from ..core.later import later
 from ..order.schedule import Action
-from ..runtime import Run, launch
-from ..techniques import saved
-from ..techniques.distributed_sampler import DistributedSampler
-from ..techniques.guards import saved as guard
-from ..techniques.one_process import Sample
-from ..train.recipe import Lens, Recipe, train
+from ..train.lens import Lens
 
-adam = partial(torch.optim.Adam, betas=(0.9, 0.98), eps=1e-9)
-# Learns numbers and dates of 8 digits in some 500 updates.
-SMALL = TranslatorConfig(layers=2, width=64, heads=4, inner=128, longest=64, embedding_scale=8.0)
+with later():
+    import numpy as np
+    import torch
+
+    from .. import runtime, train
+    from ..data import batches, bleu, parallel, tokens
+    from ..models import blocks, config, decoding, dropout, translator
+    from ..techniques import distributed_sampler, one_process, saved
+    from ..techniques.guards import saved as guard
+
+
+def adam(weights):
+    return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
+
+
+def small() -> "translator.TranslatorConfig":
+    """Learns numbers and dates of 8 digits in some 500 updates."""
+    return translator.TranslatorConfig(2, 64, 4, inner=128, longest=64, embedding_scale=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +63,9 @@ class Translation:
     resume        go on from last.pt, if it is there
     """
 
-    pairs: Parallel
+    pairs: "parallel.Parallel"
     learning_rate: Callable[[int], float]
-    config: TranslatorConfig = SMALL
+    config: "translator.TranslatorConfig" = field(default_factory=small)
     replicas: int = 1
     accumulation: int = 1
     batch_tokens: int = 1024
@@ -97,7 +96,7 @@ class Translation:
         always = ("replicas", "accumulation", "epochs", "patience", "beam", "rows")
         optional = ("evaluators", "evaluate_every", "save_every")
         given = [name for name in optional if getattr(self, name) is not None]
-        require_counts(**{name: getattr(self, name) for name in (*always, *given)})
+        config.require_counts(**{name: getattr(self, name) for name in (*always, *given)})
         if not 0 <= self.smoothing < 1:
             raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
         if self.resume and self.directory is None:
@@ -107,13 +106,15 @@ class Translation:
             )
 
     @cached_property
-    def sizes(self) -> TranslatorConfig:
-        return replace(self.config, vocabulary=len(self.pairs.vocabulary), padding=PAD)
+    def sizes(self) -> "translator.TranslatorConfig":
+        return replace(self.config, vocabulary=len(self.pairs.vocabulary), padding=tokens.PAD)
 
     @cached_property
-    def batches(self) -> Batches:
+    def batches(self) -> "batches.Batches":
         pairs = self.pairs.encoded(longest=self.config.longest)
-        return Batches(pairs, self.batch_tokens, self.replicas * self.accumulation, self.seed)
+        return batches.Batches(
+            pairs, self.batch_tokens, self.replicas * self.accumulation, self.seed
+        )
 
     @cached_property
     def held_out(self) -> list[list[int]]:
@@ -126,7 +127,8 @@ class Translation:
                 f"{self.config.longest} tokens: take a longer `longest`."
             )
         return [
-            [short[at] for at in rows] for rows in in_order([pairs[n] for n in short], self.rows)
+            [short[at] for at in rows]
+            for rows in batches.in_order([pairs[n] for n in short], self.rows)
         ]
 
     def share(self, replica: int) -> list[int]:
@@ -134,12 +136,16 @@ class Translation:
         sharing = min(self.evaluators or self.replicas, self.replicas)
         if replica >= sharing:
             return []
-        return [*DistributedSampler(self.held_out, replica, sharing, shuffle=False, last="uneven")]
+        return [
+            *distributed_sampler.DistributedSampler(
+                self.held_out, replica, sharing, shuffle=False, last="uneven"
+            )
+        ]
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
-            model=lambda stage: Translator(self.sizes, self.seed),
+    def recipe(self) -> "train.Recipe":
+        return train.Recipe(
+            model=lambda stage: translator.Translator(self.sizes, self.seed),
             data=self.sample,
             weights=self.shares,
             loss=self.loss,
@@ -153,13 +159,15 @@ class Translation:
         )
 
     def loss(self, logits, targets):
-        return word_cross_entropy(logits, targets, PAD, self.smoothing)
+        return blocks.word_cross_entropy(logits, targets, tokens.PAD, self.smoothing)
 
-    def sample(self, micro_batch: int) -> Sample:
+    def sample(self, micro_batch: int) -> "one_process.Sample":
         source, target, (so_far,) = self.batches.sample(micro_batch)
-        return Sample(source, target, (so_far, Noise(self.seed, 0, micro_batch)))
+        return one_process.Sample(
+            source, target, (so_far, dropout.Noise(self.seed, 0, micro_batch))
+        )
 
-    def words(self, sample: Sample) -> int:
+    def words(self, sample: "one_process.Sample") -> int:
         """Those of a micro-batch's loss, by its number: no device is waited for."""
         *_, noise = sample.context
         return self.batches.words(noise.micro_batch)
@@ -169,18 +177,18 @@ class Translation:
         words = [self.words(sample) for sample in window]
         return [count / sum(words) for count in words]
 
-    def program(self, rank) -> dict[str, np.ndarray]:
+    def program(self, rank) -> "dict[str, np.ndarray]":
         """What a rank runs: final weights, losses, and of each evaluation a row, whose columns are
         Evaluation.COLUMNS."""
         lens = Evaluation(self, rank)
-        trained = train(self.recipe, rank, lens)
+        trained = train.train(self.recipe, rank, lens)
         found = self.recipe.arrays(trained.weights, trained.losses, trained.replica)
         return found | {"evaluations": np.array(lens.rows)}
 
-    def run(self, **options) -> Run:
+    def run(self, **options) -> "runtime.Run":
         """Start the ranks; options as for `launch`."""
         asked = {"ranks": self.replicas, "steps": self.recipe.steps, "mesh": self.recipe.mesh}
-        return launch(self.program, **asked | {"name": "translation"} | options)
+        return runtime.launch(self.program, **asked | {"name": "translation"} | options)
 
 
 class Evaluation(Lens):
@@ -197,7 +205,7 @@ class Evaluation(Lens):
         asked.held_out  # noqa: B018  (raises Impossible)
         self.every, self.steps = asked.evaluate_every or len(asked.batches), asked.recipe.steps
 
-    def zeros(self, size: int) -> torch.Tensor:
+    def zeros(self, size: int) -> "torch.Tensor":
         return torch.zeros(size, dtype=torch.float64, device=self.group.device)
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -239,18 +247,18 @@ class Evaluation(Lens):
     def evaluated(self, done: int, training) -> list[float]:
         """A row without its last column: sums over all ranks, and what they say."""
         model, device = training.stages[0], self.rank.device
-        sums = self.zeros(2 + COUNTS)
+        sums = self.zeros(2 + bleu.COUNTS)
         with torch.no_grad(), training.precision:
             for number in self.asked.share(self.group.rank):
                 sums += sums.new_tensor(self.of_batch(number, model, device))
         sums, self.sums = torch.cat([self.sums, sums]), self.zeros(2)
         sums = self.group.all_reduce(sums, name=f"evaluation after {done}").tolist()
-        return [done, sums[0] / sums[1], sums[2] / sums[3], bleu(sums[4:])]
+        return [done, sums[0] / sums[1], sums[2] / sums[3], bleu.bleu(sums[4:])]
 
     def of_batch(self, number: int, model, device) -> list[float]:
         """Sum of losses, words, and the counts of BLEU of one held-out batch."""
         asked, pairs = self.asked, self.asked.pairs.encoded(held_out=True)
-        sample = padded([pairs[each] for each in asked.held_out[number]])
+        sample = batches.padded([pairs[each] for each in asked.held_out[number]])
         parts = sample.inputs, sample.targets, *sample.context
         source, target, so_far = (part.to(device) for part in parts)
         with self.rank.span(Action("L", 0, number)):
@@ -259,14 +267,14 @@ class Evaluation(Lens):
             said = self.translated(model, source)
         texts = [asked.pairs.vocabulary.decode(ids) for ids in said.tolist()]
         right = [asked.pairs.held_out[each][1] for each in asked.held_out[number]]
-        words = tokens_of(sample)
-        return [loss * words, words, *counted(texts, right, asked.pairs.chinese)]
+        words = batches.tokens_of(sample)
+        return [loss * words, words, *bleu.counted(texts, right, asked.pairs.chinese)]
 
     def translated(self, model, source):
         asked = self.asked
         longest = min(asked.config.longest, source.shape[1] + 50)  # Vaswani et al., section 6.1
-        given = model, source, BEGIN, END, PAD, longest
-        return decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
+        given = model, source, tokens.BEGIN, tokens.END, tokens.PAD, longest
+        return decoding.decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
 
     def waited(self) -> int:
         """Evaluations since the best."""

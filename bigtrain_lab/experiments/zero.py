@@ -11,14 +11,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..core import Trace, knob
+from ..core.later import later
 from ..core.peak import peak, readings
 from ..core.words import duration, size
-from ..models.theory import zero_bytes, zero_sent_bytes
 from ..order.rates import exposed
-from ..techniques.checkpoint import checkpoint
 from .experiment import Quantity
 from .layered import Layered
 from .pipelined import Pipelined
+
+with later():
+    from ..models import theory
+    from ..techniques import checkpoint
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
@@ -132,7 +135,7 @@ class Zero(Layered):
         return {
             "precision": None if self.precision == "none" else self.precision,
             "clip": self.clip or None,
-            "recompute": checkpoint if self.recompute else None,
+            "recompute": checkpoint.checkpoint if self.recompute else None,
         }
 
     def describe(self) -> str:
@@ -166,7 +169,7 @@ class Zero(Layered):
     def paper_bytes(self, stage: int) -> float:
         """Of weights, gradients and state on each rank at a stage, without padding and without what
         a step adds."""
-        return zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
+        return theory.zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -244,7 +247,7 @@ class Zero(Layered):
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.dtype.itemsize)
-            times = most_sent / zero_sent_bytes(gradients, self.replicas, 0)
+            times = most_sent / theory.zero_sent_bytes(gradients, self.replicas, 0)
             said.append(
                 f"A rank sends {size(round(most_sent))} a step, "
                 f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "

@@ -6,33 +6,28 @@ In a notebook's kernel both servers start with the import, so that a first check
 
 import sys
 
-from .likeness import (
-    Marked,
-    Scene,
-    Step,
-    Topic,
-    Wrong,
-    assert_right,
-    check,
-    hint,
-    marks,
-    playing,
-    warm,
+from .. import offered
+
+__all__, __getattr__, __dir__ = offered(
+    __name__,
+    {
+        "likeness": (
+            "Marked",
+            "Scene",
+            "Step",
+            "Topic",
+            "Wrong",
+            "assert_right",
+            "check",
+            "hint",
+            "marks",
+            "playing",
+            "warm",
+        ),
+    },
 )
 
-__all__ = [
-    "Marked",
-    "Scene",
-    "Step",
-    "Topic",
-    "Wrong",
-    "assert_right",
-    "check",
-    "hint",
-    "marks",
-    "playing",
-    "warm",
-]
-
 if "ipykernel" in sys.modules:
+    from .likeness import warm
+
     warm()

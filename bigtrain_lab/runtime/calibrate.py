@@ -14,16 +14,21 @@ import tempfile
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter
 
 from ..core import Hardware, Impossible
 from ..core.hardware import Wire
-from .devices import threads
+from ..core.later import later
 from .machine import keep, kept
 from .process.border import place_given
+
+with later():
+    import torch
+
+    from . import devices
 
 NAME, VERSION = "this-machine", 2
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
@@ -52,7 +57,7 @@ def this_machine(measure: bool = True) -> Hardware | None:
 
 def key() -> dict:
     """What a kept profile is good for: a home directory may be shared by several machines."""
-    return {"version": VERSION, "torch": torch.__version__, "machine": platform.node()}
+    return {"version": VERSION, "torch": version("torch"), "machine": platform.node()}
 
 
 def calibrate() -> Hardware:
@@ -144,7 +149,7 @@ def round_trips(rank) -> dict:
 def speeds() -> dict:
     """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is
     restored."""
-    with threads(1):
+    with devices.threads(1):
         flops = {}
         for name in ("float32", "float64", "bfloat16"):
             a = torch.rand(MATMUL, MATMUL).to(getattr(torch, name))

@@ -38,12 +38,14 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 
-from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
-
+from ..core.later import later
 from ..order.schedule import Action
-from .guards import accumulate as guard
-from .loss_scaler import DynamicLossScaler
+
+with later():
+    import torch
+
+    from . import loss_scaler
+    from .guards import accumulate as guard
 
 # -- what each micro-batch's summed loss is multiplied by ------------------------------------------
 
@@ -133,7 +135,7 @@ def update(
     weighted = guard.weighted(window, list(rule(guard.counted(window, tokens))))
     guard.refuse_update(clip, optimizer)
     scaler = (
-        DynamicLossScaler(enabled=False) if scaler is None else scaler
+        loss_scaler.DynamicLossScaler(enabled=False) if scaler is None else scaler
     )  # which passes all on as it is
     optimizer.zero_grad()
     loss = 0.0
@@ -147,7 +149,9 @@ def update(
         scaler.unscale_(optimizer)  # once, and before the norm is taken
         if clip is not None:
             clip_by = getattr(
-                optimizer, "clip_grad_norm_", partial(clip_grad_norm_, parameters(optimizer))
+                optimizer,
+                "clip_grad_norm_",
+                partial(torch.nn.utils.clip_grad_norm_, parameters(optimizer)),
             )
             clip_by(clip)  # the sum, once: parts have other norms
         scaler.step(optimizer)
@@ -156,7 +160,7 @@ def update(
     return float(loss)
 
 
-def parameters(optimizer) -> list[Tensor]:
+def parameters(optimizer) -> list:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

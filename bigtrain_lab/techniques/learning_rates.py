@@ -14,9 +14,10 @@ Sources: at each function.
 from collections.abc import Callable
 from math import sqrt
 
-from torch.optim import Optimizer
+from ..core.later import later
 
-from .guards import learning_rates as guard
+with later():
+    from .guards import learning_rates as guard
 
 Schedule = Callable[[int], float]
 
@@ -71,7 +72,7 @@ def noam(width: int, warm_up_updates: int, factor: float = 1.0) -> Schedule:
     return rate
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_rate(optimizer, rate: float) -> None:
     """Give every parameter group the rate, times its own "rate_scale" where it has one. A rate that
     is a tensor, as under torch.compile, is filled. A number of NumPy becomes Python's, which a
     checkpoint may keep."""

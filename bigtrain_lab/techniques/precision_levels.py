@@ -7,36 +7,40 @@ bf16-throughout                         Megatron-LM's: weights and activations i
 
 from typing import NamedTuple
 
-import torch
-
 
 class Level(NamedTuple):
-    """`policy`: operators that need range run in float32; else all run in `dtype`. `rounded`:
-    weights are stored in `dtype`; else an operator of the policy casts them as it uses them.
+    """`policy`: operators that need range run in float32; else all run in `format`. `rounded`:
+    weights are stored in it; else an operator of the policy casts them as it uses them.
     `masters`: the optimizer steps float32 copies. `scaling`: the loss is scaled."""
 
     name: str
-    dtype: torch.dtype
+    format: str
     policy: bool = True
     masters: bool = True
     scaling: bool = True
     rounded: bool = True
 
+    @property
+    def dtype(self):
+        import torch  # the names alone are read where there is none
+
+        return getattr(torch, self.format)
+
 
 LEVELS = {
     level.name: level
     for level in (
-        Level("fp32", torch.float32, policy=False, masters=False, scaling=False),
-        Level("bf16", torch.bfloat16, scaling=False),
-        Level("bf16-throughout", torch.bfloat16, policy=False, scaling=False),
-        Level("fp16", torch.float16),
-        Level("fp16-operators", torch.float16, masters=False, rounded=False),
-        Level("fp16-no-scaling", torch.float16, scaling=False),
-        Level("fp16-no-masters", torch.float16, masters=False),
-        Level("bf16-no-masters", torch.bfloat16, masters=False, scaling=False),
-        Level("fp16-pure", torch.float16, policy=False, masters=False, scaling=False),
+        Level("fp32", "float32", policy=False, masters=False, scaling=False),
+        Level("bf16", "bfloat16", scaling=False),
+        Level("bf16-throughout", "bfloat16", policy=False, scaling=False),
+        Level("fp16", "float16"),
+        Level("fp16-operators", "float16", masters=False, rounded=False),
+        Level("fp16-no-scaling", "float16", scaling=False),
+        Level("fp16-no-masters", "float16", masters=False),
+        Level("bf16-no-masters", "bfloat16", masters=False, scaling=False),
+        Level("fp16-pure", "float16", policy=False, masters=False, scaling=False),
     )
 }
 APEX = {"O0": "fp32", "O1": "fp16-operators", "O2": "fp16", "O3": "fp16-pure"}
 # whatever formats the model has
-AS_IT_IS = Level("as it is", torch.float32, policy=False, masters=False, scaling=False)
+AS_IT_IS = Level("as it is", "float32", policy=False, masters=False, scaling=False)

@@ -1,1 +1,22 @@
 """The one training loop, what it will hold and cost, and a training that uses all of it."""
+
+from .. import offered
+
+__all__, __getattr__, __dir__ = offered(
+    __name__,
+    {
+        "lens": ("Lens",),
+        "recipe": ("Recipe", "train"),
+        "rehearsal": (
+            "HALVES",
+            "WHOLE",
+            "Like",
+            "Part",
+            "Rehearsal",
+            "Rehearsed",
+            "difference",
+            "rehearsals",
+            "rehearse",
+        ),
+    },
+)

@@ -16,10 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 
-import torch
-
 from ..core import Family, Impossible
-from ..techniques.guards.optimizers import looks_across
+from ..core.later import later
+
+with later():
+    import torch
+
+    from ..techniques.guards import optimizers as guard
 
 
 class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
@@ -27,11 +30,11 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
 
     @staticmethod
     @abstractmethod
-    def make(weights: Iterable, rate: float) -> torch.optim.Optimizer:
+    def make(weights: Iterable, rate: float) -> "torch.optim.Optimizer":
         """The optimizer of these weights, or groups of them."""
 
     @classmethod
-    def at(cls, rate: float) -> Callable[[Iterable], torch.optim.Optimizer]:
+    def at(cls, rate: float) -> "Callable[[Iterable], torch.optim.Optimizer]":
         """Weights -> the optimizer of them at a rate."""
         return partial(cls.make, rate=rate)
 
@@ -59,7 +62,7 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
     def element_wise(cls) -> bool:
         """Whether it steps each weight by itself, so that a rank may step a part of a tensor."""
         weight = torch.nn.Parameter(torch.ones(4, 6))
-        return not looks_across(cls.make([weight], 0.1), 0, weight, None)
+        return not guard.looks_across(cls.make([weight], 0.1), 0, weight, None)
 
     @classmethod
     def steps_parts(cls) -> bool:

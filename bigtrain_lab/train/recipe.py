@@ -16,7 +16,7 @@ rank. Nothing here is the inside of a technique; each has its own file in techni
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -49,6 +49,7 @@ from ..techniques.sequence_parallel import sum_duplicates
 from ..techniques.shards import Home, home_of
 from ..techniques.sliced_model import cut_of, sliced, whole_of
 from ..techniques.zero import shared
+from .lens import Lens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,39 +244,6 @@ class Recipe:
         }
         loss = "loss" if self.replicas == 1 else f"loss of replica {replica}"
         return found | ({loss: np.array(losses)} if losses else {})
-
-
-class Lens:
-    """Callbacks of the training loop. These do nothing, begin at the first window and end at the
-    last."""
-
-    span: Callable | None = None  # (step, weight version) -> what is around it, if not a span
-
-    def __init__(self, lab=None, rank=None):
-        self.lab, self.rank = lab, rank
-
-    def inputs(self) -> Sequence[Tensor]:
-        """Tensors that are no part of what the training holds."""
-        return ()
-
-    def begin(self, training: "Training") -> int:
-        """Before the first window, which this returns: above 0 where a run is taken up again."""
-        return 0
-
-    def ended(self, number: int, training: "Training", losses: Sequence[float]) -> bool:
-        """After each window, with the losses of this replica's own micro-batches: whether the run
-        ends here. All ranks must answer alike."""
-        return False
-
-    def window(self, number: int, stages: Mapping[int, nn.Module], samples: Sequence):
-        """Around all that is done for a window."""
-        return nullcontext()
-
-    def gradient(self, number: int, precision: MixedPrecision) -> None:
-        """When the window's gradient is whole, and still scaled."""
-
-    def updated(self, number: int, precision: MixedPrecision, stepped: bool) -> None:
-        """When the weights are new, or the loss scaler has skipped the step."""
 
 
 def train(recipe: Recipe, rank, lens: Lens = Lens()) -> "Training":

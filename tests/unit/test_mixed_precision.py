@@ -334,7 +334,7 @@ def test_half_all_through_is_the_naive_training_to_the_bit():
 
     scale, naive, ours = 2.0**20, net(), net()
     losses = naive_mixed_training(naive, loss_of, batches, torch.optim.Adam, scale=scale, lr=0.01)
-    mp = MixedPrecision(Level("half", HALF, policy=False), DynamicLossScaler(scale))
+    mp = MixedPrecision(Level("half", "float16", policy=False), DynamicLossScaler(scale))
     mp.prepare(ours)
     optimizer = torch.optim.Adam(mp.parameters(), lr=0.01)
     for batch, expected in zip(batches, losses):
@@ -375,7 +375,7 @@ def test_sixteen_bits_throughout_add_up_in_float32():
 
 def test_micro_batches_add_up_in_float32():
     """1,024 + 0.25 + 0.25 + 0.25 is 1,024 in fp16, and 1,024.75 on the master."""
-    mp = MixedPrecision(Level("half", HALF, scaling=False))
+    mp = MixedPrecision(Level("half", "float16", scaling=False))
     model = mp.prepare(nn.Linear(1, 1, bias=False))
     for x in (1024.0, 0.25, 0.25, 0.25):
         with mp:

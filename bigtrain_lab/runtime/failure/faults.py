@@ -11,13 +11,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
-
-import torch
+from math import inf, nan
 
 from ...core import Cost, Impossible
 from ...core.impossible import refuse_unknown
-from ..memory.meter import held
+from ...core.later import later
+
+with later():
+    from ..memory import meter
 
 FAULTS = {
     "none": "nothing goes wrong",
@@ -158,7 +159,7 @@ class Strike:
     def _spoil(self) -> None:
         weights = [
             w
-            for kind, _, w in held(self.holdings())
+            for kind, _, w in meter.held(self.holdings())
             if kind == "weights" and w.is_floating_point() and w.numel()
         ]
         if not weights:
@@ -167,5 +168,5 @@ class Strike:
                 " rank.watch(...) before the first action."
             )
         weights[-1].data[(0,) * weights[-1].dim()] = (
-            torch.nan
-        )  # the last: of an embedding, most rows are never read
+            nan  # the last: of an embedding, most rows are never read
+        )

@@ -7,11 +7,26 @@ it then drops everything, and the rank that imports that file tells its error.
 
 import gc
 from importlib import import_module
+from pkgutil import iter_modules
 
 from . import fresh, orphan
 
+# What labs import late, but for torch's compiler, which takes seconds.
+LATE = (
+    *(
+        f"{wing}.{file.name}"
+        for wing in ("train", "models", "data")
+        for file in iter_modules([f"{fresh.ROOT}/{wing}"])
+    ),
+    "techniques.data_loader",
+    "techniques.mesh_tensor",
+    "techniques.parameter_server",
+    "techniques.reducers",
+    "techniques.saved",
+)
+
 try:
-    for _name in ("runtime.process.child", "experiments"):
+    for _name in ("runtime.process.child", "experiments", *LATE):
         import_module(f"{fresh.PACKAGE}.{_name}")
 except Exception as error:
     fresh.drop()

@@ -2,8 +2,6 @@
 
 Source: Kingma and Ba 2015, Adam (arXiv:1412.6980), algorithm 1."""
 
-import torch
-
 from ..optimizer import Optimizer
 
 
@@ -12,4 +10,6 @@ class Adam(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        import torch
+
         return torch.optim.Adam(weights, rate)

@@ -2,8 +2,6 @@
 
 Source: Loshchilov and Hutter 2019, Decoupled weight decay (arXiv:1711.05101), algorithm 2."""
 
-import torch
-
 from ..optimizer import Optimizer
 
 
@@ -12,4 +10,6 @@ class AdamW(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        import torch
+
         return torch.optim.AdamW(weights, rate)

@@ -1,6 +1,5 @@
 """Adam's step, as long as a share of the layer's own weights: techniques/lamb.py."""
 
-from ...techniques import lamb
 from ..optimizer import Optimizer
 
 
@@ -9,4 +8,6 @@ class LAMB(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        from ...techniques import lamb
+
         return lamb.LAMB(weights, rate)

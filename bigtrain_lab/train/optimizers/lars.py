@@ -1,6 +1,5 @@
 """Momentum's step, as long as a share of the layer's own weights: techniques/lars.py."""
 
-from ...techniques import lars
 from ..optimizer import Optimizer
 
 
@@ -9,4 +8,6 @@ class LARS(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        from ...techniques import lars
+
         return lars.LARS(weights, rate)

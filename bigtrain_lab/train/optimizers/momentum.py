@@ -2,8 +2,6 @@
 
 Source: Sutskever et al. 2013, On the importance of initialization and momentum, section 2."""
 
-import torch
-
 from ..optimizer import Optimizer
 
 
@@ -12,4 +10,6 @@ class Momentum(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        import torch
+
         return torch.optim.SGD(weights, rate, momentum=0.9)

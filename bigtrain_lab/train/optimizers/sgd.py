@@ -1,7 +1,5 @@
 """w <- w - rate g. It keeps nothing."""
 
-import torch
-
 from ..optimizer import Optimizer
 
 
@@ -10,4 +8,6 @@ class SGD(Optimizer):
 
     @staticmethod
     def make(weights, rate):
+        import torch
+
         return torch.optim.SGD(weights, rate)

@@ -19,7 +19,6 @@ from ...core import CLOCKS, Trace
 from ...core.words import counted
 from ...experiments import Experiment
 from ...experiments.experiment import asked
-from ...runtime import Run
 from .. import report, table
 from ..player import LOOK, Player, pack
 
@@ -31,7 +30,7 @@ STILL = "Its ranks were still at work when this page was written."
 def page(
     traces: dict[str, Trace],
     experiment: Experiment | None = None,
-    run: Run | None = None,
+    run=None,
     clock: str | None = None,
     notes: tuple[str, ...] = (),
 ) -> str:
@@ -91,7 +90,7 @@ def page(
     ).decode()  # a path may hold half characters, which no file of text can
 
 
-def about(name: str, trace: Trace, run: Run | None) -> str:
+def about(name: str, trace: Trace, run) -> str:
     """Which run this is, in a line."""
     started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
     what = f"{name} on {counted(trace.ranks, 'rank')}"

@@ -1,0 +1,47 @@
+"""Imports that wait, so that what predicts starts without torch.
+
+    with later():
+        import torch
+
+        from .. import models
+
+A module that is named in such a block is imported when something is first asked of it, as
+`models.GPT` asks: linters and readers see plain imports.
+"""
+
+import builtins
+import sys
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import resolve_name
+from types import ModuleType, SimpleNamespace
+
+
+class Later(ModuleType):
+    """A module that is not imported yet."""
+
+    def __getattr__(self, name: str):
+        return getattr(import_module(self.__name__), name)
+
+    def __reduce__(self):
+        return Later, (self.__name__,)
+
+
+@contextmanager
+def later():
+    """Name modules by `import a` and `from package import a, b`. Other threads, and modules, import
+    as always meanwhile."""
+    plain, own = builtins.__import__, sys._getframe(2).f_globals  # 1 is contextlib's
+
+    def wait(name, scope=None, places=None, names=(), level=0):
+        if scope is not own:
+            return plain(name, scope, places, names, level)
+        whole = resolve_name("." * level + name, own["__package__"])
+        found = {each: Later(f"{whole}.{each}") for each in names or ()}
+        return SimpleNamespace(**found) if names else Later(whole)
+
+    builtins.__import__ = wait
+    try:
+        yield
+    finally:
+        builtins.__import__ = plain
