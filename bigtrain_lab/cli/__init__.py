@@ -65,7 +65,8 @@ def run(*words: Words) -> int:
     try:
         from . import labs
 
-        return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
+        runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings))
+        return runs(words, exit_on_error=False, print_error=False)
     except Exception as error:
         if place := border.place_given():
             from ..runtime.torchrun.meeting import Meeting
@@ -80,9 +81,10 @@ def run(*words: Words) -> int:
 @app.command(help_flags=[], version_flags=[])
 def predict(*words: Words) -> int:
     """Predict an experiment: no processes, instant."""
+    from ..experiments.known import known
     from . import labs
 
-    return labs.menu("predict", labs.predict)(words, exit_on_error=False, print_error=False)
+    return labs.menu("predict", labs.predict, known)(words, exit_on_error=False, print_error=False)
 
 
 @app.command(name="list")
@@ -91,12 +93,12 @@ def list_all() -> int:
     of precision and hardware profiles there are."""
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
-    from ..grading import Topic
+    from ..grading.catalogue import titles
     from ..order.collective import Collective
     from ..order.recompute.plan import Recompute
     from ..order.schedule import Schedule
     from ..runtime import this_machine
-    from ..techniques.mixed_precision import LEVELS
+    from ..techniques.precision_levels import LEVELS
     from ..train.optimizer import Optimizer
     from ..view.report import hardware_line
     from .screen import columns, screen
@@ -114,7 +116,7 @@ def list_all() -> int:
             title: [(name, first_line(cls)) for name, cls in family.all().items()]
             for title, family in families.items()
         },
-        "Exercises": [(name, first_words(cls)) for name, cls in Topic.all().items()],
+        "Exercises": [*titles().items()],
         "Precision": [(name, safeguards(level)) for name, level in LEVELS.items()],
         "Hardware": [(p.name, hardware_line(p)) for p in profiles],
     }
@@ -132,11 +134,8 @@ def purpose(experiment_class: type) -> str:
 
 def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
-    return first_words(cls if cls.__module__ == "__main__" else sys.modules[cls.__module__])
-
-
-def first_words(documented) -> str:
-    return (documented.__doc__ or "").strip("# \n").partition("\n")[0]
+    documented = cls if cls.__module__ == "__main__" else sys.modules[cls.__module__]
+    return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
 def safeguards(level) -> str:
@@ -150,10 +149,7 @@ def safeguards(level) -> str:
         )
         if there
     ]
-    return (
-        "computes in"
-        f" {str(level.dtype).removeprefix('torch.')}{': ' if has else ''}{', '.join(has)}"
-    )
+    return f"computes in {level.format}{': ' if has else ''}{', '.join(has)}"
 
 
 @app.command

@@ -23,9 +23,9 @@ def option(help: str) -> Parameter:
     return Parameter(help=help, group=OWN)
 
 
-def menu(verb: str, act: Callable) -> App:
+def menu(verb: str, act: Callable, make: Callable) -> App:
     """A command for each experiment, with its knobs and the keyword options of `act(experiment, *,
-    ...)`."""
+    ...)`, on what `make(cls, settings)` returns."""
     from ..experiments import Experiment
 
     commands = App(
@@ -36,11 +36,11 @@ def menu(verb: str, act: Callable) -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, cls in Experiment.all().items():
-        commands.command(command(cls, act), name=name)
+        commands.command(command(cls, act, make), name=name)
     return commands
 
 
-def command(cls: type, act: Callable) -> Callable:
+def command(cls: type, act: Callable, make: Callable) -> Callable:
     """`act` on an experiment of this class, with a signature that cyclopts makes options from."""
     from ..runtime.process import border
 
@@ -50,12 +50,13 @@ def command(cls: type, act: Callable) -> Callable:
 
     def act_on(**given) -> int:
         options = {name: given.pop(name) for name in own if name in given}
-        experiment = cls(**given)
-        if idle := cls.idle_settings(experiment.model_dump()) & set(given):
+        settings = {option.name: option.default for option in knobs} | given
+        errors = screen(stderr=True, quiet=not border.speaks())
+        with errors.status("predicting"):
+            experiment = make(cls, settings)
+        if idle := cls.idle_settings(settings) & set(given):
             names = ", ".join(sorted(name.replace("_", "-") for name in idle))
-            screen(stderr=True, quiet=not border.speaks()).print(
-                f"Not used with these settings: {names}."
-            )
+            errors.print(f"Not used with these settings: {names}.")
         return act(experiment, **options)
 
     act_on.__doc__ = cls.question
@@ -180,10 +181,8 @@ def predict(
     save: Annotated[Path | None, option("also write the predicted trace to this file")] = None,
 ) -> int:
     """Predict an experiment: no processes, instant."""
-    console = screen()
+    console, trace = screen(), experiment.trace
     console.print(title(experiment))
-    with screen(stderr=True).status("predicting"):
-        trace = experiment.predict()
     console.print(results(experiment, [trace]))
     console.print(timeline(trace, console.width))
     console.print(said(experiment, [trace]))

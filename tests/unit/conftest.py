@@ -30,6 +30,7 @@ def cli(capsys, monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}-cache")  # no prediction is known
 
     def call(*words):
         return main([str(word) for word in words]), *capsys.readouterr()

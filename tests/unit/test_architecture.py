@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bigtrain_lab.cli import main
+from bigtrain_lab.experiments import Experiment
 from tools import size
 
 # In statements, as `make size` counts them. Each may only fall: lower it with what you delete. The
@@ -73,6 +75,29 @@ def test_text_is_read_and_written_as_utf_8():
                 assert "encoding" in {word.arg for word in call.keywords}, (
                     f"{path.relative_to(PACKAGE)}, line {call.lineno}: name the encoding"
                 )
+
+
+@pytest.mark.slow
+def test_what_predicts_needs_no_torch(capsys, monkeypatch, tmp_path):
+    """In a fresh process that cannot import it: every file of these wings, what the command line
+    tells of labs, and of each lab the prediction that was made here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = [["predict", name] for name in Experiment.all()]
+    assert not any(map(main, asked))
+    told = capsys.readouterr().out
+    wings = "core", "order", "view", "experiments", "cli"
+    files = [path for path in FILES if path.relative_to(PACKAGE).parts[0] in wings]
+    names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
+    code = (
+        "import sys; sys.modules['torch'] = None; from importlib import import_module;"
+        f"[import_module(name.removesuffix('.__init__')) for name in {names}];"
+        "from bigtrain_lab.cli import main;"
+        "print(main(['list']), main(['run', 'pipeline', '--help']), main(['run', 'pipelin']));"
+        f"[main(each) for each in {asked}]"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "\n0 0 2\n" in found.stdout and found.stdout.endswith(told)
 
 
 @pytest.mark.slow
