@@ -27,6 +27,9 @@ app = App(
     help="How large models are trained: predicted at once, and run on real processes.",
 )
 app.command("bigtrain_lab.cli.course:app", name="course", help="Assignments for a class.")
+app.command(
+    "bigtrain_lab.cli.plan:plan", name="plan", help="Find the fastest plan that fits your devices."
+)
 Words = Annotated[
     str, Parameter(show=False, allow_leading_hyphen=True)
 ]  # passed on to the experiments' own commands

@@ -356,11 +356,13 @@ def drawn(
     the whole. fill(tensor, generator=) draws, in the default dtype; on meta nothing is drawn.
     """
     rows, own_rows = shape[0], range(shape[0])
+    each_block = rows if torch.empty(0).is_meta else ROWS  # without values one block is as many
     if cut == Cut(0):
         own_rows = range(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
     parts = []
-    for start in range(own_rows.start // ROWS * ROWS, own_rows.stop, ROWS):
-        block = torch.empty(min(ROWS, rows - start), *shape[1:])
+    first = own_rows.start // each_block * each_block
+    for start in range(first, own_rows.stop, each_block):
+        block = torch.empty(min(each_block, rows - start), *shape[1:])
         if not block.is_meta:
             each = random.Random(f"{seed} {name} {start // ROWS}").getrandbits(63)
             fill(block, generator=torch.Generator(block.device).manual_seed(each))

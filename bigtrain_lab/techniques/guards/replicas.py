@@ -174,7 +174,8 @@ def refuse_unlike(module: nn.Module, group: Group) -> None:
     """Weights that are said to be equal on all ranks, by a checksum of each."""
     if group.size == 1:
         return
-    named = [*module.named_parameters(), *module.named_buffers()]
+    every = *module.named_parameters(), *module.named_buffers()
+    named = [(name, tensor) for name, tensor in every if not tensor.is_meta]
     sums = [str(crc32(as_bytes(tensor.cpu()).numpy())) for _, tensor in named]
     if every := group.differing("\n".join(sums)):
         rows = zip(named, zip(*map(str.split, every)))
