@@ -97,6 +97,6 @@ def refuse_beyond_memory(
         )
         raise Impossible(
             f"{who} {how}{size(together)} of memory at the peak, and this machine has"
-            f" {size(available, together)} available: take fewer or narrower layers, or less in a"
+            f" {size(available)} available: take fewer or narrower layers, or less in a"
             f" batch, or close other programs. {relief}".rstrip()
         )
