@@ -1,12 +1,16 @@
 """The planner's closed forms beside its labs' predictions, and what it refuses."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Hardware, Impossible
+from bigtrain_lab.core import Cost, Hardware, Impossible
+from bigtrain_lab.core.hardware import Wire
 from bigtrain_lab.models import GPTConfig
+from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.planner import Job, Plan, Search, Way
 
 SMALL = GPTConfig(layers=4, width=128, heads=16, sequence=64, vocabulary=512)
@@ -36,6 +40,17 @@ def test_closed_forms_are_near_what_the_labs_predict(search):
         lab = search.simulated(each.plan)
         assert each.seconds == pytest.approx(lab.seconds, rel=0.015), each.plan
         assert each.bytes == pytest.approx(lab.bytes, rel=0.1), each.plan
+
+
+def test_a_slow_link_holds_a_pipeline_back(search):
+    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9))
+    far, plan = Search(search.job, slow, 4), Plan(1, 4, Way(), 1, 0)
+    stages = far.stages(plan)
+    times = {"F": [s.forward for s in stages], "B": [s.backward for s in stages], "U": 0}
+    sent = dict.fromkeys("FB", stages[0].message_bytes)
+    cost = Cost(times, sent, links=slow.links(4), **slow.clock(1))
+    told = simulate(Schedule.named("1f1b")(4, 8), cost).step_time
+    assert far.seconds(plan) == pytest.approx(told, rel=0.05)
 
 
 def test_the_frontier_is_what_no_plan_beats(search):
