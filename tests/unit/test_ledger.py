@@ -626,8 +626,8 @@ def test_mixed_precision_under_a_ledger(level):
                 )  # times 65,536 it is an fp16 number
             mp.backward(loss)
             mp.step(optimizer)
-    weights, (_, dtype, _, masters, _, rounded) = 4 * 8 + 8 + 8 * 2 + 2, LEVELS[level]
-    stored = dtype.itemsize if rounded else 4
+    weights, (_, _, _, masters, _, rounded) = 4 * 8 + 8 + 8 * 2 + 2, LEVELS[level]
+    stored = LEVELS[level].dtype.itemsize if rounded else 4
     assert ledger.now("weights") == stored * weights
     assert ledger.now("master") == 4 * weights * masters
     trained = 4 if masters else stored

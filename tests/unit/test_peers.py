@@ -273,7 +273,9 @@ def test_a_program_that_depends_on_what_was_measured_is_told_rank_0_s(monkeypatc
         profiled="counted", partition="balanced", ranks=2, layers=4, hardware="a100-nvlink"
     )
     caught = {}
-    monkeypatch.setattr(experiment, "launch", lambda program, **options: caught.update(options))
+    monkeypatch.setattr(
+        experiment.runtime, "launch", lambda program, **options: caught.update(options)
+    )
     measured = asked.replace(
         profiled="measured",
         facts={
