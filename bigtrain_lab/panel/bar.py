@@ -170,13 +170,13 @@ class Press:
     hears messages in two threads, the later one first perhaps: so the echo tells what the controls
     show in the browser, and until the kernel has `heard` the same it asks again.
 
-    A player says that it is drawn by an echo of 0; until one has, a press waits for no echo. A page
+    A player says that it is drawn by an echo of 0: what was asked before is asked again. A page
     that is busy may take seconds to answer, and a kernel that works off its moves as long: an early
-    end of the wait would take other settings.
+    end of the wait would take other settings. Where no loop runs there is no page to wait for.
     """
 
     def __init__(self, player, ready: Callable[[], bool], heard: Callable[[], dict] = dict):
-        self._player, self._ready, self._asked, self._drawn = player, ready, 0, False
+        self._player, self._ready, self._asked = player, ready, 0
         self._heard, self._asking = heard, set()  # presses that will be asked again
         self._open: dict[
             Callable[[], object], int
@@ -187,11 +187,12 @@ class Press:
     def now(self, act: Callable[[], object]) -> None:
         self._asked += 1
         self._open[act] = self._asked
-        if self._drawn:
+        try:
             asyncio.get_running_loop().call_later(ECHO_S, self._echo, self._asked)
-            self._ask(self._asked)
-        else:
+        except RuntimeError:  # a program's press
             self._echo(self._asked)
+        else:
+            self._ask(self._asked)
 
     def _ask(self, asked: int) -> None:
         self._asking.discard(asked)
@@ -203,16 +204,18 @@ class Press:
         heard = self._heard()
         if "move" in content:
             self._player.send({"do": "move", "text": content["move"]})
+        elif content["echo"] == 0:
+            for asked in {*self._open.values()}:
+                self._ask(asked)
         elif heard | content.get("seen", {}) == heard:
-            self._echo(content.get("echo"))
+            self._echo(content["echo"])
         elif content["echo"] in {*self._open.values()} - self._asking:
             self._asking.add(content["echo"])  # each view of the panel answers
             asyncio.get_running_loop().call_later(AGAIN_S, self._ask, content["echo"])
 
-    def _echo(self, asked: int | None) -> None:
+    def _echo(self, asked: int) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one
         counts."""
-        self._drawn = self._drawn or asked == 0
         for act in [act for act, number in self._open.items() if number == asked]:
             del self._open[act]
             self._wanted.append(act)

@@ -119,9 +119,10 @@ def refresh(controls: dict, knobs: dict[str, Knob]) -> None:
         menu = knob.menu()
         if menu is not None and list(controls[name].options) != menu:
             value = controls[name].value
-            controls[name].options = menu
-            if value in menu:
-                controls[name].value = value
+            with controls[name].hold_sync():  # no browser sees the menu before its value
+                controls[name].options = menu
+                if value in menu:
+                    controls[name].value = value
 
 
 def nearby(knob: Knob, kind: type, value) -> list:

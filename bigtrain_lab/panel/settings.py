@@ -156,8 +156,8 @@ class Settings(widgets.GridBox):
 
     @property
     def predicting(self) -> bool:
-        """Whether what the controls say is still to be predicted."""
-        return self._answered < self._asked
+        """Whether what the controls say is still to be predicted, or they are being set."""
+        return self._quiet or self._answered < self._asked
 
     @collector_paused()
     def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:

@@ -427,7 +427,10 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
 @pytest.mark.parametrize(
     "events, acted",
     [
-        (("press",), 1),  # no player is drawn
+        (("press",), 0),  # no player is drawn yet
+        (("press", 0), 0),
+        (("press", 0, "answer"), 1),  # it is asked again
+        (("press", "wait"), 1),  # it never is
         ((0, "press"), 0),  # one is: moves may be on their way
         ((0, "press", 0), 0),  # a second view of it
         ((0, "press", 1, 1), 1),  # both views
@@ -435,8 +438,8 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
         ((0, "press", "press", 1, 2, 2), 1),
         ((0, "press", 1, "press", 2), 2),
         ((0, "press", "wait"), 1),  # its page was closed
-        (("predicting", "press"), 0),
-        (("predicting", "press", "predicted", "predicted"), 1),
+        ((0, "predicting", "press", 1), 0),
+        ((0, "predicting", "press", 1, "predicted", "predicted"), 1),
         ((0, "press", "behind", 1), 1),  # the kernel has not heard what the browser shows
         ((0, "press", "behind"), 0),
     ],
@@ -444,14 +447,16 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
 def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
     """A press overtakes the last move of a slider; the echo that it asks for comes behind it."""
     monkeypatch.setattr("bigtrain_lab.panel.bar.ECHO_S", 0.0 if "wait" in events else 60.0)
-    heard, acts, predicting = [], [], "predicting" in events
+    heard, sent, acts, drawn, predicting = [], [], [], False, "predicting" in events
 
     def act():
         acts.append(1)
 
     async def in_a_kernel():
-        nonlocal predicting
-        player = SimpleNamespace(on_msg=heard.append, send=lambda message: None)
+        nonlocal drawn, predicting
+        player = SimpleNamespace(
+            on_msg=heard.append, send=lambda asked: drawn and sent.append(asked)
+        )
         press = Press(player, lambda: not predicting, lambda: {"slider": {"value": 3}})
         for event in events:
             if event == "press":
@@ -464,7 +469,9 @@ def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
             elif event == "behind":
                 heard[0](None, {"echo": 1, "seen": {"slider": {"value": 4}}}, [])
             elif event != "predicting":
-                heard[0](None, {"echo": event, "seen": {"slider": {"value": 3}}}, [])
+                drawn = True
+                for each in [asked["text"] for asked in sent] if event == "answer" else [event]:
+                    heard[0](None, {"echo": each, "seen": {"slider": {"value": 3}}}, [])
 
     asyncio.run(in_a_kernel())
     assert len(acts) == acted
