@@ -28,7 +28,7 @@ os.environ["JUPYTER_PREFER_ENV_PATH"] = (
 import kaleido  # noqa: E402
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
-from nbclient.exceptions import CellExecutionError  # noqa: E402
+from nbclient.exceptions import CellExecutionError, CellTimeoutError  # noqa: E402
 
 from tools.setup import find_browser  # noqa: E402
 
@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
             try:
                 build(path)
                 print(f"{path.name}: {time.monotonic() - began:.0f} s")
-            except (CellExecutionError, Unfit) as error:
+            except (CellExecutionError, CellTimeoutError, Unfit) as error:
                 failed += 1
                 print(f"{path.name}: {error}")
     finally:

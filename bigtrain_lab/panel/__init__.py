@@ -4,9 +4,10 @@ one player, a table."""
 import gc
 
 from ..train.dry_run import wake
+from .by_hand import by_hand
 from .panel import Panel, show
 
-__all__ = ["Panel", "show"]
+__all__ = ["Panel", "by_hand", "show"]
 
 wake()  # the first prediction would import as much again
 # The libraries imported above are hundreds of thousands of objects that stay until the kernel ends.
