@@ -23,10 +23,6 @@ PY := .venv/bin/python
 export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --ServerApp.preferred_dir=lessons \
-       --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb \
-       $(if $(filter 0,$(shell id -u)),--allow-root)
-
 # Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -43,8 +39,7 @@ browser: setup
 	@$(PY) tools/setup.py browser
 
 lab: setup
-	@$(PY) tools/lessons.py
-	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
+	@$(PY) -m bigtrain_lab lab $(ARGS)
 
 lint: setup
 	.venv/bin/ruff format --check .

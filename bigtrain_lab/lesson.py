@@ -1,6 +1,15 @@
-"""What a lesson asks of its reader before it shows."""
+"""What a lesson asks of its reader before it shows, and the reader's own copies of all lessons."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
+
+MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
+HOME = Path(__file__).parent
+RELEASES = HOME / "notebooks", HOME.parent / "notebooks"  # installed; a clone
 
 
 def predict(question: str) -> str:
@@ -11,3 +20,55 @@ def predict(question: str) -> str:
     except (EOFError, OSError, StdinNotImplementedError):
         print(question)
         return "nothing"
+
+
+def copies(own: Path, release: Path | None = None) -> None:
+    """Make the reader's own copies of the lessons and assignments in a folder, or bring new ones. A
+    copy has no outputs, so that each cell asks before it shows. What a reader has touched is never
+    written over: a newer release of it comes beside, with another name."""
+    release = release or next(folder for folder in RELEASES if folder.is_dir())
+    for path in sorted(release.rglob("*.ipynb")):
+        place = path.relative_to(release)
+        if not any(part.startswith(".") for part in place.parts):
+            bring(path, own / place)
+    if (release / "pictures").is_dir():
+        shutil.copytree(release / "pictures", own / "pictures", dirs_exist_ok=True)
+
+
+def bring(path: Path, copy: Path) -> None:
+    """A copy of this notebook without outputs; beside one that has been touched."""
+    book = json.loads(path.read_text(encoding="utf-8"))
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    release = book["metadata"][MARK] = digest(book)
+    if copy.exists():
+        made_from, touched = state(copy)
+        if made_from == release:
+            return
+        if touched:
+            copy = copy.with_stem(f"{copy.stem}-{release[:6]}")
+            if copy.exists():
+                return
+            print(f"A newer {path.name} is beside yours: {copy.name}.")
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    half = copy.with_name(copy.name + ".half")
+    half.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    half.replace(copy)
+
+
+def state(copy: Path) -> tuple[str, bool]:
+    """(digest of what a copy was made from, whether anybody has touched it)."""
+    try:
+        book = json.loads(copy.read_text(encoding="utf-8"))
+        made_from = book["metadata"].get(MARK, "")
+        touched = any(cell.get("outputs") for cell in book["cells"]) or digest(book) != made_from
+        return made_from, touched
+    except (ValueError, KeyError, TypeError, AttributeError):  # whatever it is, it is the reader's
+        return "", True
+
+
+def digest(book: dict) -> str:
+    """Of what the cells say, without what they showed."""
+    told = [[cell["cell_type"], "".join(cell["source"])] for cell in book["cells"]]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

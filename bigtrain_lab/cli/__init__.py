@@ -1,5 +1,5 @@
-"""The command line: list, run, predict, show, compare, export, doctor and course, a skin over
-Experiment, Run and Trace.
+"""The command line: lab, list, run, predict, show, compare, export, doctor, plan and course, a skin
+over Experiment, Run and Trace.
 
 Nothing heavy is imported before a command needs it: `bigtrain --help` is instant. Exit codes: 0
 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130
@@ -27,6 +27,7 @@ app = App(
     help="How large models are trained: predicted at once, and run on real processes.",
 )
 app.command("bigtrain_lab.cli.course:app", name="course", help="Assignments for a class.")
+app.command("bigtrain_lab.cli.lab:lab", name="lab", help="Open the lessons in JupyterLab.")
 app.command(
     "bigtrain_lab.cli.plan:plan", name="plan", help="Find the fastest plan that fits your devices."
 )

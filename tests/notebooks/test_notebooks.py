@@ -16,9 +16,9 @@ import nbformat
 import plotly.io
 import pytest
 
+from bigtrain_lab import lesson
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import Schedule
-from tools import lessons
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
 from tools.picture_panels import PICTURES, text_of, told
 
@@ -367,7 +367,7 @@ def test_a_kernel_that_computes_does_so_with_one_thread(path):
 def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path):
     release, own = tmp_path / "notebooks", tmp_path / "lessons"
     shutil.copytree(NOTEBOOKS, release, ignore=shutil.ignore_patterns("*checkpoint*"))
-    lessons.main(release, own)
+    lesson.copies(own, release)
     first, second, *_ = copies = sorted(own.rglob("*.ipynb"))
     assert [any(cell.get("outputs") for cell in read(path).cells) for path in copies] == [
         False
@@ -379,7 +379,7 @@ def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path
     ):
         path.write_text(path.read_text().replace('"# ', f'"# {said} ', 1))
     for _ in range(2):
-        lessons.main(release, own)
+        lesson.copies(own, release)
     titles = [
         read(path).cells[0].source[:6] for path in (first, *own.glob(f"{first.stem}-*"), second)
     ]

@@ -1,10 +1,13 @@
 """One list of packages in three files, and the set-up that installs it."""
 
 import importlib.metadata as metadata
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 
 import pytest
 import yaml
@@ -166,3 +169,32 @@ def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, 
     setup.prepare("", "auto")
     assert calls == ["create", "torch==2.13.0+cpu", "torch==2.13.0", ".[test]"]
     assert "PIP_EXTRA_INDEX_URL" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_opens_the_lessons(tmp_path):
+    """In an empty folder, without this repository."""
+    source, alone = tmp_path / "source", tmp_path / "alone"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = (source / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(alone / "site")
+    answered = subprocess.run(
+        [sys.executable, "-m", "bigtrain_lab", "lab", "--folder", "mine", "--", "--version"],
+        cwd=alone,
+        env={**os.environ, "PYTHONPATH": str(alone / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answered.stdout.strip() == metadata.version("jupyterlab")
+    own = {str(path.relative_to(alone / "mine")) for path in (alone / "mine").rglob("*.ipynb")}
+    assert own == {
+        name.removeprefix("notebooks/")
+        for name in listed.stdout.decode().split("\0")
+        if name.startswith("notebooks/") and name.endswith(".ipynb")
+    }

@@ -1,0 +1,40 @@
+"""`bigtrain lab`: the lessons in JupyterLab."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+FIRST = "00_start_here.ipynb"
+
+
+def lab(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    folder: Path = Path("lessons"),
+) -> None:
+    """Make your own copies of the lessons, and open them in JupyterLab; what you have written into
+    a copy stays. More words go to JupyterLab.
+
+    Parameters
+    ----------
+    folder
+        where the copies are
+    """
+    from ..lesson import copies
+
+    folder = folder.resolve()
+    copies(folder)
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.port_retries=50"),
+        f"--ServerApp.root_dir={folder.parent}",
+        f"--ServerApp.preferred_dir={folder}",
+        f"--LabApp.default_url=/lab/tree/{folder.name}/{FIRST}",
+        *["--allow-root"] * (os.geteuid() == 0),
+        *words,
+    ]
+    # the kernels of the lessons are of this Python, whatever else is installed
+    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    sys.stdout.flush()
+    os.execve(sys.executable, command, {**os.environ, "PATH": own, "JUPYTER_PREFER_ENV_PATH": "1"})
