@@ -29,7 +29,7 @@ def lab(
     command = [
         *(sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.port_retries=50"),
         f"--ServerApp.root_dir={folder.parent}",
-        f"--ServerApp.preferred_dir={folder}",
+        f"--FileContentsManager.preferred_dir={folder.name}",
         f"--LabApp.default_url=/lab/tree/{folder.name}/{FIRST}",
         *["--allow-root"] * (os.geteuid() == 0),
         *words,
