@@ -25,10 +25,9 @@ def curves(
     drawn = "".join(
         chart(name, title, trace, pinned, wide) for name, title in titles.items() if name in names
     )
-    return (
-        f'<div class="btl-curves">{drawn}'
-        f"{'<p>The curves are drawn while a run learns: press Run.</p>' * (not drawn)}</div>"
-    )
+    told = "Dashed: what is pinned. " * bool(reported(pinned, names))
+    told += "The curves are drawn while a run learns: press Run." * (not reported(trace, names))
+    return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
 
 
 def reported(trace: Trace | None, names: Iterable[str]) -> list[str]:
@@ -91,7 +90,7 @@ def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) 
         f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
         for x, y, side, text in labels
     )
-    title = escape(title) + " (dashed: pinned)" * bool(other) + ": press Run" * (not own)
+    title = escape(title)
     torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
