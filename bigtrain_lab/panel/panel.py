@@ -253,7 +253,8 @@ class Panel(widgets.VBox):
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
-        trouble = table.trouble(self._failure, self._failed) if self._failure else ""
+        planned = self.traces["predicted"]
+        trouble = table.trouble(self._failure, self._failed, planned) if self._failure else ""
         told_of = self._compared.told_of(self.tabs.value)
         self.foot.why.value = trouble + table.why(self._compared.sentences, told_of)
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())

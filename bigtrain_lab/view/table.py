@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..core import CLOCKS, Trace
 from ..core.peak import Peak, peak
 from ..core.words import duration, size
-from . import palette, report
+from . import palette, report, words
 from .waits import drawing
 
 FULLEST = "peak memory, fullest rank"
@@ -288,8 +288,14 @@ def difference(row: report.Row) -> str:
     )
 
 
-def trouble(problem: str, run=None) -> str:
-    """What is wrong, and where it is a `run` that failed who waited for whom."""
-    picture = drawing(run.waits) if run is not None else ""
+def trouble(problem: str, run=None, trace: Trace | None = None) -> str:
+    """What is wrong, and where it is a `run` that failed who waited for whom; actions are called as
+    the boxes of this `trace` of it."""
+    picture = ""
+    if run is not None:
+        problem = words.in_labels(problem, trace)
+        picture = drawing(
+            [state._replace(what=words.in_labels(state.what, trace)) for state in run.waits]
+        )
     shown = f'<div class="btl-blocked">{picture}</div>' if picture else ""
     return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'

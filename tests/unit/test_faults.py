@@ -3,6 +3,7 @@ where a NaN began."""
 
 import re
 import time
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +20,7 @@ from bigtrain_lab.runtime.failure.faults import FAULTS, Fault
 from bigtrain_lab.runtime.failure.wait_graph import RankState
 from bigtrain_lab.runtime.record.log import Log
 from bigtrain_lab.view.report import command, reported
+from bigtrain_lab.view.table import trouble
 from bigtrain_lab.view.waits import drawing
 from tests.unit.ranks import fails, last_mark, ranks_alive, step
 
@@ -236,3 +238,12 @@ def test_the_picture_of_waits():
     assert len(list(picture.iter("circle"))) == 4 and len(list(picture.iter("polygon"))) == 3
     assert [p.get("stroke-width") for p in picture.iter("path")] == ["1.2", "2.4", "2.4"]
     assert drawing(waits[3:]) == drawing(()) == ""
+
+
+def test_who_waits_is_called_as_its_box():
+    failed = RankState(1, "failed", "killed in 1F3", (), "", False)
+    waits = RankState(0, "waits", "1B1", (1,), "", False), failed
+    told = trouble(
+        "rank 1 was in 1F3", SimpleNamespace(waits=waits), PipelineExperiment().predict()
+    )
+    assert "rank 1 was in F3" in told and "killed in F3" in told and ">B1<" in told

@@ -41,7 +41,8 @@ def page(
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
-    ended = [table.trouble(run.diagnosis or STILL, run)] if run and run.state != "done" else []
+    failed = run and run.state != "done"
+    ended = [table.trouble(run.diagnosis or STILL, run, first)] if failed else []
     style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE])
     script = f"\n{Player._esm}\n{(HERE / 'page.js').read_text(encoding='utf-8')}"
     name = (
