@@ -72,12 +72,14 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     guard.together(group, lambda: saved.save(folder / file(group.rank, group.size), own))
 
     def conclude() -> None:
-        names = [file(rank, group.size) for rank in range(group.size)]
+        with guard.read(folder):
+            names = [file(rank, group.size) for rank in range(group.size)]
+            digests = [guard.stated_digest(folder / name) for name in names]
         saved.save(
             path / WHOLE,
             {
                 "folder": folder.name,
-                "digests": guard.digests(folder, names),
+                "digests": digests,
                 "further": further,
                 "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
                 **beside(sharded),
@@ -198,7 +200,7 @@ def load_full_optimizer_state(sharded, optimizer: Optimizer, state_dict: dict) -
     """Load a state_dict of an optimizer of the whole parameters; each rank keeps its part."""
     sharded = getattr(sharded, "replicas", sharded)
     owned = {each.name: each for each in sharded.homes}
-    guard.refuse_other_groups(state_dict, optimizer, "The state")
+    guard.refuse_other_optimizers([state_dict], [optimizer], "The state")
     optimizer.load_state_dict(
         changed(
             state_dict,

@@ -150,21 +150,38 @@ def refuse_other_model(state, training, name) -> None:
         )
     )
     for number, stage in training.stages.items():
-        saved, own = state["weights"][number], stage.state_dict()
-        shapes = [{key: tuple(w.shape) for key, w in each.items()} for each in (saved, own)]
-        for key in dict.fromkeys((*saved, *own)):
-            there, here = (each.get(key, "missing") for each in shapes)
-            if there != here:
-                raise Impossible(
-                    f"{name} is of another model, {key} is {there} there and {here} "
-                    "here: build the model with the sizes that it had."
-                )
-    saved = [groups(each["param_groups"]) for each in state["optimizers"]]
+        refuse_other_shapes(shapes(state["weights"][number]), shapes(stage.state_dict()), name)
+    refuse_other_optimizers(state["optimizers"], training.optimizers, name)
+
+
+def shapes(tensors: Mapping) -> dict[str, tuple]:
+    return {name: tuple(each.shape) for name, each in tensors.items()}
+
+
+def refuse_other_shapes(there: Mapping[str, tuple], here: Mapping[str, tuple], name) -> None:
+    for key in dict.fromkeys((*there, *here)):
+        if there.get(key) != here.get(key):
+            raise Impossible(
+                f"{name} is of another model, {key} is {there.get(key, 'missing')} there and "
+                f"{here.get(key, 'missing')} here: build the model with the sizes that it had."
+            )
+
+
+def refuse_other_optimizers(states: Sequence[Mapping], optimizers: Sequence, name) -> None:
+    """Optimizers with other numbers of parameters in a group, or other settings."""
     refuse(
         (
-            saved != [groups(each.param_groups) for each in training.optimizers],
-            f"{name} is of another optimizer: train with the one that it had.",
-        )
+            len(states) != len(optimizers),
+            f"{name} has {len(states)} optimizers and the training {len(optimizers)}: train with as"
+            " many as it had.",
+        ),
+        *(
+            (
+                groups(state["param_groups"]) != groups(optimizer.param_groups),
+                f"{name} is of another optimizer: train with the one that it had.",
+            )
+            for state, optimizer in zip(states, optimizers)
+        ),
     )
 
 
@@ -296,12 +313,6 @@ def opened(folder: Path, digests: Mapping[str, bytes], rank: int, ranks: int) ->
     return found
 
 
-def digests(folder: Path, names: Sequence[str]) -> list[bytes]:
-    """What each rank wrote behind its file."""
-    with read(folder):
-        return [stated_digest(folder / name) for name in names]
-
-
 def refuse_holes(found, path) -> None:
     """The parts of each parameter make it up."""
     for name, shape in found.shapes.items():
@@ -317,32 +328,9 @@ def refuse_holes(found, path) -> None:
 
 def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]], path) -> None:
     own = {name: home.weight for name, home in owned.items()}
-    here = {name: tuple(each.shape) for name, each in (own | apart).items()}
-    beside = found.manifest["apart"].items()
-    saved = found.shapes | {name: tuple(each.shape) for name, each in beside}
-    for name in dict.fromkeys((*saved, *here)):
-        there, own = (shapes.get(name, "missing") for shapes in (saved, here))
-        refuse(
-            (
-                there != own,
-                (
-                    f"{path} is of another model, {name} is {there} there and {own} "
-                    "here: build the model with the sizes that it had."
-                ),
-            )
-        )
-    there = found.files[0]["optimizers"]
-    refuse(
-        (
-            len(there) != len(optimizers),
-            (
-                f"{path} has {len(there)} optimizers and the training "
-                f"{len(optimizers)}: train with as many as it had."
-            ),
-        )
-    )
-    for state, optimizer in zip(there, optimizers):
-        refuse_other_groups(state, optimizer, str(path))
+    saved = found.shapes | shapes(found.manifest["apart"])
+    refuse_other_shapes(saved, shapes(own | apart), path)
+    refuse_other_optimizers(found.files[0]["optimizers"], optimizers, path)
     refuse(
         (
             found.manifest["numbers"] != numbers,
@@ -350,14 +338,5 @@ def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
                 f"{path} is of an optimizer that had the "
                 "parameters in another order: give them in that order."
             ),
-        )
-    )
-
-
-def refuse_other_groups(state_dict: dict, optimizer, name: str) -> None:
-    refuse(
-        (
-            groups(state_dict["param_groups"]) != groups(optimizer.param_groups),
-            f"{name} is of another optimizer: train with the one that it had.",
         )
     )
