@@ -14,7 +14,7 @@ tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -47,7 +47,6 @@ class Batch(NamedTuple):
 class NormGroup(NamedTuple):
     """Parameters, with the same options, whose norms are known together: all are stepped then."""
 
-    numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
     batches: list[Batch]  # one of all parameters, or the blocks of a large one
@@ -155,27 +154,25 @@ class LayerWise(Optimizer):
 
     def _norm_groups(self) -> Iterator[NormGroup]:
         """Yield the parameters that have gradients; count their steps."""
-        numbers = count()
         for options in self.param_groups:
-            learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
             kinds: dict[tuple, list] = {}
-            for n, p in learnt:
-                kinds.setdefault((p.device, p.dtype), []).append((n, p))
+            for p in (p for p in options["params"] if p.grad is not None):
+                kinds.setdefault((p.device, p.dtype), []).append(p)
             for (device, _), alike in kinds.items():
-                states = [self._state_of(p) for _, p in alike]
+                states = [self._state_of(p) for p in alike]
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)
                 torch._foreach_add_(steps, 1)
                 block = BLOCK if device.type != "cuda" else inf
                 rows = [
-                    (n, p, step, *(state[name] for name in self.state_names))
-                    for (n, p), step, state in zip(alike, before.unbind(), states)
+                    (p, step, *(state[name] for name in self.state_names))
+                    for p, step, state in zip(alike, before.unbind(), states)
                 ]
-                for run in runs(rows, [p.numel() for _, p in alike], block):
+                for run in runs(rows, [p.numel() for p in alike], block):
                     yield self._norm_group(run, options, block)
 
     def _norm_group(self, rows: list[tuple], options: dict, limit: float) -> NormGroup:
-        numbers, parameters, steps, *state = map(list, zip(*rows))
+        parameters, steps, *state = map(list, zip(*rows))
         x, g = [*map(plain, parameters)], [plain(p.grad) for p in parameters]
         batches = [Batch(x, g, steps, state, options)]
         if x[0].numel() > limit:  # alone in its group
@@ -185,7 +182,7 @@ class LayerWise(Optimizer):
                 Batch([x_block], [g_block], [steps[0].clone()], [[each] for each in own], options)
                 for x_block, g_block, *own in blocks
             ]
-        return NormGroup(numbers, parameters, x, batches)
+        return NormGroup(parameters, x, batches)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
@@ -203,32 +200,34 @@ class LayerWise(Optimizer):
             for group, u in zip(together, us)
         ]
         return (
-            self._of_whole(norms, [group.numbers for group in together]) if self._shared else norms
+            self._of_whole(norms, [group.parameters for group in together])
+            if self._shared
+            else norms
         )
 
     def _gradient_norm(self) -> Tensor:
         """Return the norm of all gradients; those of pieces are the group's together."""
-        every = [p for options in self.param_groups for p in options["params"]]
-        learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
-        norms = norms_of([[plain(g) for _, g in learnt]])[None]
+        every = (p for options in self.param_groups for p in options["params"])
+        learnt = [p for p in every if p.grad is not None]
+        norms = norms_of([[plain(p.grad) for p in learnt]])[None]
         if self._shared:
-            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]], rows=1)
+            (norms,) = self._of_whole([norms], [learnt], rows=1)
         return torch.linalg.vector_norm(norms)
 
-    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
+    def _of_whole(self, norms: list[Tensor], learnt: list[list[Tensor]], rows=2) -> list[Tensor]:
         """Return the norms of whole parameters, of which the group has pieces; of duplicates rank
         0's. A parameter without a gradient here adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
         none = torch.zeros(rows, dtype=torch.float64, device=every[0].device)
-        found = [none] * len(every)
-        for own, each in zip(numbers, norms):
-            for n, square in zip(own, each.square().unbind(1)):
-                if self.ranks.rank == 0 or self.pieces(every[n]):
-                    found[n] = square
-        squares = torch.stack(found, 1)
+        found = dict.fromkeys(every, none)
+        for own, each in zip(learnt, norms):
+            for p, square in zip(own, each.square().unbind(1)):
+                if self.ranks.rank == 0 or self.pieces(p):
+                    found[p] = square
+        squares = torch.stack([*found.values()], 1)
         self.ranks.all_reduce(squares, name="norms of layers")
-        found = squares.sqrt().unbind(1)
-        return [torch.stack([found[n] for n in own] or [none], 1) for own in numbers]
+        found = dict(zip(every, squares.sqrt().unbind(1)))
+        return [torch.stack([found[p] for p in own] or [none], 1) for own in learnt]
 
 
 def norms_of(blocks: Sequence[list[Tensor]]) -> Tensor:
