@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from functorch.compile import (
+    aot_module_simplified,
     default_partition,
     make_boxed_func,
     min_cut_rematerialization_partition,
@@ -37,17 +38,6 @@ from functorch.compile import (
 from torch import Tensor, fx
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
-
-try:  # torch's guide to custom backends names this one, though its module has an underscore
-    from torch._dynamo.backends.common import aot_autograd
-except ImportError:  # the same compiler without dynamo's bookkeeping
-    from functools import partial
-
-    from functorch.compile import aot_module_simplified
-
-    def aot_autograd(**compilers):
-        return partial(aot_module_simplified, **compilers)
-
 
 from .guards import fusion as guard
 
@@ -451,12 +441,11 @@ def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.N
 def out_of(target):
     """Find the function that writes an operator's result into a given tensor, and that argument's
     name: torch.mul where torch offers it under that name, which is called faster, else the
-    overload. Only `_schema` names the arguments; without it every result is a new tensor."""
-    schema = getattr(target, "_schema", None)
-    wanted = [(each.name, str(each.type)) for each in schema.arguments] if schema else None
+    overload."""
+    wanted = [(each.name, str(each.type)) for each in target._schema.arguments]
     for name in target.overloadpacket.overloads():
         other = getattr(target.overloadpacket, name)
-        given = getattr(other, "_schema", schema).arguments if schema else ()
+        given = other._schema.arguments
         outs = [each.name for each in given if each.is_out]
         if len(outs) == 1 and wanted == [
             (each.name, str(each.type)) for each in given if not each.is_out
@@ -528,11 +517,13 @@ class Fusion:
 
     def __call__(self, graph: fx.GraphModule, examples: Sequence):
         self.captured.append(guard.captured(graph))
-        return aot_autograd(
-            fw_compiler=self.compiler("forward"),
-            bw_compiler=self.compiler("backward"),
+        return aot_module_simplified(
+            graph,
+            examples,
+            self.compiler("forward"),
+            self.compiler("backward"),
             partition_fn=self.partition,
-        )(graph, examples)
+        )
 
     def reasons(self) -> list[str]:
         return guard.reasons(self.captured)
