@@ -16,13 +16,12 @@ is no second copy; zero_grad(set_to_none=True) does not free the buckets.
 Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..runtime.talk.group import Group
-from ..runtime.talk.message import as_bytes
 from .guards import replicas as guard
 from .prepared_model import masters_of
 from .reducers import Buckets
@@ -50,7 +49,7 @@ class NaiveDataParallel(nn.Module):
                 self.group.all_reduce(p.grad, "mean")
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(guard.Uncopied, nn.Module):
     """The module; `.grad` is the mean over the ranks after `finish_gradient_synchronization`.
 
         model = DistributedDataParallel(model)
@@ -96,11 +95,6 @@ class DistributedDataParallel(nn.Module):
         guard.refuse_buckets(module, self.group, bucket_bytes, f"{strategy}", backwards)
         masters = masters_of([module])
         homes = [Home(name, p, masters.get(p, p)) for name, p in module.named_parameters()]
-        if alike:
-            guard.refuse_unlike(module, self.group)
-        else:
-            every = *module.parameters(), *(home.stepped for home in homes), *module.buffers()
-            broadcast(every, self.group)
         self.replicas = Replicas(
             module,
             self.group,
@@ -112,13 +106,11 @@ class DistributedDataParallel(nn.Module):
             backwards=backwards,
             overlap=overlap,
             allow_unused=allow_unused,
+            alike=alike,
         )
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
-
-    def __getstate__(self):
-        guard.refuse_copy("DistributedDataParallel")
 
     def finish_gradient_synchronization(self) -> set[str]:
         """Wait until each gradient is the mean over the ranks; call it before the optimizer's step.
@@ -128,11 +120,3 @@ class DistributedDataParallel(nn.Module):
     def no_sync(self):
         """Backwards in this context add up on this rank; the next one outside averages all."""
         return self.replicas.no_sync()
-
-
-@torch.no_grad()
-def broadcast(tensors: Iterable[Tensor], group: Group) -> None:
-    """Replace the tensors by those of rank 0."""
-    for tensor in tensors if group.size > 1 else ():
-        own = group.broadcast(as_bytes(tensor), name="parameters and buffers")
-        tensor.copy_(own.view(tensor.dtype).view(tensor.shape))

@@ -34,7 +34,6 @@ from ..order.schedule import Action
 from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
-from .data_parallel import broadcast
 from .guards import replicas as guard
 from .replica_rules import Uses
 from .replicas import Replicas
@@ -80,7 +79,7 @@ class _Gathered(torch.autograd.Function):
         return ctx.group.reduce_scatter(gradient, "mean"), None
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     """The module, of whose parameters each rank keeps a part; `model.parameters()` are the pieces.
 
         model = FullyShardedDataParallel(model)
@@ -124,8 +123,6 @@ class FullyShardedDataParallel(nn.Module):
         guard.refuse_units(module, self.group, compute_dtype, units)
         cut = units_of(module, units or ())
         self.units = [Unit(number, *each) for number, each in enumerate(cut)]
-        if not alike:
-            broadcast([*module.parameters(), *module.buffers()], self.group)
         used = {p: {unit.number} for unit in self.units for p in unit.named.values()}
         self.replicas = Replicas(
             module,
@@ -135,6 +132,7 @@ class FullyShardedDataParallel(nn.Module):
             units=used,
             compute_dtype=compute_dtype,
             allow_unused=allow_unused,
+            alike=alike,
         )
         self.replicas.rules.uses = Uses(
             [Action("F", unit.number, 0) for unit in self.units]
@@ -153,7 +151,7 @@ class FullyShardedDataParallel(nn.Module):
         guard.watch(self)
 
     def forward(self, *args, **kwargs):
-        guard.refuse_changed(self)
+        guard.refuse_changed(self.replicas)
         before, self.recorded = self.recorded, torch.is_grad_enabled()
         try:
             with nullcontext() if self.replicas.rules.numbers else guard.Watch(self):
@@ -163,18 +161,15 @@ class FullyShardedDataParallel(nn.Module):
                 self.replicas.read()
             self.recorded = before
 
-    def __getstate__(self):
-        guard.refuse_copy("FullyShardedDataParallel")
-
     def _open(self, unit: "Unit", kind: str) -> None:
         """Begin a use of a unit; return when its parameters are gathered. `kind`: F forward, B
         backward, R forward again in a backward (checkpoint), E forward without a backward."""
-        unit.use, unit.there = Action(kind, unit.number, 0), True
+        unit.use = Action(kind, unit.number, 0)
         self.replicas.needed(unit.use)
 
     def _close(self, unit: "Unit") -> None:
-        unit.there = False
-        self.replicas.done(unit.use)
+        use, unit.use = unit.use, None
+        self.replicas.done(use)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -185,7 +180,7 @@ class FullyShardedDataParallel(nn.Module):
         again = in_backward()
         if not again:
             self._flush()
-        call = Call(unit, not unit.there)
+        call = Call(unit, unit.use is None)
         if call.opened:
             recorded = torch.is_grad_enabled() if self.recorded is None else self.recorded
             self._open(unit, "R" if again else "F" if recorded else "E")
@@ -228,7 +223,7 @@ class FullyShardedDataParallel(nn.Module):
             call.backward = True
             unit.backwards += 1
             self.begun[unit] = None
-            if not unit.there:
+            if not unit.use:
                 self._open(unit, "B")
 
     def _backward_ends(self, call: "Call", gradients) -> None:
@@ -245,7 +240,7 @@ class FullyShardedDataParallel(nn.Module):
                 self._end_backward(unit)
 
     def _end_backward(self, unit: "Unit") -> None:
-        if unit.there:
+        if unit.use:
             self._close(unit)
         if not unit.pending:  # it waits for the backward of no other call
             self.begun.pop(unit, None)
@@ -266,7 +261,6 @@ class FullyShardedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece's `.grad` is the mean over the ranks; call it before the
         optimizer's step."""
-        guard.refuse_changed(self)
         self._flush()
         self.replicas.finish_gradient_synchronization()
 
@@ -296,10 +290,10 @@ class FullyShardedDataParallel(nn.Module):
         """Load a state_dict of the module, such as full_state_dict() returns; each rank keeps its
         part. All ranks load the same."""
         guard.refuse_inside(self)
-        with self.replicas.all_whole() as flats, torch.no_grad():
+        with self.replicas.all_whole(), torch.no_grad():
             told = self.module.load_state_dict(state, strict)
-            for held, flat in zip(self.replicas.held, flats):
-                held.piece.copy_(held.layout.mine(flat))
+            for home in self.replicas.homes:
+                home.stepped.copy_(home.part(home.weight))
         return told
 
 
@@ -310,15 +304,10 @@ class Unit:
     number: int
     modules: list[nn.Module]
     named: dict[str, nn.Parameter]
-    there: bool = False
-    use: Action | None = None  # for which it is, or was, there
+    use: Action | None = None  # for which its weights are whole now
     calls: list["Call"] = field(default_factory=list)  # forwards under way
     backwards: int = 0  # calls whose backward is under way
     pending: int = 0  # calls whose backward has not ended
-
-    @property
-    def in_use(self) -> bool:
-        return self.there or self.backwards > 0
 
 
 @dataclass(eq=False)

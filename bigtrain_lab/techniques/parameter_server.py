@@ -35,8 +35,8 @@ from ..order.plan import Compute, Message, Plan, Recv, Send, Serve
 from ..order.schedule import Action
 from ..runtime.talk.execute import Work, run
 from ..runtime.talk.group import Group
-from .data_parallel import broadcast
 from .guards import parameter_server as guard
+from .replicas import broadcast
 
 
 def order(

@@ -224,7 +224,7 @@ class Pipeline:
 
     def _begin(self, inputs, targets, weights) -> None:
         """Take the micro-batches, count each weight version's uses, post the first receives."""
-        guard.refuse_late(self.done, self.optimizers, self.modules)
+        guard.refuse_no_gradients()
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
         self.inputs = cut("inputs", inputs) if 0 in self.modules else []

@@ -83,7 +83,7 @@ def parts_of(
         size = count * (compute_dtype or own[0].dtype).itemsize
         every = frozenset().union(*(units[n] for n in members))
         shared = any(len(units[n]) > 1 for n in members)
-        parts.append(Part((*members,), every, shared, own[0].requires_grad, size, size))
+        parts.append(Part((*members,), every, shared, own[0].requires_grad, size))
     return parts, buckets
 
 

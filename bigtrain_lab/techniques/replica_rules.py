@@ -56,16 +56,14 @@ class Part(NamedTuple):
     units     numbers of the units that use any of them
     shared    one of its weights is used by several units
     learns    its weights have gradients
-    weight_bytes, gradient_bytes
-              sizes of a message, with padding
+    bytes     of its weights, and of their gradients, in a message with padding
     """
 
     members: tuple[int, ...]
     units: frozenset[int]
     shared: bool
     learns: bool
-    weight_bytes: int
-    gradient_bytes: int
+    bytes: int
 
 
 class Call(NamedTuple):
@@ -335,9 +333,8 @@ class Rules:
         )
 
     def _launch(self, label: str, kind: str, k: int) -> Launch:
-        part = self.parts[k]
-        size = part.weight_bytes if kind == "all_gather" else part.gradient_bytes
-        self.calls[label] = Call(Together(label, kind, size, self.ranks), k, self.batch)
+        together = Together(label, kind, self.parts[k].bytes, self.ranks)
+        self.calls[label] = Call(together, k, self.batch)
         return Launch(label)
 
     def program(self, steps: Sequence[Step]) -> dict[Step, tuple[list, list]]:

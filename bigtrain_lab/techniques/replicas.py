@@ -45,7 +45,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -60,6 +60,7 @@ from ..order.plan import Launch, Together, Wait
 from ..order.schedule import Action
 from ..runtime.talk.execute import Signal, Work, run
 from ..runtime.talk.group import Group
+from ..runtime.talk.message import as_bytes
 from .guards import replicas as guard
 from .guards.optimizers import AVERAGING
 from .reducers import Bucket, Buckets
@@ -72,7 +73,7 @@ class PartGradients:
     """The gradients of a part. Its members are the places in `homes`, 0, 1, ...
 
     came    members with a gradient in `flat` that was not sent yet: the next one is added to it
-    fresh   members with a gradient since the part was full last; all of them make it full again
+    fresh   members with a gradient from this backward; the part is full when all have one
     used    members with a gradient since the last update
     earlier stage 3: `.grad` of a piece from before this update, which the mean is added to
     unsent  stage 3: member -> its whole gradient, until the unit's backward is over
@@ -110,12 +111,12 @@ class PartGradients:
         self.used.add(n)
 
     def complete(self, n: int) -> bool:
-        """Note a member's gradient. Return whether the part is full: all have one anew."""
+        """Note a member's gradient, its second one as the first of a new backward. Return whether
+        the part is full."""
+        if n in self.fresh:
+            self.fresh.clear()
         self.fresh.add(n)
-        if len(self.fresh) < len(self.homes):
-            return False
-        self.fresh.clear()
-        return True
+        return len(self.fresh) == len(self.homes)
 
     def leave(self) -> None:
         """Prepare the message: members without a gradient are zeros."""
@@ -295,8 +296,7 @@ class Site:
     def __init__(self, home: Home, places: Sequence[tuple[int, int]], node, replicas: "Replicas"):
         self.home, self.places, self.node = home, places, node
         self.held = [(replicas.held[k], n) for k, n in places]
-        own = {0: (home.stepped,), 3: (home.stepped,)}
-        slots = own.get(replicas.stage, (home.weight, home.stepped))
+        slots = (home.weight, home.stepped) if replicas.stage in (1, 2) else (home.stepped,)
         self.slots = {each: guard.on_its_way(each, home.name, replicas) for each in slots}
 
     def dropped(self) -> bool:
@@ -327,6 +327,7 @@ class Replicas:
     allow_unused   a parameter that a rank did not use counts as zeros there, and its gradient stays
                    as it is where no rank used it. Otherwise it is refused
     apart          weights that have a part of their own, such as copies of a tied one
+    alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
         replicas.rules.begin(actions)        # if a schedule is known
         replicas.needed(action); ...; replicas.done(action)
@@ -352,7 +353,13 @@ class Replicas:
         overlap: bool = True,
         allow_unused: bool = False,
         apart: Collection[Tensor] = (),
+        alike: bool = False,
     ):
+        every = *module.parameters(), *(home.stepped for home in homes), *module.buffers()
+        if alike:
+            guard.refuse_unlike(module, group)
+        else:
+            broadcast(dict.fromkeys(every), group)
         self.module, self.group, self.stage = module, group, stage
         self.allow_unused, self.syncing, self.gathered_by_hand = allow_unused, True, False
         weights = [home.stepped if stage == 0 else home.weight for home in homes]
@@ -400,7 +407,6 @@ class Replicas:
         self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.lane, self.handles, self.waits = group.lane(), {}, []
         self.signals: dict[str, Signal] = {}
-        self.seen_this_backward: set[int] = set()  # sites with a gradient from it, at stage 2
         self.sites = []
         comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
         for number, (weight, found) in enumerate(places.items()):
@@ -440,12 +446,10 @@ class Replicas:
         """True while a message is in flight."""
         return bool(self.handles)
 
-    def unfinished(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and tensor of what has a gradient that is not averaged yet."""
-        for held in self.held:
-            for n in held.used:
-                home = held.homes[n]
-                yield from ((home.name, home.weight), (home.name, home.stepped))
+    @property
+    def unfinished(self) -> bool:
+        """True while a gradient is not averaged yet."""
+        return any(held.used for held in self.held)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -471,7 +475,7 @@ class Replicas:
     def finish_gradient_synchronization(self) -> set[str]:
         """Wait until each piece's `.grad` is the mean over the ranks; call it before the
         optimizer's step. Returns the names of the parameters that no rank used."""
-        guard.refuse_foreign(self)
+        guard.refuse_changed(self)
         for number, site in enumerate(self.sites):
             if site.dropped():
                 self._comes(number)
@@ -511,7 +515,6 @@ class Replicas:
     @torch.no_grad()
     def stepped(self) -> None:
         """Call after the optimizer's step; returns when every rank has the new weights."""
-        guard.refuse_moved(self)
         self._carry_out(self.rules.stepped())
 
     def _comes(self, number: int) -> None:
@@ -523,7 +526,8 @@ class Replicas:
                 self.held[k].forget(n)
         # A second gradient of one weight means that a new backward began. Send what is left of the
         # last one.
-        if number in self.seen_this_backward:
+        again = any(n in self.held[k].fresh for k, n in site.places)
+        if again and self.stage == 2 and not self.rules.known:
             self._carry_out(self.rules.again(), inside=True)
             self._begin_backward()
         for each in site.slots:
@@ -544,14 +548,11 @@ class Replicas:
         source.grad = None
         for slot, gone in site.slots.items():
             slot.grad = gone
-        if self.stage == 2 and not self.rules.known:
-            self.seen_this_backward.add(number)
         for k, n in site.places if self.syncing else ():
             if self.held[k].complete(n) and self.stage < 3:
                 self._carry_out(self.rules.full(k), inside=True)
 
     def _begin_backward(self) -> None:
-        self.seen_this_backward.clear()
         for held in self.held:
             held.fresh.clear()
 
@@ -637,21 +638,9 @@ class Replicas:
                 held.piece.copy_(torch.where(moved, mine.to(held.piece.dtype), held.piece))
 
     @torch.no_grad()
-    def gathered(self) -> list[Tensor]:
-        """Gather each part, in the format that is stepped. All ranks ask together."""
-        found = []
-        for held in self.held:
-            flat = held.piece.new_empty(held.layout.length)
-            found.append(self.group.unrecorded().all_gather(held.piece, flat))
-        return found
-
     def whole_values(self) -> dict[Tensor, Tensor]:
         """Weight -> its values, in the format that is stepped. All ranks ask together."""
-        return {
-            home.weight: view
-            for held, flat in zip(self.held, self.gathered())
-            for home, view in zip(held.homes, held.layout.views(flat))
-        }
+        return {home.weight: home.whole(home.stepped, self.group) for home in self.homes}
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -673,13 +662,13 @@ class Replicas:
 
     @contextmanager
     def all_whole(self):
-        """Stage 3: each weight is whole inside; gives a flat tensor for each part. All ranks call
-        it together."""
-        flats, self.gathered_by_hand = self.gathered(), True
-        for held, flat in zip(self.held, flats):
-            held.show(held.layout.views(flat))
+        """Stage 3: each weight is whole inside, in the format that is stepped. All ranks call it
+        together."""
+        self.gathered_by_hand = True
+        for weight, whole in self.whole_values().items():
+            weight.data = whole
         try:
-            yield flats
+            yield
         finally:
             self.gathered_by_hand = False
             for held in self.held:
@@ -703,3 +692,11 @@ class Replicas:
                 f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None
             }
         return held
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[Tensor], group: Group) -> None:
+    """Replace the tensors by those of rank 0."""
+    for tensor in tensors if group.size > 1 else ():
+        own = group.broadcast(as_bytes(tensor), name="parameters and buffers")
+        tensor.copy_(own.view(tensor.dtype).view(tensor.shape))

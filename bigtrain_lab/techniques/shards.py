@@ -62,13 +62,15 @@ class Flat:
 @dataclass(frozen=True, eq=False)
 class Home:
     """A weight, and the tensor that the optimizer steps for it (`stepped`): itself, a float32
-    master, or this rank's elements `start` to `stop` of either, flattened."""
+    master, or this rank's elements `start` to `stop` of either, flattened. `counts`: False where
+    another rank has the same weight, and counts it in the norm of the model."""
 
     name: str
     weight: Tensor
     stepped: Tensor
     start: int = 0
     stop: int | None = None
+    counts: bool = True
 
     def whole(self, own: Tensor, group) -> Tensor:
         """Assemble the whole tensor from each rank's elements `own`. All ranks of the group call

@@ -84,8 +84,6 @@ def sliced(
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
             dropout.path += f" of slice {group.rank}"
-    for parameter in module.parameters():  # a norm over all ranks counts a duplicate once: clip.py
-        parameter.is_copy = group.rank > 0 and cut_of(parameter) is None
     return module
 
 

@@ -99,8 +99,6 @@ class TiedWeight:
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
-        for stage, copy in own.items():
-            copy.is_copy = is_copy(copy) or stage != next(iter(self.ranks))
         self.batch = -1
 
     def begin(self) -> None:
@@ -154,12 +152,6 @@ class TiedWeight:
                 f"{list(self.ranks)} differ: start all from the same values, let all "
                 "learn or none, and update all by the same rule."
             )
-
-
-def is_copy(parameter: Tensor) -> bool:
-    """True where another rank's counts for this one in a norm over all: that of a tied weight on
-    another stage, or of a duplicate on the first slice."""
-    return getattr(parameter, "is_copy", False)
 
 
 def look(copy: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from ..runtime.talk.group import Group
 from .clip import clip_grad_norm
-from .data_parallel import broadcast
 from .fully_sharded import FullyShardedDataParallel
 from .guards import replicas as guard
 from .replicas import Replicas
@@ -56,7 +55,7 @@ class NaiveZero:
             end += p.numel()
 
 
-class ZeroOptimizer(Optimizer):
+class ZeroOptimizer(guard.Uncopied, Optimizer):
     """Any optimizer that works element by element, each rank stepping its part of the elements.
 
         optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -98,7 +97,6 @@ class ZeroOptimizer(Optimizer):
         module = nn.ParameterList(p for each in groups for p in each["params"])
         group = Group.of(group)
         guard.refuse_buckets(module, group, bucket_bytes, f"stage {stage}")
-        broadcast([*module.parameters()], group)
         homes = [home_of(name, weight) for name, weight in module.named_parameters()]
         self.replicas = Replicas(
             module, group, stage, homes, bucket_bytes=bucket_bytes, allow_unused=allow_unused
@@ -116,7 +114,7 @@ class ZeroOptimizer(Optimizer):
 
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece has its gradient, the mean over the ranks. `step` calls it."""
-        if any(self.replicas.unfinished()) or not self.finished:
+        if self.replicas.unfinished or not self.finished:
             self.replicas.finish_gradient_synchronization()
             self.finished = True
 
@@ -140,7 +138,7 @@ class ZeroOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, whatever `set_to_none`: a backward refuses old ones."""
-        if any(self.replicas.unfinished()):
+        if self.replicas.unfinished:
             self.finish_gradient_synchronization()
         self.inner.zero_grad()
         for home in self.replicas.homes:
@@ -170,9 +168,6 @@ class ZeroOptimizer(Optimizer):
         guard.refuse_other_rank(self, state_dict)
         self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    def __reduce_ex__(self, protocol):
-        guard.refuse_copy("ZeroOptimizer")
 
 
 def shared(optimizer: Optimizer, group: Group, pieces=lambda parameter: True) -> Optimizer:

@@ -34,11 +34,9 @@ from ..techniques import one_process
 from ..techniques.accumulate import windows
 from ..techniques.checkpoint import recomputed
 from ..techniques.clip import clip_grad_norm
-from ..techniques.data_parallel import broadcast
 from ..techniques.fully_sharded import cast_inputs
 from ..techniques.guards import recipe as guard
 from ..techniques.guards.optimizers import before_step
-from ..techniques.guards.replicas import refuse_unlike
 from ..techniques.learning_rates import set_rate
 from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from ..techniques.one_process import Sample
@@ -288,9 +286,9 @@ class Training:
             self.parallel = replicas_of(recipe, self.stages, self.precision, self.copies)
         else:
             self.precision.prepare(self.modules)
-        stepped = masters_of(self.modules)
+        stepped, copies = masters_of(self.modules), self.copies_of_weights()
         self.homes = [
-            Home(name, p, stepped.get(p, p))
+            Home(name, p, stepped.get(p, p), counts=p not in copies)
             for name, p in self.modules.named_parameters()
             if p.requires_grad
         ]
@@ -317,6 +315,19 @@ class Training:
         if not self.slices:
             return module
         return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
+
+    def copies_of_weights(self) -> set[Tensor]:
+        """Weights here that another rank counts in a norm: tied ones of later stages, and on all
+        slices but the first what is not cut."""
+        later = (
+            (stage, name)
+            for places in self.recipe.tied.values()
+            for stage, name in places.items()
+            if stage in self.stages and stage != min(places)
+        )
+        tied = {self.stages[stage].get_parameter(name) for stage, name in later}
+        sliced = self.slices and self.slices.rank > 0
+        return tied | {p for p in self.modules.parameters() if sliced and cut_of(p) is None}
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""
@@ -478,12 +489,6 @@ def replicas_of(
         for name, p in modules.named_parameters()
     ]
     own = {number: {*stage.parameters()} for number, stage in stages.items()}
-    settings = {"alike": True} | recipe.data_parallel
-    if settings.pop("alike"):
-        refuse_unlike(modules, copies)
-    else:
-        every = *modules.parameters(), *(home.stepped for home in homes), *modules.buffers()
-        broadcast(every, copies)
     replicas = Replicas(
         modules,
         copies,
@@ -498,7 +503,7 @@ def replicas_of(
             for stage, name in places.items()
             if stage in stages
         ],
-        **settings,
+        **{"alike": True} | recipe.data_parallel,
     )
     for stage in stages.values() if recipe.zero == 3 else ():
         if gathers_half:

@@ -342,7 +342,7 @@ def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
         guard.refuse_loss(0, loss)
     with torch.no_grad(), pytest.raises(Impossible, match="gradients are off"):
-        guard.refuse_late(1, {}, {})
+        guard.refuse_no_gradients()
 
 
 def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backward_is_split():

@@ -260,16 +260,13 @@ def stepped_early(model, inside=nullcontext, step=lambda optimizer: optimizer.st
             nn.Linear(2, 3),
             {},
             stepped_early,
-            (
-                "The gradient of bias on rank 0 is not the ranks' mean yet: call"
-                " finish_gradient_synchronization() before"
-            ),
+            "The gradient of parameter weight on rank 0 was used on its way to the ranks' mean",
         ),
         (
             nn.Linear(2, 3),
             {},
             partial(stepped_early, inside=DistributedDataParallel.no_sync),
-            "The gradient of bias on rank 0 is not the ranks' mean yet",
+            "The gradient of parameter weight on rank 0 was used on its way to the ranks' mean",
         ),
         (
             nn.Linear(2, 3),
@@ -278,7 +275,7 @@ def stepped_early(model, inside=nullcontext, step=lambda optimizer: optimizer.st
                 stepped_early,
                 step=lambda optimizer: ThreadPoolExecutor(1).submit(optimizer.step).result(),
             ),
-            "The gradient of bias on rank 0 is not the ranks' mean yet",
+            "The gradient of parameter weight on rank 0 was used on its way to the ranks' mean",
         ),
         (nn.Linear(2, 3), {}, copy.deepcopy, "A DistributedDataParallel cannot be copied"),
         (

@@ -414,8 +414,8 @@ CHANGES = {
     "0.weight on rank 0 became float32 of shape": lambda model: setattr(
         model.module[0].weight, "data", torch.ones(3, 2)
     ),
-    "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(
-        False
+    "0.weight on rank 0 was made to have requires_grad False": lambda model: (
+        model.module.requires_grad_(False)
     ),
     "0.bias was changed in place": lambda model: nn.init.zeros_(model.module[0].bias),
     "full_state_dict": lambda model: model.state_dict(),

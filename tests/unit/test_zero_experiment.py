@@ -31,7 +31,7 @@ def padded(asked: Zero) -> int:
     """Weights, with the padding of each bucket or unit."""
     weights, units = weights_of(asked.stages, asked.order, 0)
     parts, _ = parts_of(weights, units, asked.stage, asked.replicas, asked.bucket_bytes)
-    return sum(part.weight_bytes for part in parts) // 4
+    return sum(part.bytes for part in parts) // 4
 
 
 def test_predictions_of_two_threads_do_not_tell_each_other_s_memory():

@@ -1,7 +1,7 @@
-"""Optimizers that need whole tensors where a rank has parts, and steps before gradients are the
-mean of the ranks: refused before anything moves.
+"""Optimizers that need whole tensors where a rank has parts of them: refused before anything moves.
 
-Whether an optimizer needs whole tensors is tried: it steps a small tensor, and the parts of it."""
+It is tried whether an optimizer needs whole tensors: it steps a small tensor, and the parts of it.
+"""
 
 import threading
 from collections import defaultdict
@@ -18,7 +18,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
-from . import who
 
 OWN = threading.local()
 
@@ -58,15 +57,6 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer) != len(held):
         refuse_across(optimizer, SHARDED.get)
-    for model in AVERAGING.models:
-        own = model is getattr(optimizer, "replicas", None)  # whose step finishes them
-        for name, parameter in () if own else model.unfinished():
-            if id(parameter) in held:
-                raise Impossible(
-                    f"The gradient of {name} on {who(model)} is not the ranks' "
-                    "mean yet: call finish_gradient_synchronization() before the "
-                    "optimizer's step()."
-                )
 
 
 register_optimizer_step_pre_hook(before_step)

@@ -242,8 +242,7 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
 # -- at a step -------------------------------------------------------------------------------------
 
 
-def refuse_late(steps_done: int, optimizers: Mapping, modules: Mapping[int, nn.Module]) -> None:
-    """What the caller may have done since the pipeline was made."""
+def refuse_no_gradients() -> None:
     refuse_any(
         (
             not torch.is_grad_enabled(),
@@ -251,8 +250,6 @@ def refuse_late(steps_done: int, optimizers: Mapping, modules: Mapping[int, nn.M
             "torch.no_grad() and torch.inference_mode().",
         )
     )
-    if not steps_done:
-        refuse_optimizers(optimizers, modules)
 
 
 def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list:

@@ -24,24 +24,18 @@ from ..prepared_model import masters_of
 from . import Gone, by_ranks, gone, is_gone, real, refuse, who, whole
 from .optimizers import AVERAGING, SHARDED, TRIED, refuse_across
 
-COPIES = {
-    "DistributedDataParallel": (
-        "cannot be copied, since it talks to other ranks: copy its .module, or save the module's "
-        "state_dict()."
-    ),
-    "ZeroOptimizer": (
-        "cannot be copied, since it talks to other ranks: make one over the copied model, and load"
-        " full_state_dict()."
-    ),
-    "FullyShardedDataParallel": (
-        "has a part of its parameters only: copy the module before you wrap it, or keep what "
-        "full_state_dict() returns."
-    ),
-}
+WRAPPED = "the module was wrapped: change it before, and load values by load_full_state_dict()."
 
 
-def refuse_copy(name: str) -> None:
-    raise Impossible(f"A {name} {COPIES[name]}")
+class Uncopied:
+    """Base of what neither copy.deepcopy nor pickle can copy, since it has other ranks."""
+
+    def __reduce_ex__(self, protocol):
+        raise Impossible(
+            f"A {type(self).__name__} cannot be copied, since it talks to other ranks: copy the "
+            "module before you wrap it, and load what full_state_dict() or the .module's "
+            "state_dict() gives."
+        )
 
 
 # -- modules to wrap -------------------------------------------------------------------------------
@@ -271,39 +265,40 @@ def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
         )
 
 
-def refuse_foreign(replicas) -> None:
-    """Refuse gradients that no hook saw, and parameters that are new or were unfrozen."""
-    for home in (site.home for site in replicas.sites if replicas.stage):
-        if real(home.weight.grad) is not None:
-            raise Impossible(
-                f"Parameter {home.name} on {who(replicas)} has a gradient that no "
-                "backward brought, as a master of MixedPrecision has: prepare(model, "
-                "masters=False), and give model.parameters(), of which ZeRO keeps "
-                "masters in parts."
+def refuse_changed(replicas) -> None:
+    """Refuse parameters that are not as they were wrapped, and gradients that no hook saw."""
+    now, known = dict(replicas.module.named_parameters()), replicas.pieces
+    lost, wrong = known.keys() - now.values(), {}
+    for name, p in now.items():
+        if p not in known and replicas.frozen.get(name) is not p:
+            wrong[name] = f"was put in, and nobody averages it, after {WRAPPED}"
+        elif name in replicas.frozen and p.grad is not None:
+            wrong[name] = (
+                "was frozen when it was wrapped and has a gradient now, which nobody averages: "
+                "wrap the module anew."
             )
-    known = replicas.pieces
-    for name, parameter in replicas.module.named_parameters():
-        if parameter not in known and replicas.frozen.get(name) is not parameter:
-            raise Impossible(
-                f"Parameter {name} on {who(replicas)} was put in after the module was wrapped, and "
-                "nobody averages it: change the module before you wrap it."
-            )
-    for name, parameter in replicas.frozen.items():
-        if parameter.grad is not None:
-            raise Impossible(
-                f"Parameter {name} on {who(replicas)} was frozen when it was wrapped and "
-                "has a gradient now, which nobody averages: wrap the module anew."
-            )
-
-
-def refuse_moved(replicas) -> None:
-    for held in replicas.held if replicas.stage in (1, 2) else ():
-        for home, view in zip(held.homes, held.views):
-            if home.weight.data_ptr() != view.data_ptr() or home.weight.shape != view.shape:
-                raise Impossible(
-                    f"Parameter {home.name} on {who(replicas)} has other memory or another "
-                    "shape than when its pieces were made: change the module before."
+    for held in replicas.held if replicas.stage else ():
+        if replicas.stage == 3:
+            refuse_written(held)
+        own = [held.weights_flat] + [held.nothing] * (replicas.stage == 3)
+        memory = [each.untyped_storage()._cdata for each in own]
+        for name, p, stepped in ((home.name, home.weight, home.stepped) for home in held.homes):
+            if p in lost:
+                wrong[name] = f"was taken out after {WRAPPED}"
+            elif p.untyped_storage()._cdata not in memory:
+                wrong[name] = (
+                    f"became {Shape.of(p)} on {p.device}, in other memory, after {WRAPPED}"
                 )
+            elif p.requires_grad != stepped.requires_grad:
+                wrong[name] = f"was made to have requires_grad {p.requires_grad} after {WRAPPED}"
+            elif held.learns and real(p.grad) is not None:
+                wrong[name] = (
+                    "has a gradient that no backward brought, as a master of MixedPrecision has: "
+                    "prepare(model, masters=False), and give model.parameters(), of which ZeRO "
+                    "keeps masters in parts."
+                )
+    for name, what in wrong.items():
+        raise Impossible(f"Parameter {name} on {who(replicas)} {what}")
 
 
 def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
@@ -415,31 +410,6 @@ def refuse_no_sync(stage: int) -> None:
 # -- FullyShardedDataParallel ----------------------------------------------------------------------
 
 
-def refuse_changed(model) -> None:
-    """A parameter that is not as it was wrapped."""
-    if model.replicas.under_way or any(unit.in_use for unit in model.units):
-        return
-    own = dict.fromkeys(model.module.parameters())
-    for held in model.replicas.held:
-        refuse_written(held)
-        dropped = held.nothing.untyped_storage()._cdata
-        for home in held.homes:
-            p, gone = home.weight, home.weight not in own
-            if gone or p.untyped_storage()._cdata != dropped:
-                what = "was taken out" if gone else f"became {Shape.of(p)} on {p.device}"
-                raise Impossible(
-                    f"Parameter {home.name} on {who(model)} {what} after the module was "
-                    "wrapped: change the module before you wrap it; values come by "
-                    "load_full_state_dict()."
-                )
-            if p.requires_grad != home.stepped.requires_grad:
-                flag = str(home.stepped.requires_grad)
-                raise Impossible(
-                    f"requires_grad of {home.name} on {who(model)} was {flag} when the "
-                    "module was wrapped and is not now: change it before you wrap it."
-                )
-
-
 def tensors_in(output, module: nn.Module) -> list[Tensor]:
     """Those of what a call returned, or left as an attribute, that a backward can reach."""
     leaves = [
@@ -514,7 +484,7 @@ class Watch(TorchFunctionMode):
         empty = [
             name
             for unit in self.model.units
-            if not unit.there
+            if not unit.use
             for name, p in unit.named.items()
             if id(p) in given
         ]
@@ -536,7 +506,7 @@ class Watch(TorchFunctionMode):
 def refuse_inside(model) -> None:
     refuse(
         (
-            any(unit.in_use for unit in model.units),
+            any(unit.use or unit.backwards for unit in model.units),
             (
                 f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
                 "call finish_gradient_synchronization() before."
