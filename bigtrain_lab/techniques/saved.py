@@ -1,23 +1,28 @@
-"""A checkpoint that a crash cannot spoil, and from which a training goes on as if nothing had been.
+"""A checkpoint that a crash cannot spoil, and from which a training goes on as if never stopped.
 
-    save     write NAME.partial, its digest behind it  ->  fsync  ->  rename to NAME  ->  fsync of
-             the folder; killed before the rename: NAME is the old one, whole; after it: the new
-             one, whole
-    go on    weights, masters, the optimizer's moments, the loss scale, the number of updates done,
-             the place in the data, and the state of each rank's random generators
+    save      write NAME.partial, then its digest  ->  fsync  ->  rename to NAME  ->  fsync folder
+    restore   weights, masters, the optimizer's moments, the loss scale, the number of updates, the
+              place in the data, and each rank's random generators
 
-What is left out begins anew, and the two runs part at the next update. rename(2) replaces a name in
-one step, but only fsync before it makes sure that after a power failure the new name does not stand
-for an empty file. A full disk shows in the write or in the fsync, so before the rename. No zip
-reader heeds what stands behind the archive. A digest in a file of its own would need a second
-rename: killed between the two, a whole file would have another's. The names of the weights are the
-model's own, without a wrapper's "module.": one process reads them. Cost: 12 bytes a parameter with
-Adam in float32, 14 where weights are half and have masters; twice that on the disk for a moment.
-One rank of those that hold the same writes, and all wait for it at their next collective. Source:
-rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what the state
-of a run is.
+A crash before the rename leaves the old file whole. A crash after it leaves the new one whole.
+rename(2) replaces a name in one step. Without the fsync before it, a power failure might leave the
+new name on an empty file. A full disk shows in the write or in the fsync, so before the rename.
+
+The digest stands behind the zip archive, where no zip reader looks. In a file of its own it would
+need a second rename. A crash between the two would leave a file beside another file's digest.
+
+A value that is not in the checkpoint starts anew. The two trainings then differ from the next
+update on. Weights have the model's own names, without a wrapper's "module.", so that one process
+can read them.
+
+Cost: with Adam in float32 12 bytes a parameter, with half weights and masters 14. A save needs
+twice that on the disk. Of ranks that have the same state one writes, and the others wait for it at
+their next collective.
+Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what
+the state of a training is.
 """
 
+import json
 import operator
 import os
 import random
@@ -64,12 +69,13 @@ def state_of(training, group, update: int, **further) -> dict:
     """Gather all that the next update depends on, after `update` updates. All ranks of the group
     call it; each has the whole model, so all get the same. `further`: what else is kept."""
     guard.refuse_parts(training)
+    own = random_state(group.device)
     return {
         "update": update,
         "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
         "precision": training.precision.state_dict(),
         "optimizers": [each.state_dict() for each in training.optimizers],
-        "random": gathered(random_state(group.device), group),
+        "random": group.differing(own, "a checkpoint") or [own] * group.size,  # a rank
         **further,
     }
 
@@ -96,25 +102,20 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
         return operator.index(state["update"])
 
 
-def random_state(device) -> Tensor:
+def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
-    in bytes."""
-    version, words, gauss = random.getstate()
-    _, keys, place, has_gauss, cached = np.random.get_state()
-    own = np.array([*words, *keys, place, has_gauss], dtype=np.int64)
-    floats = np.array([np.nan if gauss is None else gauss, cached])
-    on_device = [torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else []
-    numbers = (torch.from_numpy(each).view(torch.uint8) for each in (own, floats))
-    return torch.cat([*numbers, torch.get_rng_state(), *on_device])
+    as JSON."""
+    name, keys, *rest = np.random.get_state()
+    on_cuda = torch.device(device).type == "cuda"
+    on_device = torch.cuda.get_rng_state(device).tolist() if on_cuda else []
+    own = random.getstate(), (name, keys.tolist(), *rest), torch.get_rng_state().tolist()
+    return json.dumps([*own, on_device])
 
 
-def set_random_state(state: Tensor) -> None:
-    words, keys = len(random.getstate()[1]), len(np.random.get_state()[1])
-    sizes = guard.parts(state, 8 * (words + keys + 2), 16, len(torch.get_rng_state()))
-    own, floats, host, device = state.clone().split_with_sizes(sizes)
-    own, (gauss, cached) = own.view(torch.int64).tolist(), floats.view(torch.float64).tolist()
-    random.setstate((3, tuple(own[:words]), None if gauss != gauss else gauss))
-    np.random.set_state(("MT19937", own[words : words + keys], *own[words + keys :], cached))
-    torch.set_rng_state(host.clone())  # which must lie at the beginning of a storage
-    if len(device) and torch.cuda.is_available():
-        torch.cuda.set_rng_state(device.clone())
+def set_random_state(state: str) -> None:
+    (version, words, gauss), numpy_s, host, on_device = json.loads(state)
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(numpy_s)
+    torch.set_rng_state(torch.tensor(host, dtype=torch.uint8))
+    if on_device and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(on_device, dtype=torch.uint8))

@@ -203,20 +203,6 @@ def groups(param_groups) -> list[tuple]:
     return [(len(group["params"]), sorted(group.keys() - {"params"})) for group in param_groups]
 
 
-def parts(state, *sizes: int) -> list[int]:
-    """With what is left."""
-    refuse(
-        (
-            len(state) < sum(sizes),
-            (
-                "The checkpoint's random states are of other versions of "
-                "Python, NumPy or torch: install those, or train from the start."
-            ),
-        )
-    )
-    return [*sizes, len(state) - sum(sizes)]
-
-
 # -- of several ranks ------------------------------------------------------------------------------
 
 
