@@ -1,25 +1,28 @@
-"""A checkpoint that ranks write side by side, each its own part, and any number of ranks reads.
+"""A checkpoint of which each rank writes its own part, and which any number of ranks reads.
 
-    NAME/shards-000003/rank-0.of-2.pt   w[0:4], with its moments        rank 0 of 2 wrote it
-                       rank-1.of-2.pt   w[4:5], b[0:2], with theirs     rank 1 of 2
-    NAME/whole.pt                       "shards-000003", the digests of its 2 files; what all ranks
-                                        have alike
+    NAME/shards-000003/rank-0.of-2.pt   w[0:4], and its moments               from rank 0 of 2
+                       rank-1.of-2.pt   w[4:5], b[0:2], and their moments     from rank 1 of 2
+    NAME/whole.pt                       the name "shards-000003", the digests of its files, and what
+                                        all ranks have alike
 
-    save   each rank writes its file; all wait; rank 0 renames the new whole.pt into place, deletes
-           older folders; all wait
-    load   a rank reads whole.pt, and of each file that it names the elements which are its own now;
-           all compare digests, each of its share of the files, before anything is changed
+    save   each rank writes its file; all wait; rank 0 renames the new whole.pt into place, then
+           deletes older folders; all wait
+    load   a rank reads whole.pt, and from each file the elements that are its own now; before
+           anything changes, all compare digests, each those of its share of the files
 
-The rename is the one moment at which the checkpoint changes. Killed before it, the last checkpoint
-is whole, and what was begun is in nobody's way; killed after it, the new one is whole. Elements are
-told by name and place, and so 3 ranks read what 4 wrote: w[0:2] lies in the first file.
-Cost: with Adam in float32 a rank writes 12 psi / N bytes for psi parameters, and no rank has the
-whole; the disk holds two checkpoints for a moment. Files are mapped, so that a rank reads the
-elements of its own alone, but for its share of the digests. A file of another save has another
-digest, so all files are of one. Rank 0 deletes while all wait: a rank that had gone on would lose
-the folder of its next save. All ranks need one file system.
+The checkpoint changes in one moment, that rename. A crash before it leaves the last checkpoint
+whole, and a new folder that nobody reads. A crash after it leaves the new checkpoint whole. All
+files are of one save, since a file of another save has another digest. All ranks wait at the end,
+since rank 0 might otherwise delete the folder of a rank's next save.
+
+Elements are stored by the name of their parameter and their place in it. So 3 ranks read what 4
+wrote: w[0:2] lies in the first file.
+
+Cost: with Adam in float32 a rank writes 12 psi / N bytes for psi parameters, and no rank ever has
+the whole. The disk holds two checkpoints during a save. Files are memory-mapped: a rank reads its
+own elements, and for the digests its share of the files. All ranks need one file system.
 Source: Lian et al. 2024, Universal Checkpointing (arXiv:2406.18820), section 3, for parts that are
-told by what they are and not by who wrote them.
+found by what they are and not by who wrote them.
 """
 
 import shutil
