@@ -37,6 +37,7 @@ from ..runtime.talk.execute import Work, run
 from ..runtime.talk.group import Group
 from .guards import parameter_server as guard
 from .replicas import broadcast
+from .shards import Flat
 
 
 def order(
@@ -126,7 +127,7 @@ class Server(Work):
             self.update(tensor)
 
     def update(self, gradient: Tensor) -> None:
-        for parameter, part in zip(self.parameters, parts(gradient, self.parameters)):
+        for parameter, part in zip(self.parameters, Flat(self.parameters, 1, 0).views(gradient)):
             parameter.grad = part
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -216,12 +217,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def parts(tensor: Tensor, shaped: Sequence[Tensor]) -> list[Tensor]:
-    split = tensor.split([each.numel() for each in shaped])
-    return [part.view(each.shape) for part, each in zip(split, shaped)]
-
-
 @torch.no_grad()
 def copy(tensor: Tensor, into: Sequence[Tensor]) -> None:
-    for each, part in zip(into, parts(tensor, into)):
+    for each, part in zip(into, Flat(into, 1, 0).views(tensor)):
         each.copy_(part)

@@ -158,9 +158,9 @@ TOLD = [
     "No parameter of the module needs a gradient: there is nothing to serve.",
     "requests names 2 workers and there are 3: give a number for each.",
     (
-        "The ranks' settings differ: ranks 0, 1, 2 and 4: [8, 8, 8], 2 servers, bound 1,"
+        "The ranks' modules or settings differ: ranks 0, 1, 2 and 4: [8, 8, 8], 2 servers, bound 1,"
         " synchronous False; rank 3: [8, 8, 8], 2 servers, bound 2, synchronous False; give every"
-        " rank the same module and settings."
+        " rank the same."
     ),
 ]
 

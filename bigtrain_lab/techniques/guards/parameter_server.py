@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from ...core import Impossible
 from ...runtime.talk.group import Group
-from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
 from . import whole
-from .replicas import differing
+from .replicas import refuse_module
 
 
 def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchronous: bool) -> None:
@@ -67,7 +65,12 @@ def refuse(
     )
     workers = group.size - servers
     formats = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in named.values()})
-    refuse_any(
+    given = [requests] * workers if isinstance(requests, int) else list(requests)
+    refuse_module(
+        module,
+        group,
+        "serve",
+        f"{given}, {servers} servers, bound {bound}, synchronous {synchronous}",
         (
             workers < 1,
             (
@@ -75,7 +78,6 @@ def refuse(
                 "take fewer servers, or more ranks."
             ),
         ),
-        (not named, "No parameter of the module needs a gradient: there is nothing to serve."),
         (
             servers > len(named),
             (
@@ -90,27 +92,12 @@ def refuse(
                 "format, so give the module one dtype on one device."
             ),
         ),
-    )
-    given = [requests] * workers if isinstance(requests, int) else list(requests)
-    refuse_any(
         (
             len(given) != workers,
             f"requests names {len(given)} workers and there are {workers}: give a number for each.",
-        )
+        ),
     )
     refuse_order(given, range(servers), bound, synchronous)
-    told = f"{given}, {servers} servers, bound {bound}, synchronous {synchronous}"
-    lines = [
-        told,
-        *(
-            f"{name}, {Shape.of(p)}{'' if name in named else ', not learnt'}"
-            for name, p in [*module.named_parameters(), *module.named_buffers()]
-        ),
-    ]
-    if row := differing(group, lines):
-        raise Impossible(
-            f"The ranks' settings differ: {row}; give every rank the same module and settings."
-        )
     return given
 
 
