@@ -64,7 +64,6 @@ class DistributedDataParallel(guard.Uncopied, nn.Module):
     all_reduce    (tensor, group, op, name) -> tensor: sums a bucket in place, such as
                   ring_all_reduce; without it the strategy's, which is the backend's own or
                   push_pull
-    backwards     how many backward passes make one gradient: a parameter is ready at its last one
     overlap       launch a bucket when it is full; else all of them at the end
     allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
                   as it is where no rank used it. Otherwise it is refused
@@ -85,14 +84,13 @@ class DistributedDataParallel(guard.Uncopied, nn.Module):
         *,
         strategy: Buckets = Buckets(),
         all_reduce: Callable | None = None,
-        backwards: int = 1,
         overlap: bool = True,
         allow_unused: bool = False,
         alike: bool = False,
     ):
         super().__init__()
         self.module, self.group = module, Group.of(group)
-        guard.refuse_buckets(module, self.group, bucket_bytes, f"{strategy}", backwards)
+        guard.refuse_buckets(module, self.group, bucket_bytes, f"{strategy}")
         masters = masters_of([module])
         homes = [Home(name, p, masters.get(p, p)) for name, p in module.named_parameters()]
         self.replicas = Replicas(
@@ -103,7 +101,6 @@ class DistributedDataParallel(guard.Uncopied, nn.Module):
             bucket_bytes=bucket_bytes,
             strategy=strategy,
             all_reduce=all_reduce,
-            backwards=backwards,
             overlap=overlap,
             allow_unused=allow_unused,
             alike=alike,

@@ -37,6 +37,7 @@ Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -173,6 +174,7 @@ class MixedPrecision:
         master = home_of("", weight, whole).stepped
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
         self.moves[weight] = ToMaster(weight, master)
+        guard.PREPARED[master] = ref(self)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (

@@ -1,8 +1,8 @@
 """Hooks of a model with half weights, so that a script around it need not know of masters.
 
     load_state_dict   float32 values go to the masters before they are rounded to weights, so that
-                      no digit is lost. If the file holds half weights, a master takes the loaded
-                      value; a master that rounds to exactly that value is kept
+                      no digit is lost. If the file holds half weights, an element of a master
+                      takes the loaded value, unless it rounds to exactly that value
     state_dict        weights first follow their masters, whoever stepped them
     zero_grad         the gradients are the masters': they are cleared too
     LSTM, GRU, RNN    compare their input's type with their weights' before any operator runs: the
@@ -17,6 +17,7 @@ MixedPrecision of its own.
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ from .shards import STEPPED
 
 def adapt(model: nn.Module, mp) -> None:
     """Register hooks on the model: functions that have a name, since torch.save saves them too."""
-    guard.PREPARED.models.add(mp)
+    guard.PREPARED.update(dict.fromkeys(model.parameters(), ref(mp)))
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
-        model.register_load_state_dict_post_hook(partial(follow_weights, mp))
-        model.register_state_dict_pre_hook(partial(follow_masters, mp))
+        model.register_load_state_dict_post_hook(partial(follow, mp))
+        model.register_state_dict_pre_hook(partial(follow, mp))
         model.zero_grad = partial(zero_grad, model, mp)
         model._apply = partial(converted, model, mp)
     if mp.level.policy:
@@ -49,8 +50,8 @@ def adapt(model: nn.Module, mp) -> None:
 
 def precisions(modules: Iterable[nn.Module]) -> set:
     """Collect the MixedPrecisions that prepared any of the modules' parameters."""
-    own = {weight for module in modules for weight in module.parameters()}
-    return {mp for mp in guard.PREPARED.models if not own.isdisjoint(mp.model.parameters())}
+    weights = (weight for module in modules for weight in module.parameters())
+    return {mp for weight in weights if (mp := guard.prepared(weight))}
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
@@ -82,7 +83,7 @@ def refuse_outside(level: str, module: nn.Module, _) -> None:
 
 @torch.no_grad()
 def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_) -> None:
-    mp._round()  # so that `follow_weights` sees which weights were loaded
+    mp._round()  # so that `follow` sees which weights were loaded
     for name, weight in model.named_parameters(remove_duplicate=False):
         loaded = state.get(prefix + name)
         if (
@@ -94,15 +95,8 @@ def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_)
             mp.moves[weight].master.copy_(loaded)
 
 
-@torch.no_grad()
-def follow_weights(mp, model: nn.Module, _) -> None:
-    """Reset each master whose rounding is not the weight that was loaded."""
-    for weight, master in mp.masters.items():
-        if not torch.equal(weight, master.to(weight.dtype)):
-            master.copy_(weight)
-
-
-def follow_masters(mp, *_) -> None:
+def follow(mp, *_) -> None:
+    """Masters take what was loaded in half, element by element; weights follow their masters."""
     mp._round()
 
 

@@ -127,7 +127,6 @@ class Rules:
 
     ranks      ranks that share the parts
     ahead      stage 3: how many uses ahead the weights are gathered
-    backwards  stages 0 and 1, actions unknown: how many backwards make one gradient
     overlap    send a part when it is full; else all parts after the last backward
     cycles     stage 0: the strategy's program on the lane decides what is sent when; the compute
                lane waits once, for the whole batch
@@ -140,13 +139,11 @@ class Rules:
         ranks: Sequence[int],
         *,
         ahead: int = 1,
-        backwards: int = 1,
         overlap: bool = True,
         cycles: bool = False,
     ):
         self.parts, self.stage, self.ranks, self.batch = parts, stage, tuple(ranks), 0
-        self.ahead, self.backwards, self.overlap = ahead, backwards, overlap
-        self.cycles = cycles
+        self.ahead, self.overlap, self.cycles = ahead, overlap, cycles
         self.most = inf if stage < 2 else 1  # gradient messages in flight
         self.learning = [k for k, part in enumerate(parts) if part.learns]
         self.parts_of = defaultdict(list)  # unit -> its parts
@@ -170,9 +167,11 @@ class Rules:
         self.known = actions is not None
         late = self.stage < 3 or not self.overlap
         self.queue = [*self.learning] if late else []  # parts to send, in order
-        self.times_full: Counter = Counter()  # part -> times it was full since it was sent
+        self.are_full: set[int] = set()  # parts that were full since they were sent
         self.leaving = dict.fromkeys(actions or (), ())  # action -> the parts it completes
-        self.due = 0  # the first `due` parts of the queue are sent by the end of this action
+        # how many parts of the queue may be sent now: with known actions those that the present
+        # one completes, and that by its end
+        self.due = 0 if self.known else len(self.queue)
         if not self.known:
             return
         self.now = self.uses = Uses([action for action in actions if action.kind in "FBI"])
@@ -226,31 +225,23 @@ class Rules:
     def full(self, k: int) -> list:
         """Note that one backward has brought all gradients of a part; send what is next in line.
 
-        Without known actions: stage 3 sends the part at once; stage 2 once a backward; stages 0 and
-        1 when it was full `backwards` times. Parts before it in the queue are sent first. With
-        known actions: send the parts that this action completes, as far as they are full."""
-        ops: list = []
-        if not self.overlap:
-            return ops
-        if self.known:
-            self.times_full[k] = bool(self.due) and not self.parts[k].shared
-            while self.due and self.times_full[self.queue[0]]:
-                ops += self._leave()
-            return ops
-        if self.stage == 3:
+        With known actions: the parts that this action completes, as far as they are full. Else
+        stage 3 sends the part at once; the other stages send in order of the parts."""
+        if self.stage == 3 and self.overlap and not self.known:
             self.queue.append(k)
-            return self._leave()
-        self.times_full[k] += 1
-        while self.queue and self.times_full[self.queue[0]] >= (
-            self.backwards if self.stage < 2 else 1
-        ):
+            self.due += 1
+        if not self.due or not self.overlap or self.known and self.parts[k].shared:
+            return []
+        self.are_full.add(k)
+        ops: list = []
+        while self.due and self.queue[0] in self.are_full:
             ops += self._leave()
         return ops
 
     def again(self) -> list:
         """Another backward of the same gradient begins, at stage 2: what did not come leaves."""
         ops = self._leave_all(len(self.queue))
-        self.queue, self.times_full = [*self.learning], Counter()
+        self.queue, self.due, self.are_full = [*self.learning], len(self.learning), set()
         return ops
 
     def finished(self) -> list:
@@ -281,7 +272,8 @@ class Rules:
     def _leave(self) -> list:
         """Send the first part of the queue; at stages 2 and 3 wait for the one before."""
         k, ops = self.queue.pop(0), []
-        self.due, self.times_full[k] = max(0, self.due - 1), 0
+        self.due = max(0, self.due - 1)
+        self.are_full.discard(k)
         if len(self.under_way) >= self.most:
             ops.append(Wait(self.under_way.pop(0)))
         number = self.numbers[k]

@@ -7,7 +7,7 @@
     after the step         -             all-gather        all-gather       -
     before, after a use    -             -                 -                all-gather, drop
 
-    * of a known schedule; else the first outside no_sync(), or number `backwards`
+    * of a known schedule; else the first outside no_sync()
 
 Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: the
 step lies between the two. A part is a bucket of weights, or at stage 3 those of a unit. They lie
@@ -62,7 +62,6 @@ from ..runtime.talk.execute import Signal, Work, run
 from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
 from .guards import replicas as guard
-from .guards.optimizers import AVERAGING
 from .reducers import Bucket, Buckets
 from .replica_plan import parts_of
 from .replica_rules import Call, Drop, Part, Rules, batch_label, name
@@ -322,7 +321,6 @@ class Replicas:
                    what is sent together, when, and by which messages, at stage 0
     compute_dtype  format in which stage 3 gathers, and sends gradients
     ahead          how many uses ahead stage 3 gathers the weights
-    backwards      backward passes that make one gradient, at stages 0 and 1
     overlap        send a part when it is full; else all at the end
     allow_unused   a parameter that a rank did not use counts as zeros there, and its gradient stays
                    as it is where no rank used it. Otherwise it is refused
@@ -349,7 +347,6 @@ class Replicas:
         all_reduce: Callable | None = None,
         compute_dtype: torch.dtype | None = None,
         ahead: int = 1,
-        backwards: int = 1,
         overlap: bool = True,
         allow_unused: bool = False,
         apart: Collection[Tensor] = (),
@@ -382,7 +379,6 @@ class Replicas:
             stage,
             range(group.size),
             ahead=ahead,
-            backwards=backwards,
             overlap=overlap,
             cycles=stage == 0 and timed and bool(strategy.every_ticks),
         )
@@ -414,7 +410,7 @@ class Replicas:
             node.register_prehook(partial(tell, comes, number))
             weight.register_post_accumulate_grad_hook(partial(tell, added, number))
             self.sites.append(Site(at[weight], found, node, self))
-        AVERAGING.models.add(self)
+        guard.WRAPPED.update(dict.fromkeys(self.pieces, weakref.ref(self)))
 
     def _averaged(self, members: Sequence[Sequence[Home]]) -> list[Averaged]:
         """Lay gradients side by side in a flat tensor a dtype, in the order of the backward."""

@@ -48,7 +48,6 @@ from ..runtime.memory.balance import APART, Balance, Heights, read, together, wi
 from ..runtime.memory.ledger import Ledger, words
 from ..runtime.record.log import changed
 from ..runtime.talk.group import Alone, Handle
-from ..techniques.guards.optimizers import apart
 
 META = torch.device("meta")
 
@@ -184,7 +183,7 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
     try:
-        with ALONE, apart(), ledger:
+        with ALONE, ledger:
             program(rank)
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
         run = DryRun(

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import APEX, LEVELS, Level
 from ..shards import STEPPED
 from . import Gone, gone, refuse
-from .optimizers import Made
 
 
 def level_of(level: str | Level) -> Level:
@@ -163,20 +163,27 @@ def of_master(weight: nn.Parameter) -> Gone:
     )
 
 
-PREPARED = Made()  # MixedPrecisions that have a model
+# a prepared weight, or its master -> a weak reference to the MixedPrecision
+PREPARED = WeakIdKeyDictionary()
+
+
+def prepared(tensor: torch.Tensor):
+    """The MixedPrecision of a weight, or of a master; None where there is none."""
+    of = PREPARED.get(tensor)
+    return of and of()
 
 
 def refuse_bare_step(optimizer: Optimizer, *_) -> None:
     """A step by gradients that a scaled loss brought and nothing has divided."""
-    held = {p for p in held_by([optimizer]) if p.grad is not None}
-    for mp in [each for each in PREPARED.models if each.scaler and each.scaler.scaled]:
-        undivided, masters = held - mp.scaler.learnt, mp.masters
+    held, homes = {}, optimizer.replicas.homes if hasattr(optimizer, "replicas") else ()
+    weights = {home.stepped: home.weight for home in homes}  # of the pieces that ZeRO steps
+    for p in held_by([optimizer]) if PREPARED else ():
+        if p.grad is not None:
+            held.setdefault(prepared(weights.get(p, p)), set()).add(p)
+    for mp in [mp for mp in held if mp and mp.scaler and mp.scaler.scaled]:
         refuse(
             (
-                undivided
-                and any(
-                    masters.get(p, STEPPED.get(p, p)) in undivided for p in mp.model.parameters()
-                ),
+                held[mp] - mp.scaler.learnt,
                 (
                     "optimizer.step() was called while its gradients are still"
                     f" {mp.scaler.get_scale():,g} times too large: call mp.step(optimizer)"

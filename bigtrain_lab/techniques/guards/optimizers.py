@@ -3,12 +3,9 @@
 It is tried whether an optimizer needs whole tensors: it steps a small tensor, and the parts of it.
 """
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,34 +16,6 @@ from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 
-OWN = threading.local()
-
-
-@contextmanager
-def apart():
-    """Models made meanwhile are seen by this thread's steps alone, and those see no others: so a
-    dry run, beside which a notebook may train."""
-    before = getattr(OWN, "made", None)
-    OWN.made = defaultdict(WeakSet)
-    try:
-        yield
-    finally:
-        OWN.made = before
-
-
-class Made:
-    """The models of a kind. Torch's hook on steps is global, and has to find what it is about."""
-
-    def __init__(self):
-        self._models = WeakSet()
-
-    @property
-    def models(self) -> WeakSet:
-        made = getattr(OWN, "made", None)
-        return self._models if made is None else made[self]
-
-
-AVERAGING = Made()  # by data parallel
 SHARDED = WeakIdKeyDictionary()  # a piece -> True; a module's own parameter, now empty -> the rank
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then
 

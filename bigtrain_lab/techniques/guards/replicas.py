@@ -16,15 +16,18 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
 from . import Gone, by_ranks, gone, is_gone, real, refuse, who, whole
-from .optimizers import AVERAGING, SHARDED, TRIED, refuse_across
+from .optimizers import SHARDED, TRIED, refuse_across
 
-WRAPPED = "the module was wrapped: change it before, and load values by load_full_state_dict()."
+# a weight -> a weak reference to the Replicas that average its gradient
+WRAPPED = WeakIdKeyDictionary()
+AFTER = "after the module was wrapped: change it before, and load values by load_full_state_dict()."
 
 
 class Uncopied:
@@ -62,10 +65,7 @@ def refuse_module(module: nn.Module, group: Group, use: str, settings: str, *cas
         *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers()),
     ]
     if row := differing(group, lines, "the modules to wrap"):
-        raise Impossible(
-            f"The ranks' modules differ: {row}; wrap the same "
-            "module with the same settings on every rank."
-        )
+        raise Impossible(f"The ranks' modules or settings differ: {row}; give every rank the same.")
 
 
 def differing(group: Group, lines: Iterable[str], *about: str) -> str:
@@ -76,12 +76,9 @@ def differing(group: Group, lines: Iterable[str], *about: str) -> str:
     return next((by_ranks(group, row) for row in rows if len(set(row)) > 1), "")
 
 
-def refuse_buckets(
-    module: nn.Module, group: Group, bucket_bytes, settings: str, backwards=1
-) -> None:
+def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str) -> None:
     """Refuse a module whose gradients cannot be averaged in buckets."""
     own = set(map(group.world_rank, range(group.size)))
-    known = {p for each in AVERAGING.models for p in each.pieces}
     sliced = [
         path
         for path, part in module.named_modules()
@@ -98,14 +95,7 @@ def refuse_buckets(
             f"bucket_bytes is {bucket_bytes!r}: give a whole number of bytes, at least 1.",
         ),
         (
-            not whole(backwards),
-            (
-                f"backwards is {backwards!r}: give how many backward passes make one gradient, a"
-                " whole number, at least 1."
-            ),
-        ),
-        (
-            known.intersection(module.parameters()),
+            any((of := WRAPPED.get(p)) and of() for p in module.parameters()),
             "Ranks average parameters of the module already: wrap a module once, or give a "
             "ZeroOptimizer parameters that nobody averages.",
         ),
@@ -261,7 +251,7 @@ def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
     if replicas.stage < 2 and held.used and k not in rules.queue:
         raise Impossible(
             f"{this} got a gradient after its bucket had left: call "
-            "finish_gradient_synchronization() before, use no_sync(), or set backwards."
+            "finish_gradient_synchronization() before, or use no_sync()."
         )
 
 
@@ -271,7 +261,7 @@ def refuse_changed(replicas) -> None:
     lost, wrong = known.keys() - now.values(), {}
     for name, p in now.items():
         if p not in known and replicas.frozen.get(name) is not p:
-            wrong[name] = f"was put in, and nobody averages it, after {WRAPPED}"
+            wrong[name] = f"was put in, and nobody averages it, {AFTER}"
         elif name in replicas.frozen and p.grad is not None:
             wrong[name] = (
                 "was frozen when it was wrapped and has a gradient now, which nobody averages: "
@@ -284,13 +274,11 @@ def refuse_changed(replicas) -> None:
         memory = [each.untyped_storage()._cdata for each in own]
         for name, p, stepped in ((home.name, home.weight, home.stepped) for home in held.homes):
             if p in lost:
-                wrong[name] = f"was taken out after {WRAPPED}"
+                wrong[name] = f"was taken out {AFTER}"
             elif p.untyped_storage()._cdata not in memory:
-                wrong[name] = (
-                    f"became {Shape.of(p)} on {p.device}, in other memory, after {WRAPPED}"
-                )
+                wrong[name] = f"became {Shape.of(p)} on {p.device}, in other memory, {AFTER}"
             elif p.requires_grad != stepped.requires_grad:
-                wrong[name] = f"was made to have requires_grad {p.requires_grad} after {WRAPPED}"
+                wrong[name] = f"was made to have requires_grad {p.requires_grad} {AFTER}"
             elif held.learns and real(p.grad) is not None:
                 wrong[name] = (
                     "has a gradient that no backward brought, as a master of MixedPrecision has: "
