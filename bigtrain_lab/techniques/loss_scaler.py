@@ -28,8 +28,8 @@ from .guards import loss_scaler as guard
 
 
 class DynamicLossScaler:
-    """Loss scaler with torch.amp.GradScaler's interface and, step for step, its numbers; state
-    dicts may be exchanged with it.
+    """Loss scaler with the methods that a loop calls of torch.amp.GradScaler and, step for step,
+    its numbers; state dicts may be exchanged with it.
 
     enabled          False: losses, steps and gradients pass through as they are
     half_gradients   let `unscale_` also divide gradients that are stored in float16: in float32,
@@ -51,25 +51,18 @@ class DynamicLossScaler:
         group=None,
     ):
         self._enabled, self.half_gradients = bool(enabled), half_gradients
-        self._rule(growth_factor, backoff_factor, growth_interval)
-        self._scale, self._streak = (
-            guard.usable(init_scale),
-            0,
-        )  # the streak: good steps since the last change
-        self._found: dict[
-            Optimizer, Tensor | bool
-        ] = {}  # unscaled since the last update -> whether any gradient was not finite
-        self._stepped: set[Optimizer] = set()
-        self.scaled = False  # whether any loss was
-        self.group = None if group is None else Group.of(group)
-        self.agreed: bool | None = (
-            None  # since the last update: what the ranks of the group found together
-        )
-
-    def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
         self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(
             growth_factor, backoff_factor, growth_interval
         )
+        # S, and the good steps since its last change
+        self._scale, self._streak = guard.usable(init_scale), 0
+        # unscaled since the last update -> whether any of its gradients was not finite
+        self._found: dict[Optimizer, Tensor | bool] = {}
+        self._stepped: set[Optimizer] = set()
+        self.scaled = False  # whether any loss was
+        self.group = None if group is None else Group.of(group)
+        # whether any rank of the group found one, since the last update
+        self.agreed: bool | None = None
 
     def scale(self, loss):
         """Multiply the loss by S, in float32; losses in a list, a tuple or any other iterable
@@ -98,11 +91,9 @@ class DynamicLossScaler:
         gradients = list(self._gradients(optimizer))
         guard.refuse_gradients(self, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
-        extremes = [torch.zeros((), device=gradients[0].device)]
+        extremes = [torch.zeros((), device=gradients[0].device)]  # inf and nan show in them
         for values in (each for each in gradients if each.numel()):
-            extremes += (
-                each.to(extremes[0]) for each in torch.aminmax(values)
-            )  # inf and nan both show in a tensor's extremes
+            extremes += (each.to(extremes[0]) for each in torch.aminmax(values))
             (
                 values.mul_(inverse)
                 if values.dtype == torch.float32
@@ -165,9 +156,8 @@ class DynamicLossScaler:
             return False
         guard.refuse_unknown(optimizer in self._found)
         self.agree()
-        self._found[optimizer] = skipped = bool(
-            self._found[optimizer]
-        )  # a number now: the device is waited for once
+        # a number now: the device is waited for once
+        self._found[optimizer] = skipped = bool(self._found[optimizer])
         return skipped
 
     def update(self, new_scale: float | None = None) -> None:
@@ -192,24 +182,6 @@ class DynamicLossScaler:
     def is_enabled(self) -> bool:
         return self._enabled
 
-    def get_growth_factor(self) -> float:
-        return self.growth_factor
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        self._rule(new_factor, self.backoff_factor, self.growth_interval)
-
-    def get_backoff_factor(self) -> float:
-        return self.backoff_factor
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        self._rule(self.growth_factor, new_factor, self.growth_interval)
-
-    def get_growth_interval(self) -> int:
-        return self.growth_interval
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        self._rule(self.growth_factor, self.backoff_factor, new_interval)
-
     def state_dict(self) -> dict:
         return (
             {
@@ -227,7 +199,9 @@ class DynamicLossScaler:
         if not self._enabled:
             return
         guard.refuse_state(self.state_dict().keys() - state.keys())
-        self._rule(state["growth_factor"], state["backoff_factor"], state["growth_interval"])
+        self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(
+            state["growth_factor"], state["backoff_factor"], state["growth_interval"]
+        )
         self._scale, self._streak = guard.usable(state["scale"]), state["_growth_tracker"]
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
@@ -236,10 +210,8 @@ class DynamicLossScaler:
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ):
             guard.refuse_gradient(parameter.grad, self.half_gradients)
-            if parameter.grad.is_sparse:
-                parameter.grad = (
-                    parameter.grad.coalesce()
-                )  # a sum of rows that each fit may overflow
+            if parameter.grad.is_sparse:  # a sum of rows that each fit may overflow
+                parameter.grad = parameter.grad.coalesce()
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
 
 

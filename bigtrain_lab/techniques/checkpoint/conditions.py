@@ -42,9 +42,7 @@ class Conditions:
         self.autocast, self.modes = autocast(), _get_current_function_mode_stack()
         self.places: list[tuple[dict, dict]] = []  # a module's own dictionary, what was in it
         self.cells: list[tuple[CellType, object]] = []  # a closure's cell, what it held
-        self.weights: list[
-            Tensor
-        ] = []  # of which nobody else may be done with the gradients before
+        self.weights: list[Tensor] = []  # whose changes in place a rerun refuses
         for found in reached(fn):
             if isinstance(found, nn.Module):
                 self._note(found, isinstance(fn, nn.Module | partial))
