@@ -31,6 +31,7 @@ from ..order.schedule import Action, Schedule, Step
 from ..runtime.memory import owned
 from ..runtime.talk.group import Group, Handle
 from .guards import pipeline as guard
+from .guards import refuse_loss
 from .prepared_model import masters_of
 from .split_backward import WeightGradientsLater
 from .tied import TiedWeight
@@ -214,7 +215,7 @@ class Pipeline:
 
     def _loss(self, y: Tensor, micro_batch: int) -> Tensor:
         loss = self.loss_fn(y, self.targets[micro_batch])
-        guard.refuse_loss(micro_batch, loss)
+        refuse_loss("loss_fn", loss, f"{micro_batch}")
         self.losses[micro_batch] = loss.detach()
         if self.weights:
             return self.scale(loss * self.weights[micro_batch])

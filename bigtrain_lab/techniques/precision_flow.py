@@ -11,8 +11,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core import Impossible
 from ..core.formats import Station
+from .guards import refuse
 from .mixed_precision import MixedPrecision
 
 
@@ -26,11 +26,13 @@ def flow(
         mp.model.get_parameter(weight),
     )
     updated = dict(mp.named_parameters()).get(weight)
-    if updated is None:
-        raise Impossible(
+    refuse(
+        (
+            updated is None,
             f"{weight} is frozen, so no gradient flows to it: choose one of"
-            f" {', '.join(name for name, _ in mp.named_parameters())}."
+            f" {', '.join(name for name, _ in mp.named_parameters())}.",
         )
+    )
     stations: list[Station] = []
 
     def see(name: str, how: str, tensor: Tensor) -> None:
@@ -61,10 +63,12 @@ def flow(
     finally:
         for hook in hooks:
             hook.remove()
-    if updated.grad is None:
-        raise Impossible(
-            f"The loss does not depend on {weight}: choose a weight that the forward uses."
+    refuse(
+        (
+            updated.grad is None,
+            f"The loss does not depend on {weight}: choose a weight that the forward uses.",
         )
+    )
     mp.unscale_(optimizer)
     if mp.scaler or updated is not parameter:
         see(

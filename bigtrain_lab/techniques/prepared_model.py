@@ -25,8 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 
-from ..core import Impossible
-from .guards import is_gone, real
+from .guards import is_gone, real, refuse
 from .guards import mixed_precision as guard
 from .precision_policy import Policy
 from .shards import STEPPED
@@ -74,11 +73,14 @@ def entrances(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def refuse_outside(level: str, module: nn.Module, _) -> None:
-    if not any(isinstance(mode, Policy) for mode in _get_current_function_mode_stack()):
-        raise Impossible(
+    modes = _get_current_function_mode_stack()
+    refuse(
+        (
+            not any(isinstance(mode, Policy) for mode in modes),
             f"{type(module).__name__} was prepared at level {level} and called where its policy is"
-            " not in force: call it inside `with mp:`."
+            " not in force: call it inside `with mp:`.",
         )
+    )
 
 
 @torch.no_grad()

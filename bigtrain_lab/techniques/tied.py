@@ -19,10 +19,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ..core import Impossible
 from ..order.plan import Message, Plan, Recv, Send, lower
 from ..order.schedule import Schedule
 from ..runtime.talk.group import Group
+from .guards import refuse
 
 LOOKS = 2  # comparisons of the copies: before the first update and after it
 
@@ -117,11 +117,13 @@ class TiedWeight:
             for stage, copy in self.own.items():
                 copy.grad = self.aside[stage]
             return
-        if any(copy.grad is None for copy in self.own.values()):
-            raise Impossible(
+        refuse(
+            (
+                any(copy.grad is None for copy in self.own.values()),
                 f"Tied weight {self.name!r} got no gradient on rank "
-                f"{self.group.rank}: let its stage use it, or do not tie it."
+                f"{self.group.rank}: let its stage use it, or do not tie it.",
             )
+        )
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
         for stage, copy in self.own.items():
             total = sum(parts[1:], parts[0])
@@ -146,12 +148,14 @@ class TiedWeight:
     def _compare(self) -> None:
         """Refuse copies that differ, or of which only some learn."""
         looks = self._exchange("copy", {stage: look(copy) for stage, copy in self.own.items()})
-        if any(bool((looks[0] != other).any()) for other in looks[1:]):
-            raise Impossible(
+        refuse(
+            (
+                any(bool((looks[0] != other).any()) for other in looks[1:]),
                 f"The copies of tied weight {self.name!r} on stages "
                 f"{list(self.ranks)} differ: start all from the same values, let all "
-                "learn or none, and update all by the same rule."
+                "learn or none, and update all by the same rule.",
             )
+        )
 
 
 def look(copy: Tensor) -> Tensor:

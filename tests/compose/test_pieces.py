@@ -19,6 +19,7 @@ from bigtrain_lab.runtime import Group, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.guards import pipeline as guard
+from bigtrain_lab.techniques.guards import refuse_loss
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
 from bigtrain_lab.techniques.reversible import ReversibleBlock
@@ -340,7 +341,7 @@ def test_an_output_that_carries_no_gradient_back_is_refused(y, sentence):
 )
 def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
-        guard.refuse_loss(0, loss)
+        refuse_loss("loss_fn", loss, "0")
     with torch.no_grad(), pytest.raises(Impossible, match="gradients are off"):
         guard.refuse_no_gradients()
 

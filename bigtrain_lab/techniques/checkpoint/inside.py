@@ -15,7 +15,7 @@ from functools import partial
 
 from torch import nn
 
-from ...core import Impossible
+from ..guards import refuse
 from .again import checkpoint
 
 
@@ -33,11 +33,13 @@ def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Cal
     """The same for a chain of layers; one that has no such part stays as it is, and one of them
     must have it."""
     owners = [owners_of(layer, part) for layer in layers]
-    if not any(owners):
-        raise Impossible(
+    refuse(
+        (
+            not any(owners),
             f"Nothing in {type(layers[0]).__name__} has a method {part!r} to run again: name the"
-            " method that should be."
+            " method that should be.",
         )
+    )
     return [
         partial(with_parts_again, layer, own, part) if own else layer
         for layer, own in zip(layers, owners)

@@ -17,6 +17,26 @@ def refuse(*cases: tuple[object, str]) -> None:
             raise Impossible(sentence)
 
 
+def refuse_loss(call: str, loss, micro_batch: str) -> None:
+    """Refuse what a `call` returned for a micro-batch, where no gradient can come from it."""
+    what = (
+        f"a {type(loss).__name__}"
+        if not isinstance(loss, Tensor)
+        else f"a tensor of shape {tuple(loss.shape)}"
+        if loss.numel() != 1
+        else ""
+        if loss.requires_grad
+        else "a tensor without a graph (detached, made under no_grad, or of frozen weights)"
+    )
+    refuse(
+        (
+            what,
+            f"{call} gave {what} for micro-batch {micro_batch}: let it return a scalar tensor with "
+            "its graph.",
+        )
+    )
+
+
 def whole(value, least: int = 1) -> bool:
     """Whether the value is a whole number of at least so much."""
     return not isinstance(value, bool) and hasattr(value, "__index__") and index(value) >= least

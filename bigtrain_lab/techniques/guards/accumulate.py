@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...core import Impossible
-from . import refuse, whole
+from . import refuse, refuse_loss, whole
 
 
 def whole_number(k) -> int:
@@ -55,21 +55,8 @@ def weighted(window: Sequence, factors: Sequence[float]) -> Iterator[tuple[int, 
 
 def scalar(loss, number: int) -> Tensor:
     """The summed loss of a micro-batch, from which a gradient can come."""
-    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-        return loss
-    what = (
-        f"a {type(loss).__name__}"
-        if not isinstance(loss, Tensor)
-        else (
-            f"a tensor of shape {tuple(loss.shape)}"
-            if loss.numel() != 1
-            else "a tensor without a graph (detached, or made under no_grad)"
-        )
-    )
-    raise Impossible(
-        f"loss_sum gave {what} for micro-batch {number} of the window: let it return "
-        "a scalar tensor with a graph."
-    )
+    refuse_loss("loss_sum", loss, f"{number} of the window")
+    return loss
 
 
 def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[int]:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import DTYPES
 from . import by_ranks
@@ -31,8 +30,10 @@ def refuse(tensor: Tensor, op: str) -> None:
 
 
 def refuse_different(group: Group, texts: list[str]) -> None:
-    if texts:
-        raise Impossible(
+    refuse_any(
+        (
+            texts,
             f"The ranks all-reduce different tensors: {by_ranks(group, texts)}; give "
-            "the same shape, dtype, op and name on every rank."
+            "the same shape, dtype, op and name on every rank.",
         )
+    )

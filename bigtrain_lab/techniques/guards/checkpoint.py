@@ -48,11 +48,13 @@ def refuse_result(
                 "recompute would start from other values: write the result to a new "
                 "tensor."
             )
-    if result is None:
-        raise Impossible(
+    refuse(
+        (
+            result is None,
             f"{called(fn)} returned nothing, so no gradient can reach what it "
-            "computed: return the result."
+            "computed: return the result.",
         )
+    )
 
 
 def called(fn) -> str:

@@ -30,8 +30,7 @@ def refuse_options(options: dict) -> None:
                 right = bool(holds(options[name]))
             except (TypeError, RuntimeError):  # of no number, of a tensor of several
                 right = False
-            if not right:
-                raise Impossible(f"{name} is {options[name]!r}: it must be {what}.")
+            refuse((not right, f"{name} is {options[name]!r}: it must be {what}."))
 
 
 def refuse_parameters(parameters: list[Tensor]) -> None:

@@ -91,18 +91,22 @@ def sizes(product, parts, layout, axes) -> dict[str, int]:
     )
     found: dict[str, tuple[int, int]] = {}
     for at, (dims, part) in enumerate(zip(inputs, parts)):
-        if part.dim() != len(dims):
-            raise Impossible(
+        refuse_any(
+            (
+                part.dim() != len(dims),
                 f"Input {at} has {part.dim()} dimensions and the equation names "
-                f"{len(dims)} ({' '.join(dims)}): name each of them."
+                f"{len(dims)} ({' '.join(dims)}): name each of them.",
             )
+        )
         for dim, size in zip(dims, part.shape):
             before, first = found.setdefault(dim, (size, at))
-            if before != size:
-                raise Impossible(
+            refuse_any(
+                (
+                    before != size,
                     f"Dimension {dim!r} is {before} long in input {first} and {size} "
-                    f"in input {at}: cut both by one layout."
+                    f"in input {at}: cut both by one layout.",
                 )
+            )
     return {dim: size * axes.get(layout.get(dim), 1) for dim, (size, _) in found.items()}
 
 

@@ -255,63 +255,52 @@ def refuse_no_gradients() -> None:
 def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list:
     """The batch as the schedule's micro-batches."""
     m = schedule.micro_batches
-    if batch is None:
-        raise Impossible(f"Rank {rank} holds the stage that needs {what}: pass them to step().")
-    if isinstance(batch, Tensor) and what != "weights":
-        if len(batch) % m:
-            raise Impossible(
-                f"{len(batch)} {what} do not divide into {m} micro-batches: use a multiple of {m}."
-            )
-        batch = batch.chunk(m)
-    if len(batch) != m:
-        raise Impossible(
-            f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make them equal."
-        )
-    return list(batch)
+    refuse_any(
+        (batch is None, f"Rank {rank} holds the stage that needs {what}: pass them to step().")
+    )
+    cut, count = isinstance(batch, Tensor) and what != "weights", len(batch)
+    refuse_any(
+        (
+            cut and count % m,
+            f"{count} {what} do not divide into {m} micro-batches: use a multiple of {m}.",
+        ),
+        (
+            not cut and count != m,
+            f"Got {count} micro-batches of {what} and the schedule has {m}: make them equal.",
+        ),
+    )
+    return list(batch.chunk(m) if cut else batch)
 
 
 def refuse_output(action: Action, y, module: nn.Module, later: Mapping) -> None:
     """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
-    if not isinstance(y, Tensor):
-        raise Impossible(
-            f"Stage {action.stage} returned a {type(y).__name__}: between stages "
-            "travels one tensor."
-        )
+    is_one = isinstance(y, Tensor)
     learns = action.stage > 0 or any(weight.requires_grad for weight in module.parameters())
-    if not y.requires_grad and learns:
-        raise Impossible(
+    refuse_any(
+        (
+            not is_one,
+            f"Stage {action.stage} returned a {type(y).__name__}: between stages "
+            "travels one tensor.",
+        ),
+        (
+            is_one and not y.requires_grad and learns,
             f"The output of stage {action.stage} has no graph (detached, or made "
-            "under no_grad), so no gradient can go back: return it with its graph."
-        )
+            "under no_grad), so no gradient can go back: return it with its graph.",
+        ),
+    )
     if action.micro_batch == 0 and action[1:] in later:
         refuse_used_twice(action.stage, y, later[action[1:]].postponed)
 
 
-def refuse_loss(micro_batch: int, loss) -> None:
-    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-        return
-    what = (
-        f"a {type(loss).__name__}"
-        if not isinstance(loss, Tensor)
-        else (
-            f"a tensor of shape {tuple(loss.shape)}"
-            if loss.numel() != 1
-            else "a tensor without a graph (detached, or of weights that are all frozen)"
-        )
-    )
-    raise Impossible(
-        f"loss_fn gave {what} for micro-batch {micro_batch}: let it return a scalar "
-        "tensor with its graph."
-    )
-
-
 def gradient(action: Action, x: Tensor) -> Tensor:
     """dL/dx of a stage's input, for the stage before."""
-    if x.grad is None:
-        raise Impossible(
+    refuse_any(
+        (
+            x.grad is None,
             f"The output of stage {action.stage} does not depend on its input, so no "
-            "gradient can go back: let it use its input."
+            "gradient can go back: let it use its input.",
         )
+    )
     return x.grad
 
 

@@ -190,13 +190,14 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
 def refuse_dropped(replicas, k: int, n: int) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
     held, this = replicas.held[k], replicas.held[k].homes[n].name
-    left = n not in held.came if replicas.stage < 3 else n not in held.unsent
-    if left:
-        raise Impossible(
+    refuse(
+        (
+            n not in (held.came if replicas.stage < 3 else held.unsent),
             f"The gradient of {this} on {who(replicas)} was replaced or dropped on its way: call "
             "finish_gradient_synchronization() after the backward, before step(), zero_grad(), and "
-            "what replaces it, such as the sum of a tied weight's copies."
+            "what replaces it, such as the sum of a tied weight's copies.",
         )
+    )
 
 
 def refuse_unseen(replicas) -> None:
@@ -291,13 +292,14 @@ def refuse_changed(replicas) -> None:
 
 def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
     """`by_rank`: names of the unused parameters of each rank; empty where all lack the same."""
-    if model.allow_unused or not (unused or by_rank):
-        return
     every = by_rank or ["\n".join(unused)] * model.group.size
     told = by_ranks(model.group, [text.replace("\n", ", ") for text in every])
-    raise Impossible(
-        f"Parameters got no gradient, on {told}; let every rank's loss depend on "
-        "them, freeze them, or pass allow_unused=True."
+    refuse(
+        (
+            not model.allow_unused and (unused or by_rank),
+            f"Parameters got no gradient, on {told}; let every rank's loss depend on "
+            "them, freeze them, or pass allow_unused=True.",
+        )
     )
 
 
@@ -365,22 +367,26 @@ def refuse_optimizer(optimizer) -> None:
 
 
 def refuse_scaler(optimizer) -> None:
-    if hasattr(optimizer, "found_inf"):  # which torch's GradScaler sets while it steps
-        raise Impossible(
+    refuse(
+        (
+            hasattr(optimizer, "found_inf"),  # which torch's GradScaler sets while it steps
             f"torch's GradScaler on {who(optimizer.replicas)} sees the part of this rank "
             "alone, so ranks would skip different steps: take a "
-            "DynamicLossScaler(group=...)."
+            "DynamicLossScaler(group=...).",
         )
+    )
 
 
 def refuse_other_rank(optimizer, state_dict: dict) -> None:
     own = optimizer.replicas.group.rank, optimizer.replicas.group.size
-    if tuple(state_dict.get("rank", own)) != own:
-        of, size = state_dict["rank"]
-        raise Impossible(
+    of, size = state_dict.get("rank", own)
+    refuse(
+        (
+            (of, size) != own,
             f"This state_dict is of rank {of} of {size}, and this is rank {own[0]} of "
-            f"{own[1]}: save full_state_dict() and load it by load_full_state_dict()."
+            f"{own[1]}: save full_state_dict() and load it by load_full_state_dict().",
         )
+    )
 
 
 def refuse_no_sync(stage: int) -> None:

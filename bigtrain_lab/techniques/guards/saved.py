@@ -160,11 +160,13 @@ def shapes(tensors: Mapping) -> dict[str, tuple]:
 
 def refuse_other_shapes(there: Mapping[str, tuple], here: Mapping[str, tuple], name) -> None:
     for key in dict.fromkeys((*there, *here)):
-        if there.get(key) != here.get(key):
-            raise Impossible(
+        refuse(
+            (
+                there.get(key) != here.get(key),
                 f"{name} is of another model, {key} is {there.get(key, 'missing')} there and "
-                f"{here.get(key, 'missing')} here: build the model with the sizes that it had."
+                f"{here.get(key, 'missing')} here: build the model with the sizes that it had.",
             )
+        )
 
 
 def refuse_other_optimizers(states: Sequence[Mapping], optimizers: Sequence, name) -> None:
