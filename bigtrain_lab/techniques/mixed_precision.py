@@ -174,7 +174,7 @@ class MixedPrecision:
         master = home_of("", weight, whole).stepped
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
         self.moves[weight] = ToMaster(weight, master)
-        guard.PREPARED[master] = ref(self)
+        STEPPED[weight], guard.PREPARED[master] = master, ref(self)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (
@@ -193,8 +193,7 @@ class MixedPrecision:
             if weight.requires_grad:
                 if self._lacks_master(weight):
                     self._give_master(weight)
-                own = weight in self.moves
-                yield name, self.moves[weight].master if own else STEPPED.get(weight, weight)
+                yield name, STEPPED.get(weight, weight)
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]

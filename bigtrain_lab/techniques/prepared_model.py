@@ -56,11 +56,8 @@ def precisions(modules: Iterable[nn.Module]) -> set:
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     """Map each of the modules' own weights to what the optimizer steps in its place: a half
     weight's master, or the piece that ZeRO leaves this rank of it."""
-    modules = list(modules)
-    masters = {w: master for mp in precisions(modules) for w, master in mp.masters.items()}
-    own = dict.fromkeys(weight for module in modules for weight in module.parameters())
-    found = {weight: masters.get(weight, STEPPED.get(weight)) for weight in own}
-    return {weight: master for weight, master in found.items() if master is not None}
+    weights = (weight for module in modules for weight in module.parameters())
+    return {weight: STEPPED[weight] for weight in weights if weight in STEPPED}
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:

@@ -84,7 +84,7 @@ class Home:
         return keeping_dim(whole.reshape(-1)[self.start : self.stop].clone(), whole)
 
 
-STEPPED = WeakIdKeyDictionary()  # a weight -> this rank's piece, which is stepped in its place
+STEPPED = WeakIdKeyDictionary()  # a weight -> its master, or this rank's piece of either
 
 
 def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:

@@ -80,17 +80,17 @@ def refuse_model(model, has_one: bool) -> None:
 
 
 def refuse_formats(model: nn.Module) -> None:
-    refuse(
-        (
-            any(p in STEPPED for part in model.modules() for p in part.parameters(recurse=False)),
-            (
-                "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
-                "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype."
-            ),
-        )
-    )
-    for name, weight in model.named_parameters():
+    # those of a FullyShardedDataParallel too, which calls its pieces parameters
+    for name, weight in nn.Module.named_parameters(model):
         refuse(
+            (
+                weight in STEPPED,
+                (
+                    f"Weight {name} has a master, or ZeRO has cut it into pieces: prepare the model"
+                    " before it, by prepare(model, masters=False), or give"
+                    " FullyShardedDataParallel a compute_dtype."
+                ),
+            ),
             (
                 weight.is_floating_point() and weight.dtype != torch.float32,
                 (
@@ -98,7 +98,7 @@ def refuse_formats(model: nn.Module) -> None:
                     " weights, so pass the model in float32 (model.float() converts it, but what"
                     " was rounded stays rounded)."
                 ),
-            )
+            ),
         )
 
 

@@ -12,7 +12,6 @@ from pickle import PickleError
 import torch
 
 from ...core import Impossible
-from ..shards import STEPPED
 from . import refuse
 
 MARK, DIGITS = b"\nsha256 ", 64
@@ -120,10 +119,9 @@ def read(path):
 
 
 def refuse_parts(training) -> None:
-    parameters = (p for stage in training.stages.values() for p in stage.parameters())
     refuse(
         (
-            any(p in STEPPED for p in parameters),
+            getattr(training, "parts", None),
             (
                 "Each rank holds a part of this training's state, and one file would have one part:"
                 " let all ranks save it together, by techniques.saved_shards."
