@@ -278,7 +278,7 @@ def refuse_changed(replicas) -> None:
                 wrong[name] = f"was taken out {AFTER}"
             elif p.untyped_storage()._cdata not in memory:
                 wrong[name] = f"became {Shape.of(p)} on {p.device}, in other memory, {AFTER}"
-            elif p.requires_grad != stepped.requires_grad:
+            elif replicas.stage == 3 and p.requires_grad != stepped.requires_grad:
                 wrong[name] = f"was made to have requires_grad {p.requires_grad} {AFTER}"
             elif held.learns and real(p.grad) is not None:
                 wrong[name] = (
