@@ -155,20 +155,17 @@ def refuse_units(module: nn.Module, group: Group, compute_dtype, units) -> None:
 
 
 def refuse_unlike(module: nn.Module, group: Group) -> None:
-    """Weights that are said to be equal on all ranks, by a checksum of each."""
-    if group.size == 1:
-        return
-    every = *module.named_parameters(), *module.named_buffers()
-    named = [(name, tensor) for name, tensor in every if not tensor.is_meta]
-    sums = [str(crc32(as_bytes(tensor.cpu()).numpy())) for _, tensor in named]
-    if every := group.differing("\n".join(sums)):
-        rows = zip(named, zip(*map(str.split, every)))
-        name = next(name for (name, _), row in rows if len(set(row)) > 1)
-        raise Impossible(
-            f"The ranks begin with different weights, {name} among them: draw them "
-            "from a seed that is the same on all, or let rank 0 send its own "
-            "(alike=False)."
+    """Refuse weights that are said to be equal on all ranks and are not, by a checksum of each."""
+    named = (*module.named_parameters(), *module.named_buffers()) if group.size > 1 else ()
+    sums = [f"{n} {crc32(as_bytes(t.cpu()).numpy())}" for n, t in named if not t.is_meta]
+    row = differing(group, sums)
+    refuse(
+        (
+            row,
+            f"The ranks begin with different weights, here with their checksums, {row}: draw them "
+            "from a seed that is the same on all, or let rank 0 send its own (alike=False).",
         )
+    )
 
 
 # -- gradients and pieces --------------------------------------------------------------------------

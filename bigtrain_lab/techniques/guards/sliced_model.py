@@ -12,7 +12,7 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
 from . import refuse as refuse_any
-from .replicas import refuse_unlike as refuse_unlike_values
+from . import replicas
 from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
@@ -47,14 +47,15 @@ def refuse_unlike(module: nn.Module, plan: Mapping, group: Group, sequence: bool
         *(f"{path} by {way}" for path, way in plan.items()),
         *(f"{name}, {Shape.of(p)}" for name, p in module.named_parameters()),
     ]
-    if every := [set(text.split("\n")) for text in group.differing("\n".join(lines))]:
-        only = min(set.union(*every) - set.intersection(*every), default="another order")
-        raise Impossible(
-            "The ranks slice different models, or by different plans (only some have: "
-            f"{only}): give the same on all."
+    row = replicas.differing(group, lines)
+    refuse_any(
+        (
+            row,
+            f"The ranks slice different models, or by different plans, {row}: give all the same.",
         )
+    )
     if not any(p.is_meta for p in module.parameters()):
-        refuse_unlike_values(module, group)
+        replicas.refuse_unlike(module, group)
 
 
 def refuse(
