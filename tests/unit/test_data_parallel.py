@@ -274,6 +274,12 @@ def stepped_early(model, inside=nullcontext):
         ),
         (nn.Linear(2, 3), {}, copy.deepcopy, "A DistributedDataParallel cannot be copied"),
         (
+            nn.Linear(2, 3),
+            {},
+            lambda model: DistributedDataParallel(model.module, Alone()),
+            "Ranks average parameters of the module already: wrap a module once",
+        ),
+        (
             nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)),
             {},
             thawed,
