@@ -5,7 +5,7 @@
 
 Were each rank to clip by its own norm, the gradient would turn: stages with small gradients would
 gain on those with large ones. A weight that several ranks hold, as a tied one or one that slicing
-leaves whole, counts once: its Home says on which rank.
+leaves whole, counts once: COPIES has it on the others.
 Cost: two passes over the gradients and 8 bytes a rank.
 Source: Pascanu et al. 2013 (arXiv:1211.5063), section 3.2; 1e-6 as torch.nn.utils.clip_grad_norm_.
 """
@@ -15,32 +15,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..core import Impossible
 from ..runtime.talk.group import Group
-from .guards import refuse
-from .shards import Home
-from .tensor_parallel import cut_of
+from .shards import COPIES, Home
 
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Iterable[Tensor | Home], max_norm: float, group=None) -> float:
     """Scale the gradients of this rank's parameters, or of what is stepped in their place, so that
     the norm over all ranks' is at most `max_norm`; returns the norm before. Every rank of the group
-    calls it, one without gradients too. `parameters`: Homes, or tensors that no other rank has."""
-    parameters, group = list(parameters), Group.of(group)
-    refuse(
-        (
-            not max_norm > 0,
-            f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0.",
-        ),
-        (
-            any(isinstance(each, Tensor) and cut_of(each) for each in parameters),
-            "A parameter is a slice, and those beside it may be on every rank: give Homes, whose "
-            "counts is False for what another rank counts.",
-        ),
-    )
-    homes = [each if isinstance(each, Home) else Home("", each, each) for each in parameters]
-    # what is stepped and has a gradient -> whether it counts in the norm
-    counts = {home.stepped: home.counts for home in homes if home.stepped.grad is not None}
+    calls it, one without gradients too."""
+    if not max_norm > 0:
+        raise Impossible(
+            f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0."
+        )
+    group = Group.of(group)
+    counts = {}  # what is stepped and has a gradient -> whether it counts in the norm
+    for each in parameters:
+        home = each if isinstance(each, Home) else Home("", each, each)
+        if home.stepped.grad is not None:
+            counts[home.stepped] = home.weight not in COPIES and home.stepped not in COPIES
     device = next((p.device for p in counts), group.device)
     square = torch.zeros((), dtype=torch.float64, device=device)
     for p, once in counts.items():

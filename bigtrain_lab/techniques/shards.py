@@ -62,15 +62,13 @@ class Flat:
 @dataclass(frozen=True, eq=False)
 class Home:
     """A weight, and the tensor that the optimizer steps for it (`stepped`): itself, a float32
-    master, or this rank's elements `start` to `stop` of either, flattened. `counts`: False where
-    another rank has the same weight, and counts it in the norm of the model."""
+    master, or this rank's elements `start` to `stop` of either, flattened."""
 
     name: str
     weight: Tensor
     stepped: Tensor
     start: int = 0
     stop: int | None = None
-    counts: bool = True
 
     def whole(self, own: Tensor, group) -> Tensor:
         """Assemble the whole tensor from each rank's elements `own`. All ranks of the group call
@@ -85,6 +83,7 @@ class Home:
 
 
 STEPPED = WeakIdKeyDictionary()  # a weight -> its master, or this rank's piece of either
+COPIES = WeakIdKeyDictionary()  # the weights that another rank counts in a norm of the model
 
 
 def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from ..runtime.talk.group import Group
 from .guards import sliced_model as guard
 from .sequence_parallel import SharedGather, own_tokens, scatter_sum, sum_duplicates
+from .shards import COPIES
 from .tensor_parallel import (
     ColumnParallelLinear,
     Cut,
@@ -84,6 +85,8 @@ def sliced(
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
             dropout.path += f" of slice {group.rank}"
+    if group.rank > 0:
+        COPIES.update({each: True for each in module.parameters() if cut_of(each) is None})
     return module
 
 

@@ -23,6 +23,7 @@ from ..order.plan import Message, Plan, Recv, Send, lower
 from ..order.schedule import Schedule
 from ..runtime.talk.group import Group
 from .guards import refuse
+from .shards import COPIES
 
 LOOKS = 2  # comparisons of the copies: before the first update and after it
 
@@ -99,6 +100,9 @@ class TiedWeight:
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
+        COPIES.update(
+            {copy: True for stage, copy in own.items() if stage != next(iter(self.ranks))}
+        )
         self.batch = -1
 
     def begin(self) -> None:

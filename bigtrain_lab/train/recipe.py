@@ -286,9 +286,9 @@ class Training:
             self.parallel = replicas_of(recipe, self.stages, self.precision, self.copies)
         else:
             self.precision.prepare(self.modules)
-        stepped, copies = masters_of(self.modules), self.copies_of_weights()
+        stepped = masters_of(self.modules)
         self.homes = [
-            Home(name, p, stepped.get(p, p), counts=p not in copies)
+            Home(name, p, stepped.get(p, p))
             for name, p in self.modules.named_parameters()
             if p.requires_grad
         ]
@@ -315,19 +315,6 @@ class Training:
         if not self.slices:
             return module
         return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
-
-    def copies_of_weights(self) -> set[Tensor]:
-        """Weights here that another rank counts in a norm: tied ones of later stages, and on all
-        slices but the first what is not cut."""
-        later = (
-            (stage, name)
-            for places in self.recipe.tied.values()
-            for stage, name in places.items()
-            if stage in self.stages and stage != min(places)
-        )
-        tied = {self.stages[stage].get_parameter(name) for stage, name in later}
-        sliced = self.slices and self.slices.rank > 0
-        return tied | {p for p in self.modules.parameters() if sliced and cut_of(p) is None}
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""

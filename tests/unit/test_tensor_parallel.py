@@ -39,6 +39,7 @@ from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint, recomputed
+from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.sliced_model import (
     load_whole_state_dict,
@@ -54,6 +55,7 @@ from bigtrain_lab.techniques.tensor_parallel import (
     gather_slices,
     vocab_parallel_cross_entropy,
 )
+from bigtrain_lab.techniques.tied import TiedWeight
 from bigtrain_lab.train.dry_run import dry_run
 
 from .threads import on_processes, on_threads
@@ -318,6 +320,25 @@ def test_masks_differ_inside_and_are_equal_outside_a_sliced_region(sequence):
         assert torch.allclose(every[0], every[1], rtol=1e-12, atol=1e-14) != sequence
 
     on_threads(program, 2)
+
+
+def test_a_norm_counts_once_what_several_ranks_hold():
+    """Bare tensors, as a script gives them: a bias that is not cut, and a tied weight."""
+
+    def program(group):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        model = sliced(model, {"0": "column", "2": "row"}, group) if group else model
+        tied = nn.Parameter(torch.ones(5))
+        if group:
+            TiedWeight(group, "tied", {0: 0, 1: 1}, {group.rank: tied})
+        (model(torch.ones(1, 3)).sum() + tied.sum()).backward()
+        learnt = [*model.parameters(), tied]
+        if group:
+            return clip_grad_norm(learnt, 1.0, group)
+        return float(nn.utils.clip_grad_norm_(learnt, 1.0))
+
+    assert on_threads(program, 2) == pytest.approx([program(None)] * 2)
 
 
 def test_a_checkpoint_loads_at_another_degree():
