@@ -12,29 +12,25 @@ dry runs tell all sizes. Closed forms then give each plan's time and memory.
 Stage s of p stages under 1F1B with m micro-batches; a hop is a message between two stages. State is
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Beside the labs' own predictions times without ZeRO are within 1.5%, memory within 10%; with ZeRO
-small models, which are bound by launches, are up to 40% off: `Search.simulated` tells exactly.
+small models, which are bound by launches, are up to 40% off: the lab `plan` tells exactly.
 
 Cost: some 120 dry runs of a piece, then a millisecond a plan of a hundred pieces.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
 (arXiv:1910.02054), sections 3 and 5.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import groupby, product
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .core import Cost, Impossible
 from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
-from .core.peak import readings
 from .core.words import size
-from .experiments.combined import Combined
-from .experiments.pipeline import slice_run
-from .models import GPTConfig, split
-from .techniques.checkpoint import checkpoint
-from .train.dry_run import Work
-from .train.optimizer import Optimizer
+from .train.dry_run import Acted, Work
 from .train.recipe import Recipe
 from .train.rehearsal import Part
 
@@ -74,59 +70,68 @@ class Planned(NamedTuple):
     bytes: int
 
 
+class Facts(NamedTuple):
+    """What a piece computes, calls, sends and holds. `work`: a row each for F, B and U. `forward`,
+    `backward`: bytes of the collectives that they call. `inside`, `update`: bytes that B and U hold
+    at their moments, beyond those at their start. `held`: bytes that a forward leaves for its
+    backward, of weights, of gradients, of the optimizer's state and masters, and of a message."""
+
+    work: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+    inside: np.ndarray
+    update: np.ndarray
+    held: np.ndarray
+
+    @staticmethod
+    def of(part: Part) -> "Facts":
+        forward, backward, update = acted = [*map(part.usual, "FBU")]
+        state = update.before
+        kept = sum(forward.after.values()) - sum(forward.before.values())
+        others = state.get("master", 0) + state.get("optimizer", 0)
+        weights, gradients = state["weights"], state.get("gradients", 0)
+        message = part.message_bytes("F")
+        return Facts(
+            np.array([each.work for each in acted]),
+            *(np.array([call.bytes for call in each.called], int) for each in acted[:2]),
+            *map(levels, acted[1:]),
+            np.array([kept, weights, gradients, others, message]),
+        )
+
+    def at_most(self) -> "Facts":
+        return self._replace(inside=self.inside.max(), update=self.update.max())
+
+
+def levels(acted: Acted) -> np.ndarray:
+    """Bytes that an action holds at its moments, beyond those at its start."""
+    start = sum(acted.before.get(kind, 0) for kind in acted.kinds)
+    return np.array([0, *(sum(moment) - start for moment in acted.inside)])
+
+
 class Piece:
     """A piece of the model one way. `runs`: its dry runs of two and of three rows. What they show
     is affine in the rows, but for a copy that one row alone does without; at 2 and at 4 `slices`
     (`wider`) also in 1 / slices."""
 
     def __init__(self, runs: Sequence[Part], wider: Sequence[Part] = (), slices: int = 2):
-        self.runs, self.wider, self.slices = runs, wider, slices
+        self.lines = [[*zip(*map(Facts.of, pair))] for pair in (runs, wider) if pair]
+        self.slices, self.tensors = slices, runs[0].tensors
+        self.kinds = [[call.kind for call in runs[0].usual(kind).called] for kind in "FB"]
 
-    def at(self, rows: int, amount: Callable[[Part], int]) -> int:
-        two, three = map(amount, self.runs)
-        here = two + (rows - 2) * (three - two)
-        if not self.wider:
-            return here
-        two, three = map(amount, self.wider)
-        there = two + (rows - 2) * (three - two)
-        return there + (here - there) * (4 - self.slices) // self.slices
-
-    def work(self, kind: str, rows: int) -> Work:
-        return Work(*(self.at(rows, lambda part, n=n: part.work(kind)[n]) for n in range(3)))
-
-    def calls(self, kind: str, rows: int) -> list[tuple[str, int]]:
-        """Kind and bytes of the collectives that an action calls."""
-        return [
-            (call.kind, self.at(rows, lambda part, n=n: part.usual(kind).called[n].bytes))
-            for n, call in enumerate(self.runs[0].usual(kind).called)
-        ]
-
-    def state(self, kind: str) -> int:
-        """Bytes that stay from step to step."""
-        return self.at(1, lambda part: part.usual("U").before.get(kind, 0))
-
-    def kept(self, rows: int) -> int:
-        """Bytes that a forward leaves for its backward."""
-        return self.at(
-            rows, lambda part: total(part.usual("F").after) - total(part.usual("F").before)
+    def at(self, rows: int) -> Facts:
+        """With the most that is held in place of moments, of which more slices may have more."""
+        here, *wider = (
+            Facts(*(two + (rows - 2) * (three - two) for two, three in line)).at_most()
+            for line in self.lines
         )
-
-    def most(self, kind: str, rows: int) -> int:
-        """Bytes that an action holds at most, beyond what was there at its start: at each of its
-        moments they are affine."""
-        moments = range(len(self.runs[0].usual(kind).inside))
-        return max(
-            (self.at(rows, lambda part, n=n: level(part, kind, n)) for n in moments), default=0
-        )
-
-
-def level(part: Part, kind: str, moment: int) -> int:
-    acted = part.usual(kind)
-    return sum(acted.inside[moment]) - sum(acted.before.get(each, 0) for each in acted.kinds)
-
-
-def total(held: Mapping[str, int]) -> int:
-    return sum(held.values())
+        for there in wider:
+            here = Facts(
+                *(
+                    four + (two - four) * (4 - self.slices) // self.slices
+                    for two, four in zip(here, there)
+                )
+            )
+        return here
 
 
 @dataclass(frozen=True)
@@ -141,52 +146,11 @@ class Job:
     slices: Callable[[int], bool]
     batch: int
     dtype: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of_gpt(
-        config: GPTConfig, batch: int, optimizer: str = "adam", precision: str = "none"
-    ) -> "Job":
-        """A GPT of these sizes."""
-        places = {"embedding": 0, "block": 1, "head": config.pieces - 1}
-        level = None if precision == "none" else precision
-
-        def run(name: str, rows: int, way: Way) -> Part:
-            return slice_run(
-                config,
-                places[name],
-                places[name] + 1,
-                rows,
-                Optimizer.named(optimizer),
-                replicas=1 + way.replicated,
-                slices=way.tp,
-                precision=level,
-                recompute=checkpoint if way.recompute else None,
-                sequence_parallel=way.sequence_parallel,
-            )
-
-        return Job(
-            ("embedding", *["block"] * config.layers, "head"),
-            run,
-            lambda stages: split(config, stages),
-            lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
-            batch,
-            "bfloat16" if level == "bf16" else str(config.dtype).removeprefix("torch."),
-            {
-                "layers": config.layers,
-                "width": config.width,
-                "heads": config.heads,
-                "sequence": config.sequence,
-                "vocabulary": config.vocabulary,
-                "optimizer": optimizer,
-                "precision": precision,
-            },
-        )
 
 
 class Search:
-    """All plans of a job on so many devices: `.fitting`, the fastest first, and `.refused`, each
-    with the first reason why not."""
+    """All plans of a job on so many devices: `.fitting`, the fastest first, those that are too
+    `.large` for the memory, and `.refused`, which cannot be, each with the first reason."""
 
     def __init__(self, job: Job, hardware: Hardware, devices: int, memory_bytes: int | None = None):
         if devices < 1:
@@ -195,18 +159,15 @@ class Search:
         self.memory_bytes = memory_bytes or hardware.memory_bytes
         self._known: dict[tuple, Any] = {}  # pieces, stages, rings and ends of steps
         self.fitting: list[Planned] = []
+        self.large: list[Planned] = []
         self.refused: dict[Plan, str] = {}
         for plan in self.plans():
             if why := self.impossible(plan):
                 self.refused[plan] = why
                 continue
             found = Planned(plan, self.seconds(plan), self.bytes(plan))
-            if self.memory_bytes and found.bytes > self.memory_bytes:
-                self.refused[plan] = (
-                    f"It needs {size(found.bytes)} of {size(self.memory_bytes)} a device."
-                )
-            else:
-                self.fitting.append(found)
+            fits = not self.memory_bytes or found.bytes <= self.memory_bytes
+            (self.fitting if fits else self.large).append(found)
         self.fitting.sort(key=lambda each: (each.seconds, each.bytes))
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:
@@ -219,12 +180,20 @@ class Search:
     def best(self) -> Planned:
         """The fastest plan; Impossible where none fits."""
         if not self.fitting:
-            least = min(map(self.bytes, (p for p in self.refused if not self.impossible(p))))
+            if not self.large:
+                raise Impossible(f"No plan can be: {next(iter(self.refused.values()))}")
             raise Impossible(
                 f"No plan fits {self.devices} devices of {size(self.memory_bytes)}: the leanest"
-                f" needs {size(least)}. Take more devices, or a smaller model."
+                f" needs {size(min(each.bytes for each in self.large))}. Take more devices, or a"
+                " smaller model."
             )
         return self.fitting[0]
+
+    @cached_property
+    def larger(self) -> Planned | None:
+        """The fastest of those that are too large, where it is faster than all that fit."""
+        fastest = min(self.large, key=lambda each: each.seconds, default=None)
+        return fastest if fastest and fastest.seconds < self.fitting[0].seconds else None
 
     @cached_property
     def frontier(self) -> list[Planned]:
@@ -235,27 +204,6 @@ class Search:
                 found.append(each)
                 least = each.bytes
         return found
-
-    def lab(self, plan: Plan) -> Combined:
-        """The lab that runs this plan; Impossible where its settings do not reach so far."""
-        return Combined(
-            **self.job.settings,
-            hardware=self.hardware.name,
-            replicas=plan.dp,
-            pipeline=plan.pp,
-            slices=plan.way.tp,
-            rows=plan.rows,
-            micro_batches=self.job.batch // plan.rows,
-            zero=plan.zero,
-            recompute=plan.way.recompute,
-            sequence_parallel=plan.way.sequence_parallel,
-        )
-
-    def simulated(self, plan: Plan) -> Planned:
-        """The plan's time and memory action by action, as its lab predicts them."""
-        trace = self.lab(plan).predict()
-        most = max(read.bytes for rank in range(trace.ranks) for read in readings(trace, rank))
-        return Planned(plan, trace.step_time, most)
 
     # -- all plans ---------------------------------------------------------------------------------
 
@@ -314,47 +262,53 @@ class Search:
         alpha, gap = self.once((kind, ranks), line)
         return alpha + gap * size_bytes
 
-    def stages(self, plan: Plan) -> list["Stage"]:
-        """The stages of the plan's pipeline; those of like pieces are one."""
-        return self.once(
-            plan[1:4],
-            lambda: [
-                self.once(
-                    (self.job.pieces[first:last], plan.way, plan.rows),
-                    lambda f=first, to=last: Stage.of(self, self.job.pieces[f:to], plan),
-                )
-                for first, last in self.job.cut(plan.pp)
-            ],
-        )
+    def pipe(self, plan: Plan) -> "Pipe":
+        """Its stages and hops; stages of like pieces are one."""
 
-    def hop(self, stage: "Stage", s: int, plan: Plan) -> float:
-        """Seconds of a message from stage s to the next."""
-        wire = self.hardware.wire(s * plan.way.tp, (s + 1) * plan.way.tp)
-        last = s == plan.pp - 1 or wire is None
-        return 0.0 if last else wire.alpha_s + stage.message_bytes / wire.bytes_per_s
+        def shapes() -> list[tuple]:
+            return [
+                tuple((name, len([*own])) for name, own in groupby(self.job.pieces[first:last]))
+                for first, last in self.job.cut(plan.pp)
+            ]
+
+        def made() -> "Pipe":
+            stages = [
+                self.once((shape, *plan[2:4]), lambda shape=shape: Stage.of(self, shape, plan))
+                for shape in self.once(plan.pp, shapes)
+            ]
+            wires = [
+                self.hardware.wire(s * plan.way.tp, (s + 1) * plan.way.tp)
+                for s in range(plan.pp - 1)
+            ]
+            hops = [
+                wire.alpha_s + stage.message_bytes / wire.bytes_per_s if wire else 0.0
+                for wire, stage in zip(wires, stages)
+            ]
+            first = {stage: s for s, stage in reversed([*enumerate(stages)])}
+            return Pipe(stages, [*hops, 0.0], first)
+
+        return self.once(plan[1:4], made)
 
     def seconds(self, plan: Plan) -> float:
         """Of a step."""
-        stages, pp, m = self.stages(plan), plan.pp, self.job.batch // (plan.dp * plan.rows)
-        ends = [self.end(plan, stage) for stage in stages]
-        hops = [self.hop(stage, s, plan) for s, stage in enumerate(stages)]
-        both = [
-            max(stage.forward + stage.backward + end.slower * stage.work, end.busy)
-            for stage, end in zip(stages, ends)
-        ]
-        period, after = max(both), 0.0
-        for s in reversed(range(pp)):
-            after += both[s] + 2 * hops[s]
+        m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
+        stages, hops, first = self.pipe(plan)
+        ends = {stage: self.end(plan, stage) for stage in first}
+        both = {
+            stage: max(stage.forward + stage.backward + end.slower * stage.work, end.busy)
+            for stage, end in ends.items()
+        }
+        period, after, done = max(both.values()), 0.0, 0.0
+        for s, stage in reversed([*enumerate(stages)]):
+            after += both[stage] + 2 * hops[s]
+            done += stage.forward + stage.backward + 2 * hops[s] + ends[stage].last
             if m > pp - s:
                 period = max(period, after / (pp - s))
-        done = (m - 1) * period + sum(
-            stage.forward + stage.backward + 2 * hop + end.last
-            for stage, hop, end in zip(stages, hops, ends)
-        )
+        done += (m - 1) * period
         step = 0.0
-        for stage, hop, end in zip(stages, hops, ends):
-            step = max(step, done + end.after)
-            done -= stage.backward + end.last + hop
+        for stage, hop in zip(stages, hops):
+            step = max(step, done + ends[stage].after)
+            done -= stage.backward + ends[stage].last + hop
         return step
 
     def end(self, plan: Plan, stage: "Stage") -> "End":
@@ -365,95 +319,119 @@ class Search:
 
     def bytes(self, plan: Plan) -> int:
         """Of the fullest device, at its peak: in the first backward, before which no gradient is
-        there, or in a later one."""
+        there, or in a later one. Of equal stages the first holds most."""
         m, most = self.job.batch // (plan.dp * plan.rows), 0
-        for s, stage in enumerate(self.stages(plan)):
+        for stage, s in self.pipe(plan).first.items():
             alive = min(m, plan.pp - s)
-            later = min(m - 1, alive)
             most = max(most, stage.peak_bytes(plan.dp, plan.zero, alive, False))
-            if later:
+            if later := min(m - 1, alive):
                 most = max(most, stage.peak_bytes(plan.dp, plan.zero, later, True))
         return most
+
+
+class Pipe(NamedTuple):
+    """The stages of a pipeline, seconds of a message from each to the next, and the first of those
+    that are alike."""
+
+    stages: list["Stage"]
+    hops: list[float]
+    first: dict["Stage", int]
+
+
+class Run(NamedTuple):
+    """So many equal pieces in a row. Of each, seconds of work and of collectives, forward and
+    backward, and bytes: `inside` a backward at most, `most` in an update."""
+
+    count: int
+    forward: float
+    forward_calls: float
+    backward: float
+    backward_calls: float
+    inside: int
+    most: int
+    kept: int
+    weights: int
+    gradients: int
+    others: int
+    message: int
+    update: Work
+    tensors: int
+
+    def seconds(self, pieces: int, alone: int, slow: float) -> float:
+        """Of so many backwards, of which all after `alone` run beside messages."""
+        slowed = max(0, pieces - alone) * slow
+        return pieces * (self.backward + self.backward_calls) + slowed * self.backward
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
     """A stage of a pipeline, its pieces in order. Seconds of its `forward` and `backward`, and of
-    their `work` without collectives; of each piece the backward's work and collectives (`pieces`),
-    and bytes: `kept` of a micro-batch, `inside` a backward at most, `weights`, `gradients`."""
+    their `work` without collectives; bytes of a micro-batch (`kept`), of state and of a message."""
 
+    runs: tuple[Run, ...]
     forward: float
     backward: float
     work: float
-    pieces: tuple[tuple[float, float], ...]
-    kept: tuple[int, ...]
-    inside: tuple[int, ...]
-    weights: tuple[int, ...]
-    gradients: tuple[int, ...]
-    others: int  # bytes of state that is neither
-    update_bytes: int  # that an update holds at most
+    kept: int
+    weights: int
+    gradients: int
+    others: int
     message_bytes: int
-    updates: tuple[tuple[Work, int], ...]  # and the tensors of each
 
     @staticmethod
-    def of(search: Search, names: Sequence[str], plan: Plan) -> "Stage":
+    def of(search: Search, shape: Sequence[tuple[str, int]], plan: Plan) -> "Stage":
         way, rows, neighbours = plan.way, plan.rows, range(plan.way.tp)
 
-        def seconds(piece: Piece, kind: str) -> tuple[float, float]:
-            work = piece.work(kind, rows).seconds(search.hardware, search.job.dtype)
-            calls = piece.calls(kind, rows)
-            return work, sum(search.collective(*call, neighbours) for call in calls)
-
-        def facts(name: str) -> tuple:
+        def one(name: str) -> Run:
             piece = search.piece(name, way)
-            return (
-                seconds(piece, "F"),
-                seconds(piece, "B"),
-                piece.kept(rows),
-                piece.most("B", rows),
-                piece.state("weights"),
-                piece.state("gradients"),
-                piece.state("master") + piece.state("optimizer"),
-                piece.most("U", rows),
-                piece.at(rows, lambda part: part.message_bytes("F")),
-                (piece.work("U", 1), piece.runs[0].tensors),
-            )
+            found = piece.at(rows)
+            *works, update = (Work(*each) for each in found.work.tolist())
+            times = []
+            for work, kinds, sizes in zip(works, piece.kinds, (found.forward, found.backward)):
+                times.append(work.seconds(search.hardware, search.job.dtype))
+                calls = zip(kinds, sizes.tolist())
+                times.append(sum(search.collective(*call, neighbours) for call in calls))
+            most = int(found.inside), int(found.update)
+            return Run(1, *times, *most, *found.held.tolist(), update, piece.tensors)
 
-        found = [search.once((name, way, rows), lambda n=name: facts(n)) for name in names]
-        forward, backward, kept, inside, weights, gradients, others, most, sent, updates = zip(
-            *found
-        )
+        runs = [
+            search.once((name, way, rows), lambda n=name: one(n))._replace(count=count)
+            for name, count in shape
+        ]
+
+        def total(*names: str) -> Any:
+            return sum(run.count * getattr(run, name) for run in runs for name in names)
+
         return Stage(
-            sum(map(sum, forward)),
-            sum(map(sum, backward)),
-            sum(work for work, _ in forward + backward),
-            backward,
-            kept,
-            inside,
-            weights,
-            gradients,
-            sum(others),
-            max(most),
-            sent[-1],
-            updates,
+            tuple(runs),
+            total("forward", "forward_calls"),
+            total("backward", "backward_calls"),
+            total("forward", "backward"),
+            *map(total, ("kept", "weights", "gradients", "others")),
+            runs[-1].message,
         )
 
     def peak_bytes(self, dp: int, zero: int, alive: int, again: bool) -> int:
         """In the last backward for which all earlier micro-batches are alive, or in the update.
-        `again`: gradients of an earlier backward are there."""
-        gradients = sum(self.gradients)
-        state = self.others // (dp if zero else 1) + sum(self.weights) // (dp if zero == 3 else 1)
+        `again`: gradients of an earlier backward are there. In a run activations go and gradients
+        come, up to a `limit`: the most is at an end, or where they reach it."""
+        state = self.others // (dp if zero else 1) + self.weights // (dp if zero == 3 else 1)
         if zero == 3:
-            state += 2 * max(self.weights)
-        shared = gradients // (dp if zero > 1 else 1)
-        kept, new, most = alive * sum(self.kept), 0, 0
-        for at in reversed(range(len(self.kept))):
-            whole = {2: min(new, 2 * BUCKET_BYTES), 3: min(new, max(self.gradients))}
-            held = shared * again + whole.get(zero, 0 if again else new)
-            most = max(most, kept + held + self.inside[at])
-            kept -= self.kept[at]
-            new += self.gradients[at]
-        return state + max(most, shared + self.update_bytes // (dp if zero else 1))
+            state += 2 * max(run.weights for run in self.runs)
+        shared = self.gradients // (dp if zero > 1 else 1)
+        limit = {2: 2 * BUCKET_BYTES, 3: max(run.gradients for run in self.runs)}.get(
+            zero, 0 if again else self.gradients
+        )
+        kept, new, most = alive * self.kept, 0, 0
+        for run in reversed(self.runs):
+            reached = max(0, limit - new) // run.gradients if run.gradients > run.kept else 0
+            for done in {min(reached, run.count - 1), min(reached + 1, run.count - 1)}:
+                gradients = min(limit, new + done * run.gradients)
+                most = max(most, kept - done * run.kept + gradients + run.inside)
+            kept -= run.count * run.kept
+            new += run.count * run.gradients
+        update = max(run.most for run in self.runs) // (dp if zero else 1)
+        return state + max(most + shared * again, shared + update)
 
 
 class End(NamedTuple):
@@ -469,31 +447,52 @@ class End(NamedTuple):
 
     @staticmethod
     def of(search: Search, stage: Stage, dp: int, apart: int, zero: int) -> "End":
-        sharers, update = dp if zero else 1, 0.0
-        for (flops, moved, operators), tensors in stage.updates:
-            work = Work(flops // sharers, moved // sharers, operators)
-            update += work.seconds(search.hardware, search.job.dtype, tensors)
+        sharers = dp if zero else 1
+        update = sum(
+            run.count
+            * Work(flops // sharers, moved // sharers, operators).seconds(
+                search.hardware, search.job.dtype, run.tensors
+            )
+            for run in stage.runs
+            for flops, moved, operators in [run.update]
+        )
         if dp == 1:
             return End(0.0, update)
         ranks, slow = range(0, dp * apart, apart), search.hardware.overlap_slowdown - 1
         kind = "reduce_scatter" if zero else "all_reduce"
-        gather = sum(search.collective("all_gather", own, ranks) for own in stage.weights)
-        # The last backward, piece by piece from its end: a bucket leaves when it is full.
+
+        def each(kind: str, size: str) -> float:
+            """Seconds of a collective for each piece."""
+            return sum(
+                run.count * search.collective(kind, getattr(run, size), ranks) for run in stage.runs
+            )
+
+        # The last backward from its end, run by run: a bucket leaves when it is full.
         now, sent, waiting = 0.0, 0.0, 0
-        for gradient, (work, calls) in zip(stage.gradients[::-1], stage.pieces[::-1]):
-            now += work + calls + (slow * work if sent else 0.0)
-            waiting += gradient
-            bucket = gradient if zero == 3 else BUCKET_BYTES
-            full, waiting = divmod(waiting, bucket)
+        for run in reversed(stage.runs):
+            own = run.gradients
+            bucket = own if zero == 3 else BUCKET_BYTES
+            full, left = divmod(waiting + run.count * own, bucket)
+            alone = 0 if sent else -(-(bucket - waiting) // own)  # pieces beside no message
             if full:
-                sent = max(now, sent) + full * search.collective(kind, bucket, ranks)
+                takes = search.collective(kind, bucket, ranks)
+                sent += full * takes
+                for number in {1, min(full, (waiting + (run.count - 1) * own) // bucket + 1)}:
+                    pieces = -(-(number * bucket - waiting) // own)
+                    ready = now + run.seconds(pieces, alone, slow)
+                    sent = max(sent, ready + (full - number + 1) * takes)
+            now, waiting = now + run.seconds(run.count, alone, slow), left
         if waiting:
             sent = max(now, sent) + search.collective(kind, waiting, ranks)
-        after = max(0.0, sent - now) + update + (gather if zero in (1, 2) else 0.0)
+        after = (
+            max(0.0, sent - now)
+            + update
+            + (each("all_gather", "weights") if zero in (1, 2) else 0.0)
+        )
         if zero < 2:
             return End(now - stage.backward, after)
-        scatter = sum(search.collective(kind, own, ranks) for own in stage.gradients)
-        return End(now - stage.backward, after, slow, scatter + 2 * gather * (zero == 3))
+        gathers = 2 * each("all_gather", "weights") * (zero == 3)
+        return End(now - stage.backward, after, slow, each(kind, "gradients") + gathers)
 
 
 @lru_cache(maxsize=64)

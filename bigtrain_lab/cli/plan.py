@@ -26,19 +26,20 @@ def plan(
 ) -> int:
     """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO."""
     from ..core import Impossible
+    from ..experiments.plan import gpt_job
     from ..models import GPTConfig
-    from ..planner import Job, Search
+    from ..planner import Search
     from .screen import screen, table
 
     profile = Hardware.named(hardware)
     if profile.textbook:
         raise Impossible("The unit profile has no memory and no seconds: name other hardware.")
     config = GPTConfig(layers, width, heads, sequence, vocabulary)
-    job = Job.of_gpt(config, batch, optimizer, precision)
+    job = gpt_job(config, batch, optimizer, precision)
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)
     best, out = search.best, screen()
     out.print(
-        f"Of {counted(len(search.fitting) + len(search.refused), 'plan')} on {devices} x"
+        f"Of {counted(len(search.fitting) + len(search.large), 'plan')} on {devices} x"
         f" {hardware}, {len(search.fitting)} fit {size(search.memory_bytes)}. The fastest is"
         f" {best.plan}: {duration(best.seconds, 's')} a step, {size(best.bytes)} on the fullest"
         " device."

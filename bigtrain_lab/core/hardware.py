@@ -57,7 +57,7 @@ class Hardware:
     """
 
     name: str
-    flops_per_s: Mapping[str, Amount] = field(default_factory=dict)
+    flops_per_s: Mapping[str, Amount] = field(default_factory=dict, hash=False)
     memory_bytes: Annotated[int, Field(gt=0, lt=2**62)] | None = None
     memory_bytes_per_s: Annotated[float, Field(ge=0, lt=1e30)] = 0.0
     inside: Wire | None = None
@@ -70,7 +70,7 @@ class Hardware:
     memory_share: Share = 1.0
     overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
     collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @staticmethod
     def all() -> "dict[str, Hardware]":

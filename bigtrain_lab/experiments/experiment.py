@@ -268,7 +268,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             idle
             for base in cls.__mro__
             for name, where, idle in vars(base).get("unused", ())
-            if where(settings[name])
+            if name in settings and where(settings[name])
         )
         return ({"fault_rank", "fault_at", "fault_factor"} - used).union(*others)
 

@@ -83,6 +83,7 @@ LESSONS = {
     "13_layouts": alone("layouts", "my_collectives", "n 234.9 MB\nf 7.3 MB\nd 234.9 MB\n\n"),
     "14_all_together": alone("all-together", "my_clip", f"norm 6.0, {SAME}"),
     "15_compilers": alone("fusion", "my_groups", r"3216 bytes; \['de'\]\n\n"),
+    "16_plan_a_cluster": alone("planner", "my_plan", r"\(\d+, \d+, \d+, (True|False)\)\n"),
     "17_asynchronous_pipelines": Solved(
         {"exercise-stash": ("stashing", "MyPipeDream")},
         {"exercise-stash-run": "54 tensors, equal to those of the recurrence\n"},

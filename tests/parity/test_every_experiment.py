@@ -171,6 +171,7 @@ SETTINGS: dict[str, list[dict]] = {
         {**STAGES, "dropout": 0.1, "optimizer": "momentum", "dtype": "float32"},
         {**STAGES, "schedule": "pipedream", "stashing": False, "steps": 3},
     ],
+    "plan": [{**LAYERS, "heads": 8, "devices": 4, "pipeline": 2, "batch": 8, "rows": 2, "zero": 2}],
     "precision": over(
         {"layers": 1, "width": 32, "rows": 4, "train_size": 32, "dev_size": 64, "steps": 3},
         {"level": "fp16", "every": 2},

@@ -26,6 +26,7 @@ RUN = [
     "ledger",
     "memory",
     "microscope",
+    "plan",
     "policy",
     "sliders",
     "tensor_parallel",

@@ -1,4 +1,4 @@
-"""The planner's closed forms beside its labs' predictions, and what it refuses."""
+"""The planner's closed forms beside its lab's predictions, what it refuses, and the lab."""
 
 import random
 from dataclasses import replace
@@ -6,46 +6,63 @@ from dataclasses import replace
 import pytest
 
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Cost, Hardware, Impossible
+from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
-from bigtrain_lab.models import GPTConfig
+from bigtrain_lab.core.peak import readings
+from bigtrain_lab.experiments.plan import PlanACluster
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.planner import Job, Plan, Search, Way
+from bigtrain_lab.planner import End, Facts, Plan, Search, Way
 
-SMALL = GPTConfig(layers=4, width=128, heads=16, sequence=64, vocabulary=512)
+SIZES = {"layers": 4, "width": 128, "heads": 16, "sequence": 64, "vocabulary": 512}
+ROOM = {"hardware": "a100-nvlink", "memory_mb": 80_000}
+LAB = PlanACluster(devices=4, batch=8, **SIZES, **ROOM)
 
 
 @pytest.fixture(scope="module")
 def search():
-    return Search(Job.of_gpt(SMALL, 8), Hardware.named("a100-nvlink"), 4)
+    return LAB.search
 
 
 @pytest.mark.parametrize("way", [Way(), Way(2, True, True, True), Way(8)])
 @pytest.mark.parametrize("name", ["embedding", "block", "head"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
-    piece, run = search.piece(name, way), search.job.run(name, 5, way)
-    for kind in "FBU":
-        acted = run.usual(kind)
-        assert piece.work(kind, 5) == acted.work
-        assert piece.calls(kind, 5) == [(call.kind, call.bytes) for call in acted.called]
-        held = acted.highest_bytes - sum(acted.before.values())
-        assert piece.most(kind, 5) == held, kind
+    told, shown = search.piece(name, way).at(5), Facts.of(search.job.run(name, 5, way)).at_most()
+    for what, own in shown._asdict().items():
+        assert getattr(told, what).tolist() == own.tolist(), what
 
 
-def test_closed_forms_are_near_what_the_labs_predict(search):
+def test_closed_forms_are_near_what_the_lab_predicts(search):
     """Without ZeRO within 1.5% in time; all plans' memory within a tenth."""
     plain = [each for each in search.fitting if not each.plan.zero]
     for each in random.Random(0).sample(plain, 8):
-        lab = search.simulated(each.plan)
-        assert each.seconds == pytest.approx(lab.seconds, rel=0.015), each.plan
-        assert each.bytes == pytest.approx(lab.bytes, rel=0.1), each.plan
+        trace = LAB.replace(**LAB.settings_of(each.plan)).predict()
+        most = max(read.bytes for rank in range(4) for read in readings(trace, rank))
+        assert each.seconds == pytest.approx(trace.step_time, rel=0.015), each.plan
+        assert each.bytes == pytest.approx(most, rel=0.1), each.plan
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_equal_pieces_are_one_times_their_number(zero):
+    """As the same pieces one by one, where buckets fill inside a piece and across several."""
+    for width in (128, 1024):
+        lab = LAB.replace(layers=24, width=width, devices=2)
+        plan = Plan(2, 1, Way(replicated=zero < 3), 1, zero)
+        (stage,) = lab.search.pipe(plan).stages
+        alone = [run._replace(count=1) for run in stage.runs for _ in range(run.count)]
+        assert [run.count for run in stage.runs] == [1, 24, 1] and len(alone) == 26
+        single = replace(stage, runs=tuple(alone))
+        for alive, again in ((1, False), (3, True)):
+            own, told = (each.peak_bytes(2, zero, alive, again) for each in (stage, single))
+            assert own == told
+        own, told = (End.of(lab.search, each, 2, 1, zero) for each in (stage, single))
+        assert own == pytest.approx(told, rel=0.01)
 
 
 def test_a_slow_link_holds_a_pipeline_back(search):
     slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9))
     far, plan = Search(search.job, slow, 4), Plan(1, 4, Way(), 1, 0)
-    stages = far.stages(plan)
+    stages = far.pipe(plan).stages
     times = {"F": [s.forward for s in stages], "B": [s.backward for s in stages], "U": 0}
     sent = dict.fromkeys("FB", stages[0].message_bytes)
     cost = Cost(times, sent, links=slow.links(4), **slow.clock(1))
@@ -71,9 +88,30 @@ def test_what_cannot_be_says_why(search):
     }
     assert all(word in search.impossible(plan) for plan, word in refused.items())
     small = Search(search.job, search.hardware, 1, memory_bytes=10**6)
-    assert not small.fitting and all("needs" in why for why in small.refused.values())
+    assert not small.fitting and min(each.bytes for each in small.large) > 10**6
     with pytest.raises(Impossible, match="Take more devices"):
         small.best  # noqa: B018
+    with pytest.raises(Impossible, match="7 replicas cannot share"):
+        Search(search.job, search.hardware, 7).best  # noqa: B018
+
+
+def test_the_lab_measures_a_plan_by_the_best_that_fits():
+    """The winner's regret is 1, and no contender's is less; what would be faster does not fit."""
+    lab = LAB.replace(memory_mb=7)
+    name, seconds = lab.best
+    chosen, traces = lab.replace(**lab.contenders[name]), {}
+    for rival, settings in lab.rivals().items():
+        traces[rival] = lab.replace(**settings).predict()
+    assert chosen.regret(chosen.predict()) == 1
+    assert min(lab.regret(traces[each]) for each in lab.contenders) == 1
+    assert lab.regret(traces["mine"]) > 1.05
+    *_, large = traces
+    assert large == f"{lab.search.larger.plan}, too large"
+    most = max(read.bytes for rank in range(4) for read in readings(traces[large], rank))
+    assert most > 7e6 > max(each.bytes for each in lab.search.fitting)
+    said = " ".join(lab.explain(traces["mine"]))
+    assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said
+    assert f"{len(lab.search.fitting)} fit 7 MB" in said
 
 
 def test_the_command_names_the_fastest_plan(capsys):

@@ -1,0 +1,87 @@
+"""The planner: how long a search takes, and how far closed forms are from its lab's predictions.
+
+Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when a slider
+moves memory, links or devices. Beside the labs: plans drawn at random from all of four trainings,
+each priced by closed forms and simulated action by action.
+"""
+
+import random
+import time
+from itertools import combinations
+from statistics import mean
+
+from bigtrain_lab.core import Hardware
+from bigtrain_lab.core.peak import readings
+from bigtrain_lab.experiments import pipeline
+from bigtrain_lab.experiments.plan import PlanACluster, gpt_job
+from bigtrain_lab.models import GPTConfig
+from bigtrain_lab.planner import Search
+
+from .measure import row
+
+LARGE = {"layers": 96, "width": 12288, "heads": 96, "sequence": 2048, "vocabulary": 51200}
+DEVICES, BATCH = (8, 1024), 1536
+TINY = {"layers": 8, "width": 64, "heads": 8, "sequence": 32, "vocabulary": 256}
+MIDDLE = {"layers": 8, "width": 1024, "heads": 16, "sequence": 512, "vocabulary": 8192}
+TRAININGS = [
+    (sizes, hardware, devices)
+    for sizes in (TINY, MIDDLE)
+    for hardware, devices in (("a100-nvlink", 8), ("rtx3090-pcie", 4))
+]
+DRAWN = 20  # plans of each training, half of them with ZeRO
+SMALLEST = {"LARGE": TINY, "DEVICES": (8,), "TRAININGS": TRAININGS[:1], "DRAWN": 2}
+
+
+def rows():
+    return [*speeds(), *beside_labs()]
+
+
+def speeds():
+    job = gpt_job(GPTConfig(**LARGE), BATCH, precision="bf16")
+    profile, found = Hardware.named("a100-nvlink"), []
+    for devices in DEVICES:
+        pipeline.run_slice.cache_clear()
+        for what, most in (("cold", 1.0), ("known", 0.2)):
+            begin = time.process_time()
+            search = Search(job, profile, devices)
+            spent = time.process_time() - begin
+            plans = len(search.fitting) + len(search.large)
+            told = f"{plans:,} plans of {LARGE['layers']} layers on {devices:,} devices, {what}"
+            found.append(row(f"{told}: CPU time", spent, "s", at_most=most))
+    return found
+
+
+def beside_labs():
+    draw, found = random.Random(0), {"no ZeRO": [], "ZeRO": []}
+    for number, (sizes, hardware, devices) in enumerate(TRAININGS):
+        lab = PlanACluster(
+            **sizes, hardware=hardware, devices=devices, pipeline=1, batch=32, memory_mb=10**6
+        )
+        fitting = lab.search.fitting
+        for name, own in found.items():
+            plans = [each for each in fitting if bool(each.plan.zero) == (name == "ZeRO")]
+            for each in draw.sample(plans, min(len(plans), DRAWN // 2)):
+                trace = lab.replace(**lab.settings_of(each.plan)).predict()
+                held = max(read.bytes for r in range(trace.ranks) for read in readings(trace, r))
+                own.append((number, each, trace.step_time, held))
+                print(f"{each.plan}: {each.seconds:.6f} s, {trace.step_time:.6f} s", flush=True)
+    lines = []
+    for name, own in found.items():
+        times = [abs(each.seconds / seconds - 1) for _, each, seconds, _ in own]
+        bytes_off = [abs(each.bytes / held - 1) for _, each, _, held in own]
+        wrong, pairs = [], 0
+        for (at, a, a_s, _), (to, b, b_s, _) in combinations(own, 2):
+            pairs += at == to
+            if at == to and (a.seconds - b.seconds) * (a_s - b_s) < 0:
+                wrong.append(abs(a_s - b_s) / min(a_s, b_s))
+        limits = {"at_most": 0.015} if name == "no ZeRO" else {}
+        told = f"{name}, {len(own)} plans"
+        lines += [
+            row(f"{told}: closed form beside its lab, time, mean", mean(times), "relative"),
+            row(f"{told}: time, worst", max(times), "relative", **limits),
+            row(f"{told}: memory, mean", mean(bytes_off), "relative"),
+            row(f"{told}: memory, worst", max(bytes_off), "relative", at_most=0.1),
+            row(f"{told}: of {pairs} pairs, ordered wrongly", len(wrong), "pairs"),
+            row(f"{told}: the furthest apart of those", max(wrong, default=0.0), "relative"),
+        ]
+    return lines

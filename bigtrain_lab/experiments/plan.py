@@ -1,0 +1,241 @@
+"""Which plan trains this model fastest on these devices?
+
+The student's plan, a product dp x pp x tp with what saves memory, is a run of the lab `combined`,
+each device with the memory that is asked for. Its rivals are the planner's: of each stage of ZeRO
+the two fastest that fit, and the fastest that does not. Their steps are simulated action by action;
+the least of them is what a plan is measured by.
+
+    regret = step of the student's plan / step of the best
+"""
+
+from collections import Counter
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Any, ClassVar
+
+from ..core import Impossible, Trace, knob
+from ..core.hardware import Hardware
+from ..core.later import later
+from ..core.words import counted, duration, size
+from ..order.simulate import simulate
+from ..train.optimizer import Optimizer
+from .combined import Combined
+from .experiment import Quantity
+from .on_hardware import profiles
+from .pipeline import slice_run
+
+with later():
+    from .. import models, planner, train
+    from ..techniques import checkpoint
+    from ..train import rehearsal
+
+EACH = 2  # rivals of a stage of ZeRO
+
+
+class PlanACluster(Combined):
+    name: ClassVar[str] = "plan"
+    question: ClassVar[str] = "Which plan trains this model fastest on these devices?"
+    rivals_by: ClassVar[str] = "plan"
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "step, times that of the best plan",
+        "peak memory, rank 0",
+    )
+    must_exist: ClassVar[tuple[str, ...]] = ("replicas", "micro_batches", *Combined.must_exist)
+    schedule: ClassVar[str] = "1f1b"
+
+    devices: int = knob(
+        8,
+        "devices of the plan: dp is what pp and tp leave of them; more than 8 are predicted only",
+        low=1,
+        high=64,
+        logarithmic=True,
+    )
+    batch: int = knob(
+        16, "samples of a step, whatever the plan", low=1, high=512, unit="samples", more=True
+    )
+    varied: ClassVar[dict] = {
+        "pipeline": {"default": 2, "more": False},
+        "slices": {"default": 1, "more": False},
+        "rows": {"default": 1, "more": False},
+        "zero": {"default": 0, "more": False},
+        "recompute": {"default": False},
+        "sequence_parallel": {"default": False},
+        "memory_mb": {"default": 4.0, "high": 10**6},
+        "hardware": {"default": "rtx3090-pcie", "choices": lambda: profiles()[1:], "more": True},
+    }
+
+    # -- the plan that the settings say ------------------------------------------------------------
+
+    replicas: ClassVar[int]
+    micro_batches: ClassVar[int]
+
+    @property
+    def replicas(self) -> int:
+        """dp, of all devices."""
+        copies, left = divmod(self.devices, self.pipeline * self.slices)
+        if left or not copies:
+            raise Impossible(
+                f"{self.pipeline} stages of {self.slices} slices do not fill"
+                f" {counted(self.devices, 'device')}: take a product that divides them."
+            )
+        return copies
+
+    @property
+    def micro_batches(self) -> int:
+        """Of all replicas."""
+        count, left = divmod(self.batch, self.rows)
+        if left or count % self.replicas:
+            raise Impossible(
+                f"{self.batch} samples do not make equally many micro-batches of {self.rows} for"
+                f" {counted(self.replicas, 'replica')}: take other rows, or fewer replicas."
+            )
+        return count
+
+    @property
+    def combined(self) -> Combined:
+        """The same training in the settings of the lab that runs it."""
+        return Combined(**{name: getattr(self, name) for name in Combined.model_fields})
+
+    def dry(self, rank: int, steps: int = 0):
+        return self.combined.dry(rank, steps)
+
+    # -- the planner's plans -----------------------------------------------------------------------
+
+    @property
+    def search(self) -> "planner.Search":
+        """All plans of this training on these devices."""
+        return searched(
+            self.config,
+            self.batch,
+            self.optimizer,
+            self.precision,
+            self.profile,
+            self.devices,
+            self.capacity_bytes,
+        )
+
+    def settings_of(self, plan: "planner.Plan") -> dict[str, Any]:
+        """The settings that say this plan."""
+        return {
+            "pipeline": plan.pp,
+            "slices": plan.way.tp,
+            "rows": plan.rows,
+            "zero": plan.zero,
+            "recompute": plan.way.recompute,
+            "sequence_parallel": plan.way.sequence_parallel,
+        }
+
+    @cached_property
+    def contenders(self) -> dict[str, dict[str, Any]]:
+        """Plan -> its settings: of each stage of ZeRO the fastest that fit."""
+        fitting = self.search.fitting
+        found = [
+            each
+            for stage in range(4)
+            for each in islice((each for each in fitting if each.plan.zero == stage), EACH)
+        ]
+        return {str(each.plan): self.settings_of(each.plan) for each in sorted(found, key=fast)}
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        """The plan of the settings, the contenders, and what would be fastest with more memory."""
+        own = {name: getattr(self, name) for name in self.settings_of(next(self.search.plans()))}
+        found = self.contenders
+        if own not in found.values():
+            found = {"mine": own, **found}
+        if larger := self.contenders and self.search.larger:
+            found = found | {f"{larger.plan}, too large": self.settings_of(larger.plan)}
+        return found
+
+    @property
+    def best(self) -> tuple[str, float]:
+        """The contender with the least step as simulated, and its seconds; "" where none fits."""
+        found = {
+            name: step_time(self.replace(fault="none", **settings).combined)
+            for name, settings in self.contenders.items()
+        }
+        return min(found.items(), key=lambda each: each[1], default=("", 0.0))
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        first, *others = super().quantities
+        return first, Quantity("step, times that of the best plan", "", self.regret), *others
+
+    def regret(self, trace: Trace) -> float | None:
+        """None of a measured trace, whose seconds are of another machine."""
+        seconds = self.best[1]
+        return trace.step_time / seconds if seconds and trace.clock != "measured" else None
+
+    def explain(self, trace: Trace) -> list[str]:
+        search, (best, seconds) = self.search, self.best
+        priced, reasons = len(search.fitting) + len(search.large), Counter(search.refused.values())
+        said = [
+            f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}.",
+            *(f"{count} more cannot be: {why}" for why, count in reasons.items()),
+        ]
+        if best and (regret := self.regret(trace)) is not None:
+            said.insert(
+                0,
+                f"Your plan takes {regret:.2f} times the step of the best, {best}:"
+                f" {duration(seconds, 's')}.",
+            )
+        return said + super().explain(trace)
+
+
+def fast(each: "planner.Planned") -> float:
+    return each.seconds
+
+
+@lru_cache(maxsize=64)
+def step_time(lab: Combined) -> float:
+    """Seconds of a step, simulated."""
+    return simulate(lab.lowered, lab.cost(memory=False)).step_time
+
+
+@lru_cache(maxsize=8)
+def searched(
+    config: "models.GPTConfig",
+    batch: int,
+    optimizer: str,
+    precision: str,
+    hardware: Hardware,
+    devices: int,
+    memory_bytes: int | None,
+) -> "planner.Search":
+    return planner.Search(
+        gpt_job(config, batch, optimizer, precision), hardware, devices, memory_bytes
+    )
+
+
+def gpt_job(
+    config: "models.GPTConfig", batch: int, optimizer: str = "adam", precision: str = "none"
+) -> "planner.Job":
+    """The training of a GPT of these sizes, as the planner asks for it."""
+    places = {"embedding": 0, "block": 1, "head": config.pieces - 1}
+    level = None if precision == "none" else precision
+
+    def run(name: str, rows: int, way: "planner.Way") -> "train.Part":
+        return slice_run(
+            config,
+            places[name],
+            places[name] + 1,
+            rows,
+            Optimizer.named(optimizer),
+            rehearsal.in_words("F0 B0"),
+            replicas=1 + way.replicated,
+            slices=way.tp,
+            precision=level,
+            recompute=checkpoint.checkpoint if way.recompute else None,
+            sequence_parallel=way.sequence_parallel,
+        )
+
+    return planner.Job(
+        ("embedding", *["block"] * config.layers, "head"),
+        run,
+        lambda stages: models.split(config, stages),
+        lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
+        batch,
+        "bfloat16" if level == "bf16" else str(config.dtype).removeprefix("torch."),
+    )
