@@ -236,7 +236,7 @@ class Search:
         """From dry runs: beyond 4 slices those of 2 and of 4 tell."""
 
         def runs(tp: int) -> tuple[Part, Part]:
-            sliced = way._replace(tp=tp)
+            sliced = way._replace(tp=tp, replicated=False)
             key = name, sliced, "runs"
             return self.once(key, lambda: tuple(self.job.run(name, n, sliced) for n in (2, 3)))
 
@@ -385,7 +385,12 @@ class Stage:
         def one(name: str) -> Run:
             piece = search.piece(name, way)
             found = piece.at(rows)
-            *works, update = (Work(*each) for each in found.work.tolist())
+            forward, backward, update = (Work(*each) for each in found.work.tolist())
+            if way.replicated:  # each gradient is copied to its bucket: read, and written
+                _, _, gradients, *_ = found.held.tolist()
+                flops, moved, operators = backward
+                backward = Work(flops, moved + 2 * gradients, operators + piece.tensors)
+            works = forward, backward
             times = []
             for work, kinds, sizes in zip(works, piece.kinds, (found.forward, found.backward)):
                 times.append(work.seconds(search.hardware, search.job.dtype))

@@ -2,8 +2,8 @@
 
 The student's plan, a product dp x pp x tp with what saves memory, is a run of the lab `combined`,
 each device with the memory that is asked for. Its rivals are the planner's: of each stage of ZeRO
-the two fastest that fit, and the fastest that does not. Their steps are simulated action by action;
-the least of them is what a plan is measured by.
+the fastest that fits, and the fastest of all that does not. They are simulated action by action,
+and a plan is measured by the best of them.
 
     regret = step of the student's plan / step of the best
 """
@@ -11,13 +11,13 @@ the least of them is what a plan is measured by.
 from collections import Counter
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import Hardware
 from ..core.later import later
+from ..core.peak import readings
 from ..core.words import counted, duration, size
-from ..order.simulate import simulate
 from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
@@ -29,7 +29,7 @@ with later():
     from ..techniques import checkpoint
     from ..train import rehearsal
 
-EACH = 2  # rivals of a stage of ZeRO
+TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
 
 
 class PlanACluster(Combined):
@@ -55,13 +55,13 @@ class PlanACluster(Combined):
         16, "samples of a step, whatever the plan", low=1, high=512, unit="samples", more=True
     )
     varied: ClassVar[dict] = {
-        "pipeline": {"default": 2, "more": False},
+        "pipeline": {"default": 4, "more": False},
         "slices": {"default": 1, "more": False},
         "rows": {"default": 1, "more": False},
-        "zero": {"default": 0, "more": False},
+        "zero": {"default": 1, "more": False},
         "recompute": {"default": False},
         "sequence_parallel": {"default": False},
-        "memory_mb": {"default": 4.0, "high": 10**6},
+        "memory_mb": {"default": 3.0, "high": 10**6},
         "hardware": {"default": "rtx3090-pcie", "choices": lambda: profiles()[1:], "more": True},
     }
 
@@ -126,16 +126,21 @@ class PlanACluster(Combined):
             "sequence_parallel": plan.way.sequence_parallel,
         }
 
+    def with_plan(self, plan: "planner.Plan") -> Combined:
+        """The lab that runs this plan."""
+        return self.replace(fault="none", **self.settings_of(plan)).combined
+
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
-        """Plan -> its settings: of each stage of ZeRO the fastest that fit."""
-        fitting = self.search.fitting
-        found = [
-            each
-            for stage in range(4)
-            for each in islice((each for each in fitting if each.plan.zero == stage), EACH)
-        ]
-        return {str(each.plan): self.settings_of(each.plan) for each in sorted(found, key=fast)}
+        """Plan -> its settings: of each stage of ZeRO the fastest that fits, as simulated."""
+        found, room = {}, self.capacity_bytes or float("inf")
+        for stage in range(4):
+            plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
+            for plan in islice(plans, TRIES):
+                if simulated(self.with_plan(plan)).bytes <= room:
+                    found[str(plan)] = self.settings_of(plan)
+                    break
+        return found
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The plan of the settings, the contenders, and what would be fastest with more memory."""
@@ -147,11 +152,11 @@ class PlanACluster(Combined):
             found = found | {f"{larger.plan}, too large": self.settings_of(larger.plan)}
         return found
 
-    @property
+    @cached_property
     def best(self) -> tuple[str, float]:
-        """The contender with the least step as simulated, and its seconds; "" where none fits."""
+        """The contender with the least step, and its seconds; "" where none fits."""
         found = {
-            name: step_time(self.replace(fault="none", **settings).combined)
+            name: simulated(self.replace(fault="none", **settings).combined).seconds
             for name, settings in self.contenders.items()
         }
         return min(found.items(), key=lambda each: each[1], default=("", 0.0))
@@ -184,14 +189,19 @@ class PlanACluster(Combined):
         return said + super().explain(trace)
 
 
-def fast(each: "planner.Planned") -> float:
-    return each.seconds
+class Simulated(NamedTuple):
+    """Seconds of a step, and bytes of the fullest device."""
+
+    seconds: float
+    bytes: int
 
 
 @lru_cache(maxsize=64)
-def step_time(lab: Combined) -> float:
-    """Seconds of a step, simulated."""
-    return simulate(lab.lowered, lab.cost(memory=False)).step_time
+def simulated(lab: Combined) -> Simulated:
+    """A plan action by action, as its lab predicts it."""
+    trace = lab.predict()
+    held = (read.bytes for rank in range(trace.ranks) for read in readings(trace, rank))
+    return Simulated(trace.step_time, max(held))
 
 
 @lru_cache(maxsize=8)
