@@ -14,7 +14,7 @@ weights, gradients and what the optimizer holds, shared among dp replicas by the
 Beside the labs' own predictions times without ZeRO are within 1.5%, memory within 10%; with ZeRO
 small models, which are bound by launches, are up to 40% off: the lab `plan` tells exactly.
 
-Cost: some 120 dry runs of a piece, then a millisecond a plan of a hundred pieces.
+Cost: some 60 dry runs of a piece, then a fraction of a millisecond a plan.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
 (arXiv:1910.02054), sections 3 and 5.
 """
@@ -111,27 +111,36 @@ def levels(acted: Acted) -> np.ndarray:
 class Piece:
     """A piece of the model one way. `runs`: its dry runs of two and of three rows. What they show
     is affine in the rows, but for a copy that one row alone does without; at 2 and at 4 `slices`
-    (`wider`) also in 1 / slices."""
+    (`wider`) also in 1 / slices. A replica copies its gradients to their buckets besides."""
 
-    def __init__(self, runs: Sequence[Part], wider: Sequence[Part] = (), slices: int = 2):
+    def __init__(
+        self,
+        runs: Sequence[Part],
+        wider: Sequence[Part] = (),
+        slices: int = 2,
+        replicated: bool = False,
+    ):
         self.lines = [[*zip(*map(Facts.of, pair))] for pair in (runs, wider) if pair]
-        self.slices, self.tensors = slices, runs[0].tensors
+        self.slices, self.replicated, self.tensors = slices, replicated, runs[0].tensors
         self.kinds = [[call.kind for call in runs[0].usual(kind).called] for kind in "FB"]
 
     def at(self, rows: int) -> Facts:
-        """With the most that is held in place of moments, of which more slices may have more."""
+        """With the most that is held in place of the moments."""
         here, *wider = (
-            Facts(*(two + (rows - 2) * (three - two) for two, three in line)).at_most()
-            for line in self.lines
+            [two + (rows - 2) * (three - two) for two, three in line] for line in self.lines
         )
         for there in wider:
-            here = Facts(
-                *(
-                    four + (two - four) * (4 - self.slices) // self.slices
-                    for two, four in zip(here, there)
-                )
-            )
-        return here
+            here = [*map(self.between, here, there)]
+        found = Facts(*here).at_most()
+        if self.replicated:
+            found.work[1] += 0, 2 * found.held[2], self.tensors
+        return found
+
+    def between(self, two: np.ndarray, four: np.ndarray) -> np.ndarray:
+        """From 2 and 4 slices; of moments that one of them lacks, from the highest."""
+        if two.shape != four.shape:
+            two, four = two.max(), four.max()
+        return four + (two - four) * (4 - self.slices) // self.slices
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,9 @@ class Search:
             return self.once(key, lambda: tuple(self.job.run(name, n, sliced) for n in (2, 3)))
 
         about = (2, 4) if way.tp > 4 else (way.tp,)
-        return self.once((name, way), lambda: Piece(*map(runs, about), slices=way.tp))
+        return self.once(
+            (name, way), lambda: Piece(*map(runs, about), slices=way.tp, replicated=way.replicated)
+        )
 
     def collective(self, kind: str, size_bytes: float, ranks: range) -> float:
         """Seconds in a ring of these ranks, from what a Cost charges for two sizes."""
@@ -385,12 +396,7 @@ class Stage:
         def one(name: str) -> Run:
             piece = search.piece(name, way)
             found = piece.at(rows)
-            forward, backward, update = (Work(*each) for each in found.work.tolist())
-            if way.replicated:  # each gradient is copied to its bucket: read, and written
-                _, _, gradients, *_ = found.held.tolist()
-                flops, moved, operators = backward
-                backward = Work(flops, moved + 2 * gradients, operators + piece.tensors)
-            works = forward, backward
+            *works, update = (Work(*each) for each in found.work.tolist())
             times = []
             for work, kinds, sizes in zip(works, piece.kinds, (found.forward, found.backward)):
                 times.append(work.seconds(search.hardware, search.job.dtype))

@@ -84,7 +84,7 @@ REFUSED = [
     ("parameter-server", {"steps": 500, "slow": 16, "workers": 6}, "a smaller slow, or a bound"),
     ("parameter-server", {"fault": "nan", "fault_rank": 7}, "there are ranks 0 to 4"),
     ("plan", {"pipeline": 3}, "3 stages of 1 slices do not fill 8 devices"),
-    ("plan", {"batch": 6, "rows": 2}, "6 samples do not make equally many .* for 4 replicas"),
+    ("plan", {"batch": 6, "rows": 2}, "6 samples do not make equally many .* for 2 replicas"),
     ("precision", {"hardware": "titan-rtx-nvlink", "level": "bf16"}, "no speed for bfloat16"),
     ("precision", {"width": 48, "heads": 5}, "5 heads cannot share"),
     ("staleness", {"schedule": "interleaved"}, "take another schedule"),

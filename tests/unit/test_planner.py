@@ -16,7 +16,7 @@ from bigtrain_lab.planner import End, Facts, Plan, Search, Way
 
 SIZES = {"layers": 4, "width": 128, "heads": 16, "sequence": 64, "vocabulary": 512}
 ROOM = {"hardware": "a100-nvlink", "memory_mb": 80_000}
-LAB = PlanACluster(devices=4, batch=8, **SIZES, **ROOM)
+LAB = PlanACluster(devices=4, batch=8, pipeline=2, **SIZES, **ROOM)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,13 @@ def search():
 @pytest.mark.parametrize("way", [Way(), Way(2, True, True, True), Way(8)])
 @pytest.mark.parametrize("name", ["embedding", "block", "head"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
+    """Also what a replica does besides; what it holds inside a backward is taken as of one alone."""
     told, shown = search.piece(name, way).at(5), Facts.of(search.job.run(name, 5, way)).at_most()
     for what, own in shown._asdict().items():
-        assert getattr(told, what).tolist() == own.tolist(), what
+        if what == "inside" and way.replicated:
+            assert own <= told.inside
+        else:
+            assert getattr(told, what).tolist() == own.tolist(), what
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
@@ -46,7 +50,7 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
 def test_equal_pieces_are_one_times_their_number(zero):
     """As the same pieces one by one, where buckets fill inside a piece and across several."""
     for width in (128, 1024):
-        lab = LAB.replace(layers=24, width=width, devices=2)
+        lab = LAB.replace(layers=24, width=width, devices=2, pipeline=1)
         plan = Plan(2, 1, Way(replicated=zero < 3), 1, zero)
         (stage,) = lab.search.pipe(plan).stages
         alone = [run._replace(count=1) for run in stage.runs for _ in range(run.count)]
