@@ -22,13 +22,13 @@ from .measure import row
 LARGE = {"layers": 96, "width": 12288, "heads": 96, "sequence": 2048, "vocabulary": 51200}
 DEVICES, BATCH = (8, 1024), 1536
 TINY = {"layers": 8, "width": 64, "heads": 8, "sequence": 32, "vocabulary": 256}
-MIDDLE = {"layers": 8, "width": 1024, "heads": 16, "sequence": 512, "vocabulary": 8192}
+MIDDLE = {"layers": 4, "width": 1024, "heads": 16, "sequence": 512, "vocabulary": 8192}
 TRAININGS = [
     (sizes, hardware, devices)
     for sizes in (TINY, MIDDLE)
     for hardware, devices in (("a100-nvlink", 8), ("rtx3090-pcie", 4))
 ]
-DRAWN = 20  # plans of each training, half of them with ZeRO
+DRAWN = 16  # plans of each training, half of them with ZeRO
 SMALLEST = {"LARGE": TINY, "DEVICES": (8,), "TRAININGS": TRAININGS[:1], "DRAWN": 2}
 
 
@@ -55,7 +55,7 @@ def beside_labs():
     draw, found = random.Random(0), {"no ZeRO": [], "ZeRO": []}
     for number, (sizes, hardware, devices) in enumerate(TRAININGS):
         lab = PlanACluster(
-            **sizes, hardware=hardware, devices=devices, pipeline=1, batch=32, memory_mb=10**6
+            **sizes, hardware=hardware, devices=devices, pipeline=1, batch=16, memory_mb=10**6
         )
         fitting = lab.search.fitting
         for name, own in found.items():
