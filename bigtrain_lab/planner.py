@@ -11,8 +11,9 @@ dry runs tell all sizes. Closed forms then give each plan's time and memory.
 
 Stage s of p stages under 1F1B with m micro-batches; a hop is a message between two stages. State is
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
-Beside the labs' own predictions times without ZeRO are within 1.5%, memory within 10%; with ZeRO
-small models, which are bound by launches, are up to 40% off: the lab `plan` tells exactly.
+Beside the labs' own predictions times without ZeRO are 0.3% off on average and 2.5% at worst, with
+ZeRO 2.3% and 16%; memory is 6% off on average, and 31% at worst (benchmarks/results/plan.md): the
+lab `plan` simulates its best plans before it names one.
 
 Cost: some 60 dry runs of a piece, then a fraction of a millisecond a plan.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
