@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -9,7 +10,7 @@ from bigtrain_lab.cli import main
 from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
 from bigtrain_lab.core.peak import readings
-from bigtrain_lab.experiments.plan import PlanACluster
+from bigtrain_lab.experiments.plan import PlanACluster, gpt_job
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.planner import End, Facts, Plan, Search, Way
@@ -48,18 +49,21 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
 
 @pytest.mark.parametrize("zero", range(4))
 def test_equal_pieces_are_one_times_their_number(zero):
-    """As the same pieces one by one, where buckets fill inside a piece and across several."""
-    for width in (128, 1024):
+    """As the same pieces one by one, where buckets fill inside a piece and across several, and
+    where links are faster than backwards and slower."""
+    for width, bytes_per_s in product((128, 1024), (1e12, 1e11)):
         lab = LAB.replace(layers=24, width=width, devices=2, pipeline=1)
+        link = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
+        search = Search(gpt_job(lab.config, 8), replace(lab.profile, **link), 2)
         plan = Plan(2, 1, Way(replicated=zero < 3), 1, zero)
-        (stage,) = lab.search.pipe(plan).stages
+        (stage,) = search.pipe(plan).stages
         alone = [run._replace(count=1) for run in stage.runs for _ in range(run.count)]
         assert [run.count for run in stage.runs] == [1, 24, 1] and len(alone) == 26
         single = replace(stage, runs=tuple(alone))
         for alive, again in ((1, False), (3, True)):
             own, told = (each.peak_bytes(2, zero, alive, again) for each in (stage, single))
             assert own == told
-        own, told = (End.of(lab.search, each, 2, 1, zero) for each in (stage, single))
+        own, told = (End.of(search, each, 2, 1, zero) for each in (stage, single))
         assert own == pytest.approx(told, rel=0.01)
 
 
