@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar, Literal
@@ -33,6 +33,7 @@ from ..order.recompute.plan import (
     turn,
 )
 from ..order.schedule import Action, Step
+from ..runtime.kept import kept
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
@@ -500,7 +501,7 @@ class Checkpoint(OfGPT, OneDevice):
         return one_process.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
 
 
-@lru_cache(maxsize=256)
+@kept
 def updated(
     shape: tuple[int, ...], dtype: "torch.dtype", optimizer: type[Optimizer], steps: int
 ) -> "dry_run.Acted":

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from .. import runtime, train
 from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
+from ..core.family import is_typed
 from ..core.peak import readings
 from ..core.words import counted
 from ..order.explain import does_not_fit, not_finite
@@ -240,9 +241,20 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def __getstate__(self):
         """With the classes typed in a notebook that the settings name: a rank that unpickles it has
         them as members of their families."""
-        chosen = {getattr(self, name): knob for name, knob in self.knobs().items()}
-        typed = [knob.typed()[value] for value, knob in chosen.items() if value in knob.typed()]
-        return super().__getstate__() | {"typed": typed}
+        typed = filter(is_typed, self.members(self.model_dump()))
+        return super().__getstate__() | {"typed": [*typed]}
+
+    @classmethod
+    def members(cls, settings: dict[str, Any]) -> tuple[type, ...]:
+        """The members of open families that these settings name, from which what they predict
+        follows too."""
+        menus = {name: knob.choices for name, knob in cls.knobs().items() if name in settings}
+        families = {name: menu() for name, menu in menus.items() if callable(menu)}
+        return tuple(
+            menu[settings[name]]
+            for name, menu in families.items()
+            if isinstance(menu, dict) and settings[name] in menu
+        )
 
     @property
     def watts(self) -> float | None:

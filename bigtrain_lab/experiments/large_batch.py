@@ -18,6 +18,7 @@ from ..core.later import later
 from ..order.plan import Plan
 from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
 from ..order.schedule import Schedule
+from ..runtime.kept import kept
 from ..techniques.learning_rates import (
     linear_scaling,
     polynomial_decay,
@@ -296,7 +297,7 @@ class LargeBatch(Pipelined):
             "at_once": self.rows,
             "batch": max(BASE, self.rows * min(self.replicas, 2)),
         }
-        return rehearsed(tuple(settings.items()), rehearsal)
+        return rehearsed(tuple(settings.items()), self.members(settings), rehearsal)
 
     messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
 
@@ -393,9 +394,14 @@ def evenly(count: int, most: int) -> list[int]:
     return [*range(count, 0, -every)][::-1]
 
 
-@lru_cache(maxsize=64)
-def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: "train.Rehearsal") -> "train.Part":
-    """The dry run of the model, on one of the replicas, without data."""
+@kept
+def rehearsed(
+    settings: tuple[tuple[str, Any], ...],
+    members: tuple[type, ...],
+    rehearsal: "train.Rehearsal",
+) -> "train.Part":
+    """The dry run of the model, on one of the replicas, without data. `members`: the classes that
+    the settings name."""
     lab = LargeBatch(**dict(settings))
     inputs = (
         torch.zeros(lab.rows, digits.POINTS, dtype=getattr(torch, lab.dtype))

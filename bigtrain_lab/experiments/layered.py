@@ -16,6 +16,7 @@ from ..core.hardware import Hardware
 from ..core.later import later
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
+from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
@@ -356,7 +357,9 @@ class Layered(OfGPT, Pipelined):
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
         settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
-        return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
+        return dried(
+            type(self), tuple(settings.items()), self.members(settings), coords["dp"], coords["pp"]
+        )
 
     @property
     def arriving(self) -> "torch.Tensor":
@@ -430,11 +433,16 @@ def on_meta(
     return techniques.MixedPrecision(level).prepare(stage) if level else stage
 
 
-@lru_cache(maxsize=128)
+@kept
 def dried(
-    cls: type[Layered], settings: tuple[tuple[str, Any], ...], dp: int, pp: int
+    cls: type[Layered],
+    settings: tuple[tuple[str, Any], ...],
+    members: tuple[type, ...],
+    dp: int,
+    pp: int,
 ) -> "dry_run.DryRun":
-    """The dry run of a rank; settings that do not change shapes find it done."""
+    """The dry run of a rank; settings that do not change shapes find it done. `members`: the
+    classes that the settings name."""
     asked = cls(**dict(settings))
     return dry_run.dry_run(
         asked.program,

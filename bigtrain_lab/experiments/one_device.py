@@ -7,7 +7,7 @@ memory is found by its dry run.
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from ..core.later import later
 from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
+from ..runtime.kept import kept
 from .experiment import Quantity
 from .on_hardware import OnOneRank
 
@@ -53,7 +54,7 @@ class OneDevice(OnOneRank):
     @cached_property
     def dry(self) -> "dry_run.DryRun":
         """What each action holds, computes and moves: the program itself, without values."""
-        return dried(type(self), tuple(self.shaped().items()))
+        return dried(type(self), tuple(self.shaped().items()), self.members(self.shaped()))
 
     def shaped(self) -> dict[str, Any]:
         """The settings of the dry run: those that decide shapes, and two steps, the first and one
@@ -110,7 +111,10 @@ class OneDevice(OnOneRank):
         )
 
 
-@lru_cache(maxsize=64)
-def dried(cls: type[OneDevice], settings: tuple[tuple[str, Any], ...]) -> "dry_run.DryRun":
-    """The dry run of an experiment; settings that do not change shapes find it done."""
+@kept
+def dried(
+    cls: type[OneDevice], settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
+) -> "dry_run.DryRun":
+    """The dry run of an experiment; settings that do not change shapes find it done. `members`:
+    the classes that the settings name."""
     return dry_run.dry_run(cls(**dict(settings)).program)

@@ -12,7 +12,7 @@ SGD (arXiv:1604.00981).
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from random import Random
 from statistics import mean
 from typing import Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from ..order.plan import Plan
 from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
 from ..order.schedule import Action
 from ..order.simulate import simulate
+from ..runtime.kept import kept
 from .all_reduce import ports
 from .experiment import Quantity
 from .on_hardware import OnHardware
@@ -402,7 +403,7 @@ def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict
     return {"weights": named, "gradients": {name: p.grad for name, p in named.items()} | total}
 
 
-@lru_cache(maxsize=64)
+@kept
 def dried(shapes: tuple, server: int | None) -> "dry_run.DryRun":
     """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes

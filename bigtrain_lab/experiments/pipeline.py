@@ -7,13 +7,14 @@ choice.
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import ClassVar
 
 from ..core import Impossible, knob
 from ..core.later import later
 from ..order.partition import Piece, Stage, balanced
 from ..order.schedule import Schedule
+from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
 from ..train.optimizer import Optimizer
 from .of_gpt import OfGPT
@@ -277,7 +278,7 @@ def slice_run(
     )
 
 
-@lru_cache(maxsize=256)
+@kept
 def run_slice(
     config: "models.GPTConfig",
     first: int,

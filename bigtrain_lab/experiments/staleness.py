@@ -15,6 +15,7 @@ from typing import ClassVar
 from ..core import Impossible, knob
 from ..core.later import later
 from ..order.schedule import Action, Schedule
+from ..runtime.kept import kept
 from .pipelined import Pipelined
 
 with later():
@@ -119,7 +120,7 @@ def training(
     )
 
 
-@lru_cache(maxsize=64)
+@kept
 def layer_run(
     width: int, rows: int, stage: bool, after: bool, rehearsal: "train.Rehearsal"
 ) -> "train.Part":

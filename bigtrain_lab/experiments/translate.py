@@ -24,6 +24,7 @@ from ..order.plan import Compute, Plan, Together
 from ..order.rates import exposed, last
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
+from ..runtime.kept import kept
 from ..techniques.learning_rates import noam
 from ..techniques.precision_levels import LEVELS
 from .experiment import MB, Experiment, Quantity
@@ -684,7 +685,7 @@ def pieces_on_meta(config: "models.TranslatorConfig") -> "dict[int, torch.nn.Mod
     }
 
 
-@lru_cache(maxsize=1024)
+@kept
 def piece_run(
     config: "models.TranslatorConfig",
     at: int,
@@ -714,7 +715,7 @@ def piece_run(
     return train.rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
 
 
-@lru_cache(maxsize=64)
+@kept
 def step_peak(
     config: "models.TranslatorConfig",
     shape: tuple[int, int, int],
@@ -771,7 +772,7 @@ def recipe_of(
     )
 
 
-@lru_cache(maxsize=1024)
+@kept
 def evaluation_works(
     config: "models.TranslatorConfig", shape: tuple[int, int, int], beam: int
 ) -> "tuple[dry_run.Work, dry_run.Work]":

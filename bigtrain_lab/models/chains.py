@@ -12,7 +12,7 @@ of layer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from bigtrain_lab.order.recompute.plan import Chain
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.devices import built
+from bigtrain_lab.runtime.kept import kept
 from bigtrain_lab.techniques.checkpoint import weigh
 from bigtrain_lab.train.dry_run import META, Work, dry_run
 
@@ -74,7 +75,7 @@ def gpt_layers(
     ]
 
 
-@lru_cache(maxsize=64)
+@kept
 def gpt_weights(
     config: GPTConfig, rows: int, inside: Callable | None = None
 ) -> tuple[Chain, list[Work], list[Work]]:
@@ -170,7 +171,7 @@ def mlp_layers(model: UnevenMLP, noise: Noise, targets) -> list[Callable]:
     ]
 
 
-@lru_cache(maxsize=64)
+@kept
 def mlp_weights(
     layers: int, width: int, rows: int, dropout: float, dtype: torch.dtype
 ) -> tuple[Chain, list[Work], list[Work]]:

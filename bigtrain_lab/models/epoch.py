@@ -9,7 +9,7 @@ travel in buckets beside the backward, which is slower meanwhile. `assumed()` li
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..runtime.devices import built
+from ..runtime.kept import kept
 from ..techniques.replica_plan import with_replicas
 from ..train.dry_run import META, Work, dry_run
 from .blocks import cross_entropy
@@ -155,7 +156,7 @@ def pieces(model: Translator) -> list[tuple[nn.Module, Callable]]:
     ]
 
 
-@lru_cache(maxsize=8)
+@kept
 def layer_works(
     config: TranslatorConfig, pairs: int, tokens: int
 ) -> dict[str, list[tuple[Work, int]]]:

@@ -1,0 +1,76 @@
+"""Dry runs and predictions are pure functions of settings, so their results are kept.
+
+    function, arguments, what made it  ->  result
+
+In memory, and among the user's files that can be made again, for the next kernel or command. This
+library's sources and torch make a result: where either has changed, it is made again, as where the
+file is damaged. What depends on anything else, as on a class of the user's own, stays in memory.
+Cost: `MOST` results of a function in memory, and as many files in all.
+"""
+
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache, wraps
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+from .machine import kept_in
+
+MOST = 1024
+
+
+def kept(function: Callable) -> Callable:
+    """The function, which is called once for each tuple of arguments. `__wrapped__` keeps
+    nothing."""
+
+    @lru_cache(maxsize=MOST)
+    @wraps(function)
+    def known(*given, **named):
+        try:
+            key = sha256(told((function, given, *named.items(), made_by())).encode()).digest()
+        except (AttributeError, TypeError):  # no file is of anybody else's
+            return function(*given, **named)
+        place = kept_in("kept").with_name(f"kept/{int.from_bytes(key[:4]) % MOST}")
+        with suppress(OSError):  # it was never made
+            if (whole := place.read_bytes())[:64] == key + sha256(whole[64:]).digest():
+                return pickle.loads(whole[64:])
+        result = function(*given, **named)
+        with suppress(OSError):  # there is no room for it
+            place.parent.mkdir(parents=True, exist_ok=True)
+            body = pickle.dumps(result)
+            partial = place.with_name(f"{place.name}.{os.getpid()}.{get_ident()}")
+            partial.write_bytes(key + sha256(body).digest() + body)
+            partial.replace(place)
+        return result
+
+    known.__wrapped__ = function  # and not the function between
+    return known
+
+
+def told(value: Any) -> str:
+    """The text of a value that is plain or the library's own, the same in every process.
+    AttributeError or TypeError for any other."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(told, value))})"
+    if is_dataclass(value) and not isinstance(value, type):
+        return told((type(value), *(getattr(value, field.name) for field in fields(value))))
+    if callable(value):
+        name = f"{value.__module__}.{value.__qualname__}"
+        if name.startswith("bigtrain_lab.") and "<" not in name:
+            return name
+    elif isinstance(value, (str, int, float, type(None))) or type(value).__name__ == "dtype":
+        return repr(value)
+    raise TypeError(f"{value!r} may differ elsewhere")
+
+
+@cache
+def made_by() -> str:
+    """A name of what makes results."""
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest() + version("torch")
