@@ -10,8 +10,7 @@ is priced as if each sentence were as long as the longest right answer of its ba
 """
 
 from collections import Counter
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, ClassVar, Literal
@@ -30,7 +29,7 @@ from ..techniques.precision_levels import LEVELS
 from .experiment import MB, Experiment, Quantity
 from .layered import by_layers
 from .pipelined import Pipelined
-from .translation import Evaluation, Translation, adam
+from .translation import Translation, adam
 
 with later():
     import numpy as np
@@ -206,26 +205,24 @@ class Translate(Pipelined):
 
     @cached_property
     def config(self) -> "models.TranslatorConfig":
-        words = len(self.task.vocabulary)
-        return models.TranslatorConfig(
-            self.layers,
-            self.width,
-            self.heads,
-            4 * self.width,
-            max(self.vocabulary, words),
-            128,
-            getattr(torch, self.dtype),
-            padding=tokens.PAD,
-            embedding_scale=self.width**0.5,
-        )
+        return self.training.sizes
 
     @cached_property
-    def training(self) -> "InPieces":
+    def training(self) -> "Translation":
         """The training, as a program for each rank."""
-        return InPieces(
+        return Translation(
             pairs=self.task,
             learning_rate=noam(self.width, self.warm_up, self.rate),
-            config=self.config,
+            config=models.TranslatorConfig(
+                self.layers,
+                self.width,
+                self.heads,
+                4 * self.width,
+                longest=128,
+                dtype=getattr(torch, self.dtype),
+                embedding_scale=self.width**0.5,
+            ),
+            vocabulary=self.vocabulary,
             replicas=self.replicas,
             accumulation=self.accumulation,
             batch_tokens=self.batch_tokens,
@@ -271,7 +268,9 @@ class Translate(Pipelined):
         return self.training.recipe
 
     def program(self, rank) -> "dict[str, np.ndarray]":
-        return self.training.program(rank)
+        found = self.training.program(rank)
+        del found["evaluations"]  # which the trace has
+        return found
 
     def run(self, **options):
         run = super().run(**options)
@@ -518,7 +517,7 @@ def starved(trace: Trace) -> float:
     return trace.units(max(waits.values(), default=0)) / trace.steps
 
 
-def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
+def with_evaluations(plan: Plan, training: "Translation") -> Plan:
     """The plan with what each rank evaluates after some of its updates, and the two messages in
     which ranks agree."""
     ranks, lanes = tuple(range(plan.ranks)), dict(plan.lanes)
@@ -544,134 +543,6 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
             ops += [op] if op else []
         lanes[rank, "compute"] = tuple(ops)
     return Plan(lanes, plan.ranks, plan.steps)
-
-
-# -- the program -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class InPieces(Translation):
-    """The training of a translator in pieces, for so many updates, from a data loader."""
-
-    updates: int = 1
-    loading: "data_loader.Loading"
-    bucket_bytes: int
-
-    @property
-    def sizes(self) -> "models.TranslatorConfig":
-        return self.config
-
-    @cached_property
-    def order(self) -> Schedule:
-        return by_layers(
-            Schedule.named("1f1b")(1, self.accumulation),
-            [range(translator_pieces.count(self.config))],
-        )
-
-    @property
-    def recipe(self) -> "train.Recipe":
-        return replace(
-            super().recipe,
-            model=lambda at: translator_pieces.TranslatorPiece(self.config, at, self.seed),
-            schedule=self.order,
-            steps=self.updates,
-            whole_names=True,
-            bucket_bytes=self.bucket_bytes,
-        )
-
-    def sample(self, micro_batch: int) -> "one_process.Sample":
-        source, target, context = super().sample(micro_batch)
-        return one_process.Sample(source, target, (source, *context))
-
-    def shares(self, window) -> list[float]:
-        return super().shares(
-            [one_process.Sample(source, target, context[1:]) for source, target, context in window]
-        )
-
-    def own(self, rank: int) -> list[int]:
-        """The micro-batches of a rank, in order."""
-        return [*range(rank, self.replicas * self.accumulation * self.updates, self.replicas)]
-
-    def shape(self, micro_batch: int) -> tuple[int, int, int]:
-        """(B, S, T): lengths with their ends."""
-        batches = self.batches
-        return shape_of([batches.pairs[number] for number in batches.sentences(micro_batch)])
-
-    @cached_property
-    def held_out_shapes(self) -> list[tuple[int, int, int]]:
-        pairs = self.pairs.encoded(held_out=True)
-        return [shape_of([pairs[number] for number in batch]) for batch in self.held_out]
-
-    @property
-    def evaluated_after(self) -> set[int]:
-        every = self.evaluate_every or len(self.batches)
-        return {*range(every, self.updates + 1, every), self.updates}
-
-    def program(self, rank) -> "dict[str, np.ndarray]":
-        recipe = self.recipe
-        windows = [window[rank.index :: self.replicas] for window in recipe.windows]
-        trained = train.train(
-            replace(recipe, data=data_loader.Loader(recipe.data, windows, self.loading, rank)),
-            rank,
-            OfPieces(self, rank),
-        )
-        return recipe.arrays(trained.weights, trained.losses, trained.replica)
-
-
-class OfPieces(Evaluation):
-    """Evaluates the translator that the pieces are; no ledger follows it. Each rank says how far it
-    is."""
-
-    def whole(self, training):
-        self.model = getattr(self, "model", None) or translator_pieces.joined(
-            training.stages, self.asked.config
-        )
-        whole = copy(training)
-        whole.stages = {0: self.model}
-        return whole
-
-    def begin(self, training) -> int:
-        return super().begin(self.whole(training))
-
-    def ended(self, number, training, losses) -> bool:
-        done, total = number + 1, self.asked.updates
-        if done * 10 // total > number * 10 // total:
-            filled = done * 20 // total
-            print(
-                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {total} updates  loss"
-                f" {losses[-1]:.3f}",
-                flush=True,
-            )
-        return super().ended(number, self.whole(training), losses)
-
-    def evaluated(self, done, training) -> list[float]:
-        with self.rank.aside():
-            return super().evaluated(done, training)
-
-    def decided(self, row) -> tuple[bool, bool]:
-        stop, best = super().decided(row)
-        if self.group.rank == 0:
-            done, train_loss, loss, score = row
-            epochs = done / len(self.asked.batches)
-            print(
-                f"epoch {epochs:.2f}: train loss {train_loss:.3f}, held-out loss {loss:.3f}, BLEU"
-                f" {score:.2f}, learning rate "
-                f"{self.asked.learning_rate(int(done)):.3g}"
-                f"{', the best' * best}{'; the run ends' * stop}",
-                flush=True,
-            )
-        return stop, best
-
-
-def shape_of(pairs) -> tuple[int, int, int]:
-    """Of a micro-batch of these pairs; of none, of a row of padding."""
-    if not pairs:
-        return 1, 1, 1
-    return (
-        len(pairs),
-        1 + max(len(source) for source, _ in pairs),
-        1 + max(len(target) for _, target in pairs),
-    )
 
 
 # -- dry runs --------------------------------------------------------------------------------------

@@ -16,14 +16,16 @@ and 16 in a broadcast, and a checkpoint.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from ..core import Impossible
 from ..core.later import later
-from ..order.schedule import Action
+from ..order.schedule import Action, Schedule
 from ..train.lens import Lens
+from .layered import by_layers
 
 with later():
     import numpy as np
@@ -31,8 +33,8 @@ with later():
 
     from .. import runtime, train
     from ..data import batches, bleu, parallel, tokens
-    from ..models import blocks, config, decoding, dropout, translator
-    from ..techniques import distributed_sampler, one_process, saved
+    from ..models import blocks, config, decoding, dropout, translator, translator_pieces
+    from ..techniques import data_loader, distributed_sampler, one_process, saved
     from ..techniques.guards import saved as guard
 
 
@@ -49,7 +51,9 @@ def small() -> "translator.TranslatorConfig":
 class Translation:
     """
     pairs         what is translated
-    config        sizes; vocabulary and padding are the pairs' own
+    config        sizes; padding is the pairs' own
+    vocabulary    rows of each table, where the pairs have fewer words
+    epochs        that it takes; or so many `updates`
     batch_tokens  of an update, of all replicas and micro-batches together, padding included
     accumulation  micro-batches of an update on each replica
     learning_rate update, from 1 on -> rate
@@ -59,6 +63,8 @@ class Translation:
     beam          prefixes that decoding keeps; 1 is greedy
     rows          sentences that are translated together
     evaluators    replicas that evaluate, the first ones; None: all
+    loading       how workers load micro-batches
+    bucket_bytes  gradients that travel in one message
     directory     of best.pt and last.pt; None: nothing is saved
     resume        go on from last.pt, if it is there
     """
@@ -66,10 +72,12 @@ class Translation:
     pairs: "parallel.Parallel"
     learning_rate: Callable[[int], float]
     config: "translator.TranslatorConfig" = field(default_factory=small)
+    vocabulary: int = 0
     replicas: int = 1
     accumulation: int = 1
     batch_tokens: int = 1024
     epochs: int = 10
+    updates: int | None = None
     smoothing: float = 0.1
     clip: float | None = 1.0
     precision: str | None = None
@@ -83,6 +91,8 @@ class Translation:
     evaluators: int | None = None
     evaluate_every: int | None = None
     save_every: int | None = None
+    loading: "data_loader.Loading" = field(default_factory=lambda: data_loader.Loading())
+    bucket_bytes: int = 25 * 2**20
     directory: str | Path | None = None
     resume: bool = False
 
@@ -94,7 +104,7 @@ class Translation:
                 f"{self.pairs.name} holds no pair out: give some, to see what is learned."
             )
         always = ("replicas", "accumulation", "epochs", "patience", "beam", "rows")
-        optional = ("evaluators", "evaluate_every", "save_every")
+        optional = ("updates", "evaluators", "evaluate_every", "save_every")
         given = [name for name in optional if getattr(self, name) is not None]
         config.require_counts(**{name: getattr(self, name) for name in (*always, *given)})
         if not 0 <= self.smoothing < 1:
@@ -107,7 +117,19 @@ class Translation:
 
     @cached_property
     def sizes(self) -> "translator.TranslatorConfig":
-        return replace(self.config, vocabulary=len(self.pairs.vocabulary), padding=tokens.PAD)
+        words = max(self.vocabulary, len(self.pairs.vocabulary))
+        return replace(self.config, vocabulary=words, padding=tokens.PAD)
+
+    @cached_property
+    def order(self) -> Schedule:
+        """Of each replica, layer by layer."""
+        layers = [range(translator_pieces.count(self.config))]
+        return by_layers(Schedule.named("1f1b")(1, self.accumulation), layers)
+
+    @property
+    def steps(self) -> int:
+        """Updates of a run."""
+        return self.updates or self.epochs * len(self.batches)
 
     @cached_property
     def batches(self) -> "batches.Batches":
@@ -145,7 +167,7 @@ class Translation:
     @property
     def recipe(self) -> "train.Recipe":
         return train.Recipe(
-            model=lambda stage: translator.Translator(self.sizes, self.seed),
+            model=lambda at: translator_pieces.TranslatorPiece(self.sizes, at, self.seed),
             data=self.sample,
             weights=self.shares,
             loss=self.loss,
@@ -154,8 +176,10 @@ class Translation:
             learning_rate=self.learning_rate,
             precision=self.precision,
             replicas=self.replicas,
-            micro_batches=self.accumulation,
-            steps=self.epochs * len(self.batches),
+            schedule=self.order,
+            steps=self.steps,
+            whole_names=True,
+            bucket_bytes=self.bucket_bytes,
         )
 
     def loss(self, logits, targets):
@@ -163,9 +187,8 @@ class Translation:
 
     def sample(self, micro_batch: int) -> "one_process.Sample":
         source, target, (so_far,) = self.batches.sample(micro_batch)
-        return one_process.Sample(
-            source, target, (so_far, dropout.Noise(self.seed, 0, micro_batch))
-        )
+        noise = dropout.Noise(self.seed, 0, micro_batch)
+        return one_process.Sample(source, target, (source, so_far, noise))
 
     def words(self, sample: "one_process.Sample") -> int:
         """Those of a micro-batch's loss, by its number: no device is waited for."""
@@ -177,23 +200,55 @@ class Translation:
         words = [self.words(sample) for sample in window]
         return [count / sum(words) for count in words]
 
+    def own(self, rank: int) -> list[int]:
+        """The micro-batches of a rank, in order."""
+        return [*range(rank, self.replicas * self.accumulation * self.steps, self.replicas)]
+
+    def shape(self, micro_batch: int) -> tuple[int, int, int]:
+        """(B, S, T): lengths with their ends."""
+        batches = self.batches
+        return shape_of([batches.pairs[number] for number in batches.sentences(micro_batch)])
+
+    @cached_property
+    def held_out_shapes(self) -> list[tuple[int, int, int]]:
+        pairs = self.pairs.encoded(held_out=True)
+        return [shape_of([pairs[number] for number in batch]) for batch in self.held_out]
+
+    @property
+    def evaluated_after(self) -> set[int]:
+        every = self.evaluate_every or len(self.batches)
+        return {*range(every, self.steps + 1, every), self.steps}
+
     def program(self, rank) -> "dict[str, np.ndarray]":
         """What a rank runs: final weights, losses, and of each evaluation a row, whose columns are
         Evaluation.COLUMNS."""
-        lens = Evaluation(self, rank)
-        trained = train.train(self.recipe, rank, lens)
-        found = self.recipe.arrays(trained.weights, trained.losses, trained.replica)
+        recipe, lens = self.recipe, Evaluation(self, rank)
+        windows = [window[rank.index :: self.replicas] for window in recipe.windows]
+        loader = data_loader.Loader(recipe.data, windows, self.loading, rank)
+        trained = train.train(replace(recipe, data=loader), rank, lens)
+        found = recipe.arrays(trained.weights, trained.losses, trained.replica)
         return found | {"evaluations": np.array(lens.rows)}
 
     def run(self, **options) -> "runtime.Run":
         """Start the ranks; options as for `launch`."""
-        asked = {"ranks": self.replicas, "steps": self.recipe.steps, "mesh": self.recipe.mesh}
+        asked = {"ranks": self.replicas, "steps": self.steps, "mesh": self.recipe.mesh}
         return runtime.launch(self.program, **asked | {"name": "translation"} | options)
 
 
+def shape_of(pairs) -> tuple[int, int, int]:
+    """Of a micro-batch of these pairs; of none, of a row of padding."""
+    if not pairs:
+        return 1, 1, 1
+    return (
+        len(pairs),
+        1 + max(len(source) for source, _ in pairs),
+        1 + max(len(target) for _, target in pairs),
+    )
+
+
 class Evaluation(Lens):
-    """Looks at the held-out pairs now and then, keeps the best, stops when none gets better, and
-    saves."""
+    """Looks at the held-out pairs now and then, keeps the best, stops when none gets better, saves,
+    and says how far each rank is. No ledger follows it."""
 
     COLUMNS = ("update", "train loss", "held-out loss", "BLEU", "best")
 
@@ -203,7 +258,7 @@ class Evaluation(Lens):
         self.rows: list[list[float]] = []
         self.sums = self.zeros(2)  # losses and words since the last evaluation
         asked.held_out  # noqa: B018  (raises Impossible)
-        self.every, self.steps = asked.evaluate_every or len(asked.batches), asked.recipe.steps
+        self.every, self.steps = asked.evaluate_every or len(asked.batches), asked.steps
 
     def zeros(self, size: int) -> "torch.Tensor":
         return torch.zeros(size, dtype=torch.float64, device=self.group.device)
@@ -211,13 +266,14 @@ class Evaluation(Lens):
     # -- the loop ----------------------------------------------------------------------------------
 
     def begin(self, training) -> int:
+        self.model = translator_pieces.joined(training.stages, self.asked.sizes)
         last = Path(self.asked.directory or "") / "last.pt"
         if not (self.asked.resume and self.asked.directory and last.exists()):
             return 0
         state, origin = saved.load(last), self.asked.batches.origin
         with guard.read(last):
             guard.refuse_other_data(state.get("data", origin), origin, last)
-            done = saved.restore(state, training, self.group.rank, last)
+            done = saved.restore(state, self.whole(training), self.group.rank, last)
             self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
             own = state["sums"][
                 self.group.rank :: self.group.size
@@ -225,6 +281,12 @@ class Evaluation(Lens):
             self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
         stopped = self.rows and self.waited() >= self.asked.patience
         return self.steps if stopped else done
+
+    def whole(self, training):
+        """The training with its pieces joined."""
+        whole = copy(training)
+        whole.stages = {0: self.model}
+        return whole
 
     def window(self, number, stages, samples):
         self.words = [self.asked.words(sample) for sample in samples]
@@ -234,6 +296,13 @@ class Evaluation(Lens):
         lost = sum(loss * words for loss, words in zip(losses, self.words))
         self.sums += self.sums.new_tensor([lost, sum(self.words)])
         done, ends = number + 1, number + 1 == self.steps
+        if done * 10 // self.steps > number * 10 // self.steps:
+            filled = done * 20 // self.steps
+            print(
+                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {self.steps} updates "
+                f" loss {losses[-1]:.3f}",
+                flush=True,
+            )
         stop = best = False
         if evaluates := done % self.every == 0 or ends:
             stop, best = self.decided(self.evaluated(done, training))
@@ -246,34 +315,33 @@ class Evaluation(Lens):
 
     def evaluated(self, done: int, training) -> list[float]:
         """A row without its last column: sums over all ranks, and what they say."""
-        model, device = training.stages[0], self.rank.device
-        sums = self.zeros(2 + bleu.COUNTS)
-        with torch.no_grad(), training.precision:
+        with self.rank.aside(), torch.no_grad(), training.precision:
+            sums = self.zeros(2 + bleu.COUNTS)
             for number in self.asked.share(self.group.rank):
-                sums += sums.new_tensor(self.of_batch(number, model, device))
-        sums, self.sums = torch.cat([self.sums, sums]), self.zeros(2)
-        sums = self.group.all_reduce(sums, name=f"evaluation after {done}").tolist()
+                sums += sums.new_tensor(self.of_batch(number))
+            sums, self.sums = torch.cat([self.sums, sums]), self.zeros(2)
+            sums = self.group.all_reduce(sums, name=f"evaluation after {done}").tolist()
         return [done, sums[0] / sums[1], sums[2] / sums[3], bleu.bleu(sums[4:])]
 
-    def of_batch(self, number: int, model, device) -> list[float]:
+    def of_batch(self, number: int) -> list[float]:
         """Sum of losses, words, and the counts of BLEU of one held-out batch."""
         asked, pairs = self.asked, self.asked.pairs.encoded(held_out=True)
         sample = batches.padded([pairs[each] for each in asked.held_out[number]])
         parts = sample.inputs, sample.targets, *sample.context
-        source, target, so_far = (part.to(device) for part in parts)
+        source, target, so_far = (part.to(self.rank.device) for part in parts)
         with self.rank.span(Action("L", 0, number)):
-            loss = float(asked.loss(model(source, so_far), target))
+            loss = float(asked.loss(self.model(source, so_far), target))
         with self.rank.span(Action("T", 0, number)):
-            said = self.translated(model, source)
+            said = self.translated(source)
         texts = [asked.pairs.vocabulary.decode(ids) for ids in said.tolist()]
         right = [asked.pairs.held_out[each][1] for each in asked.held_out[number]]
         words = batches.tokens_of(sample)
         return [loss * words, words, *bleu.counted(texts, right, asked.pairs.chinese)]
 
-    def translated(self, model, source):
+    def translated(self, source):
         asked = self.asked
         longest = min(asked.config.longest, source.shape[1] + 50)  # Vaswani et al., section 6.1
-        given = model, source, tokens.BEGIN, tokens.END, tokens.PAD, longest
+        given = self.model, source, tokens.BEGIN, tokens.END, tokens.PAD, longest
         return decoding.decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
 
     def waited(self) -> int:
@@ -292,6 +360,15 @@ class Evaluation(Lens):
         self.rows[-1][-1] = float(best)
         for name, value in zip(self.COLUMNS[1:4], row[1:]):
             self.rank.log(name, value)
+        if self.group.rank == 0:
+            done, train_loss, loss, score = row
+            print(
+                f"epoch {done / len(self.asked.batches):.2f}: train loss {train_loss:.3f}, held-out"
+                f" loss {loss:.3f}, BLEU {score:.2f}, learning rate "
+                f"{self.asked.learning_rate(int(done)):.3g}"
+                f"{', the best' * best}{'; the run ends' * stop}",
+                flush=True,
+            )
         return stop, best
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -300,7 +377,7 @@ class Evaluation(Lens):
         epoch, place = self.asked.batches.place(done)
         with self.rank.aside():
             state = saved.state_of(
-                training,
+                self.whole(training),
                 self.group,
                 done,
                 epoch=epoch,

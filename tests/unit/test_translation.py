@@ -57,16 +57,10 @@ def curve(asked, found):
     return (losses * words).sum(1) / words.sum(1)
 
 
-class Fifty(Translation):
-    @property
-    def recipe(self):
-        return replace(super().recipe, steps=50)
-
-
 def test_one_two_and_three_ranks_are_one_training(tmp_path):
     """And one with six micro-batches: losses of 50 updates, and BLEU of two evaluations to the last
     digit."""
-    asked = Fifty(**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__})
+    asked = replace(PLAIN, updates=50)
     expected = here(asked)
     found = [(each, here(each)) for each in [replace(asked, accumulation=6)]]
     for ranks in (2, 3):
@@ -96,15 +90,14 @@ def test_what_is_evaluated_is_the_corpus():
     asked = replace(PLAIN, epochs=6)
     rank = Rank(0, Mesh(world=1), torch.device("cpu"))
     lens = Evaluation(asked, rank)
-    model = train(asked.recipe, rank, lens).stages[0]
+    train(asked.recipe, rank, lens)
     sample = padded(asked.pairs.encoded(held_out=True))
     targets = sample.targets
     with torch.no_grad():
         said = [
-            asked.pairs.vocabulary.decode(ids)
-            for ids in lens.translated(model, sample.inputs).tolist()
+            asked.pairs.vocabulary.decode(ids) for ids in lens.translated(sample.inputs).tolist()
         ]
-        chances = model(sample.inputs, sample.context[0]).log_softmax(-1)
+        chances = lens.model(sample.inputs, sample.context[0]).log_softmax(-1)
     smooth = torch.full_like(chances, 0.1 / (chances.shape[-1] - 1)).scatter_add(
         -1, targets[..., None], torch.full_like(chances[..., :1], 0.9)
     )
