@@ -34,6 +34,14 @@ def find_browser() -> str:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_apart(tmp_path_factory):
+    """Tests change what makes results: what they keep is for nobody else."""
+    from bigtrain_lab.runtime import kept
+
+    kept.kept_in = tmp_path_factory.mktemp("kept").joinpath
+
+
 @pytest.fixture
 def own_box(monkeypatch):
     """A box for answers, with little patience."""

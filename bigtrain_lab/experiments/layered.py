@@ -27,9 +27,9 @@ from .pipelined import Pipelined
 with later():
     import torch
 
-    from .. import data, models, techniques, train
+    from .. import models, techniques, train
     from ..runtime import devices
-    from ..techniques import one_process, replica_plan, shards, sliced_model
+    from ..techniques import replica_plan, shards, sliced_model
     from ..train import dry_run
 
 LAYER = re.compile(r"^layers\.\d+\.")
@@ -145,12 +145,6 @@ class Layered(OfGPT, Pipelined):
             zero=self.sharded,
             **self.further,
         )
-
-    def samples(self, micro_batch: int) -> "one_process.Sample":
-        inputs, targets = data.chosen_text(self.text).batch(
-            self.seed, 0, micro_batch, self.rows, self.sequence
-        )
-        return one_process.Sample(inputs, targets, (models.Noise(self.seed, 0, micro_batch),))
 
     # -- how replicas average their gradients ------------------------------------------------------
 

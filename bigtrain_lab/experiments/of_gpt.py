@@ -13,6 +13,7 @@ with later():
     import torch
 
     from .. import data, models
+    from ..techniques import one_process
 
 
 class OfGPT(OnHardware):
@@ -57,3 +58,14 @@ class OfGPT(OnHardware):
         sizes = {f.name for f in fields(models.GPTConfig)} & type(self).model_fields.keys()
         given = {name: getattr(self, name) for name in sizes}
         return models.GPTConfig(**given | {"dtype": getattr(torch, self.dtype)})
+
+    def samples(self, micro_batch: int) -> "one_process.Sample":
+        """The n-th micro-batch is the same text whatever the size of a batch."""
+        inputs, targets = data.chosen_text(self.text).batch(
+            self.seed, 0, micro_batch, self.rows, self.sequence
+        )
+        return one_process.Sample(
+            inputs,
+            targets,
+            (models.Noise(self.seed, micro_batch // self.micro_batches, micro_batch),),
+        )

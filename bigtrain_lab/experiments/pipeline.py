@@ -23,7 +23,7 @@ from .pipelined import Pipelined
 with later():
     import torch
 
-    from .. import data, models, techniques, train
+    from .. import models, techniques, train
     from ..techniques import one_process
     from ..train import dry_run
 
@@ -213,17 +213,6 @@ class PipelineExperiment(OfGPT, Pipelined):
             self.seed,
             schedule=self.order,
             steps=self.steps,
-        )
-
-    def samples(self, micro_batch: int) -> "one_process.Sample":
-        """The n-th micro-batch is the same text whatever the size of a batch."""
-        inputs, targets = data.chosen_text(self.text).batch(
-            self.seed, 0, micro_batch, self.rows, self.sequence
-        )
-        return one_process.Sample(
-            inputs,
-            targets,
-            (models.Noise(self.seed, micro_batch // self.micro_batches, micro_batch),),
         )
 
 

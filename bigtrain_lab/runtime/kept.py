@@ -36,7 +36,7 @@ def kept(function: Callable) -> Callable:
             key = sha256(told((function, given, *named.items(), made_by())).encode()).digest()
         except (AttributeError, TypeError):  # no file is of anybody else's
             return function(*given, **named)
-        place = kept_in("kept").with_name(f"kept/{int.from_bytes(key[:4]) % MOST}")
+        place = kept_in("kept").parent / f"kept/{int.from_bytes(key[:4]) % MOST}"
         with suppress(OSError):  # it was never made
             if (whole := place.read_bytes())[:64] == key + sha256(whole[64:]).digest():
                 return pickle.loads(whole[64:])

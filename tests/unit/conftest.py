@@ -45,8 +45,10 @@ def family():
     from bigtrain_lab.order.collective import Collective
     from bigtrain_lab.order.recompute.plan import Recompute
     from bigtrain_lab.order.schedule import Schedule
+    from bigtrain_lab.train.optimizer import Optimizer
 
-    before = {each: list(each._members) for each in (Collective, Experiment, Schedule, Recompute)}
+    families = Collective, Experiment, Optimizer, Schedule, Recompute
+    before = {each: list(each._members) for each in families}
     yield
     for each, members in before.items():
         each._members[:] = members
