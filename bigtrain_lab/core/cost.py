@@ -139,7 +139,7 @@ class Cost:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        key = rank, beside, *(step if self.of_batch else [(a.kind, a.stage) for a in step])
+        key = rank, beside, *self._alike(step, rank)
         if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
@@ -157,12 +157,7 @@ class Cost:
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = (
-            "parts",
-            rank,
-            beside,
-            *(step if self.of_batch else ((a.kind, a.stage) for a in step)),
-        )
+        key = "parts", rank, beside, *self._alike(step, rank)
         if key not in self._found:
             total, own = (
                 self.duration(step, rank, beside),
@@ -236,6 +231,10 @@ class Cost:
             return link
         share = exact(self.shares[lane])
         return Link(link.alpha, link.ticks * share.denominator, link.bytes * share.numerator)
+
+    def _alike(self, step, rank: int) -> list[tuple]:
+        """What the actions of a step have in common with all that cost the same."""
+        return [(a.kind, a.stage, id(self.of_batch.get((rank, a.micro_batch)))) for a in step]
 
     def _of(self, action, rank: int):
         kind, _, micro_batch = action

@@ -149,7 +149,7 @@ class ParameterServing(OnHardware):
         ahead = self.bound + 1 if self.mode == "bounded" else round(self.steps * (slowest - 1))
         most = self.steps + ahead + 1
         while most * self.workers <= MOST:
-            trace = simulate(self.order((most,) * self.workers), self.priced(most))
+            trace = simulate(self.order((most,) * self.workers), self.priced(most, memory=False))
             ends = [
                 [span.end for span in trace.spans(worker) if span.kind == "B"]
                 for worker in range(self.workers)
@@ -177,8 +177,9 @@ class ParameterServing(OnHardware):
             for name, acted in actions.items()
         }
 
-    def priced(self, batches: int) -> Cost:
-        """The cost of runs of at most so many batches a worker."""
+    def priced(self, batches: int, memory: bool = True) -> Cost:
+        """The cost of runs of at most so many batches a worker. `memory`: also what actions do to
+        it."""
         draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
         usual = self.durations()
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
@@ -191,7 +192,7 @@ class ParameterServing(OnHardware):
         return self.misfortune.priced(
             Cost(
                 usual,
-                **self.held(batches),
+                **(self.held(batches) if memory else {}),
                 of_batch=late,
                 slowdown={self.workers - 1: self.slow},
                 capacity_bytes=self.capacity_bytes,

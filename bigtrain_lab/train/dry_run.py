@@ -242,7 +242,8 @@ class DryRank:
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, journal, done = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, look=ledger.pending or self._loaded or self._looks)
+        changed = self._looks and not ledger.quiet
+        ledger.begin(name, look=ledger.pending or self._loaded or changed)
         self._loaded = False
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
@@ -485,7 +486,8 @@ class Slices(OnMeta):
 
 # -- what operators return, and what they cost ----------------------------------------------------
 
-VIEW, CALL, IN_PLACE, PURE = "a view", "anything", "its first argument", "new tensors"
+VIEW, CALL, PURE = "a view", "anything", "new tensors"
+IN_PLACE = "its first argument, or what is given as `out`"
 # What operators read of their first argument: no more than they return; write of it: no more than
 # they are given; and those that only write it.
 INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}
@@ -541,7 +543,7 @@ class Operators:
         self.moved_bytes += moved
         self.operators += started
         if way is IN_PLACE:
-            return args[0]
+            return kwargs["out"] if "out" in kwargs else args[0]
         made = [empty(*look) for look in looks]
         return made[0] if alone else tuple(made)
 
@@ -558,7 +560,7 @@ class Operators:
         elif (
             written
             and len(aliases) == 1
-            and name.endswith("_")
+            and (name.endswith("_") or operator._schema.arguments[-1].name == "out")
             and name not in RESIZING
             and torch.Tag.inplace_view not in operator.tags
         ):
@@ -596,6 +598,8 @@ class Operators:
         result = self._called(operator, args, kwargs)
         tensors = (result,) if isinstance(result, torch.Tensor) else result
         looks = ()
+        if way is IN_PLACE and self._key(operator, args, kwargs) != key:
+            return result  # what was given has another size now
         if way is PURE:
             if not all(t is not None and t.is_meta for t in tensors):
                 return result

@@ -48,7 +48,7 @@ def family():
     from bigtrain_lab.train.optimizer import Optimizer
 
     families = Collective, Experiment, Optimizer, Schedule, Recompute
-    before = {each: list(each._members) for each in families}
+    before = {each: list(each._members) for each in families if each.all()}
     yield
     for each, members in before.items():
         each._members[:] = members

@@ -312,6 +312,9 @@ class Ledger:
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
         """It is found declared: at once, for all that has happened since the last look too, unless
         it was of another declared kind."""
+        if storage.declared == kind and storage.maker == name and storage.counted:
+            if storage.counted[0] == kind:  # as it was
+                return
         if storage.declared and storage.declared != kind:
             moved.append((storage, kind, name))  # from one to another: from now on
         else:
@@ -326,6 +329,11 @@ class Ledger:
         was_apart, storage.declared = storage.kind in APART, kind
         if self._seen.known.get(storage.key) is storage:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has come, gone or grown since the last look."""
+        return not self._seen.events
 
     @property
     def pending(self) -> bool:
