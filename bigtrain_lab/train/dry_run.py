@@ -242,8 +242,7 @@ class DryRank:
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, journal, done = self._ledger, self._journal, self._operators.work()
-        changed = self._looks and not ledger.quiet
-        ledger.begin(name, look=ledger.pending or self._loaded or changed)
+        ledger.begin(name, look=ledger.pending or self._loaded or self._looks)
         self._loaded = False
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked

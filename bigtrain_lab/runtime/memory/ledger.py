@@ -331,11 +331,6 @@ class Ledger:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
 
     @property
-    def quiet(self) -> bool:
-        """Whether nothing has come, gone or grown since the last look."""
-        return not self._seen.events
-
-    @property
     def pending(self) -> bool:
         """Whether anything was made since the last look at all that happened."""
         return any(count and storage.counted is None for storage, _, count, _ in self._seen.events)
