@@ -11,6 +11,7 @@ import stat
 from contextlib import suppress
 from errno import EINVAL, ENOSPC
 from pathlib import Path
+from threading import get_ident
 from typing import Any, BinaryIO
 
 from .impossible import Impossible
@@ -20,15 +21,15 @@ ESCAPE = re.compile(r'\\(?:[\\"nt/]|([bfr]|u[0-9a-f]{4}))')  # of json.dumps; gr
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def write_whole(path, text: str) -> Path:
-    """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where
-    it cannot be."""
+def write_whole(path, content: str | bytes) -> Path:
+    """Write a file so that it is there whole or not at all, whoever else writes it; Impossible, in
+    a sentence, where it cannot be."""
     path = Path(path)
     if not path.name or os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise Impossible(f"Cannot write {path}: it is a folder; name a file in it.")
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content if isinstance(content, bytes) else content.encode())
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

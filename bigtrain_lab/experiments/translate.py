@@ -268,9 +268,11 @@ class Translate(Pipelined):
         return self.training.recipe
 
     def program(self, rank) -> "dict[str, np.ndarray]":
-        found = self.training.program(rank)
-        del found["evaluations"]  # which the trace has
-        return found
+        return {  # the trace has the evaluations
+            name: values
+            for name, values in self.training.program(rank).items()
+            if name != "evaluations"
+        }
 
     def run(self, **options):
         run = super().run(**options)

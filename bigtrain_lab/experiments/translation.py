@@ -267,13 +267,15 @@ class Evaluation(Lens):
 
     def begin(self, training) -> int:
         self.model = translator_pieces.joined(training.stages, self.asked.sizes)
+        self.whole = copy(training)  # its pieces joined
+        self.whole.stages = {0: self.model}
         last = Path(self.asked.directory or "") / "last.pt"
         if not (self.asked.resume and self.asked.directory and last.exists()):
             return 0
         state, origin = saved.load(last), self.asked.batches.origin
         with guard.read(last):
             guard.refuse_other_data(state.get("data", origin), origin, last)
-            done = saved.restore(state, self.whole(training), self.group.rank, last)
+            done = saved.restore(state, self.whole, self.group.rank, last)
             self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
             own = state["sums"][
                 self.group.rank :: self.group.size
@@ -281,12 +283,6 @@ class Evaluation(Lens):
             self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
         stopped = self.rows and self.waited() >= self.asked.patience
         return self.steps if stopped else done
-
-    def whole(self, training):
-        """The training with its pieces joined."""
-        whole = copy(training)
-        whole.stages = {0: self.model}
-        return whole
 
     def window(self, number, stages, samples):
         self.words = [self.asked.words(sample) for sample in samples]
@@ -308,7 +304,7 @@ class Evaluation(Lens):
             stop, best = self.decided(self.evaluated(done, training))
         saves = evaluates or self.asked.save_every and done % self.asked.save_every == 0
         if self.asked.directory and saves:
-            self.save(done, training, best)
+            self.save(done, best)
         return stop
 
     # -- evaluation --------------------------------------------------------------------------------
@@ -373,11 +369,11 @@ class Evaluation(Lens):
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def save(self, done: int, training, best: bool) -> None:
+    def save(self, done: int, best: bool) -> None:
         epoch, place = self.asked.batches.place(done)
         with self.rank.aside():
             state = saved.state_of(
-                self.whole(training),
+                self.whole,
                 self.group,
                 done,
                 epoch=epoch,

@@ -8,7 +8,6 @@ file is damaged. What depends on anything else, as on a class of the user's own,
 Cost: `MOST` results of a function in memory, and as many files in all.
 """
 
-import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,9 +16,9 @@ from functools import cache, lru_cache, wraps
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
+from ..core import Impossible, write_whole
 from .machine import kept_in
 
 MOST = 1024
@@ -41,12 +40,10 @@ def kept(function: Callable) -> Callable:
             if (whole := place.read_bytes())[:64] == key + sha256(whole[64:]).digest():
                 return pickle.loads(whole[64:])
         result = function(*given, **named)
-        with suppress(OSError):  # there is no room for it
-            place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, Impossible):  # there is no room for it
             body = pickle.dumps(result)
-            partial = place.with_name(f"{place.name}.{os.getpid()}.{get_ident()}")
-            partial.write_bytes(key + sha256(body).digest() + body)
-            partial.replace(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(place, key + sha256(body).digest() + body)
         return result
 
     known.__wrapped__ = function  # and not the function between

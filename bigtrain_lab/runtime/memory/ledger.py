@@ -312,9 +312,6 @@ class Ledger:
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
         """It is found declared: at once, for all that has happened since the last look too, unless
         it was of another declared kind."""
-        if storage.declared == kind and storage.maker == name and storage.counted:
-            if storage.counted[0] == kind:  # as it was
-                return
         if storage.declared and storage.declared != kind:
             moved.append((storage, kind, name))  # from one to another: from now on
         else:

@@ -55,7 +55,13 @@ def named(
     held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
     names: dict[nn.Parameter, str] = {}
     for of_which, module in modules.items():
-        for prefix, part in within(module):
+        for (
+            path,
+            part,
+        ) in (
+            module.named_modules()
+        ):  # once, for both: a ledger looks at a small model as often as it acts
+            prefix = f"{path}." if path else ""
             for name, parameter in part._parameters.items():
                 if parameter is not None:
                     names.setdefault(parameter, prefix + name + of_which)
@@ -91,16 +97,6 @@ def named(
         if parameter.grad is not None
     }
     return held
-
-
-def within(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The module and all in it, each with the path before its weights' names: as named_modules, and
-    faster, since a ledger looks at a small model as often as it acts."""
-    found = [(prefix, module)]
-    for name, part in module._modules.items():
-        if part is not None:
-            found += within(part, f"{prefix}{name}.")
-    return found
 
 
 def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
