@@ -9,7 +9,7 @@ from bigtrain_lab.models.epoch import (
     PUBLISHED_ON_THREE_S,
     RTX3090,
     assumed,
-    layer_works,
+    layer_seconds,
     on_ranks,
     step,
 )
@@ -19,10 +19,7 @@ from .measure import row
 
 def rows():
     found, alone_s = on_ranks(3), PUBLISHED.training * PUBLISHED.seconds / PUBLISHED.updates
-    works = layer_works(TranslatorConfig(), PUBLISHED.pairs, PUBLISHED.tokens).values()
-    priced_s = sum(
-        work.seconds(RTX3090, "float32", tensors) for each in works for work, tensors in each
-    )
+    priced_s = sum(map(sum, layer_seconds(PUBLISHED, RTX3090, TranslatorConfig()).values()))
     other = {
         "sentences of 20 tokens": on_ranks(3, PUBLISHED._replace(tokens=20)),
         "sentences of 100 tokens": on_ranks(3, PUBLISHED._replace(tokens=100)),

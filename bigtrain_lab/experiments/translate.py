@@ -25,11 +25,10 @@ from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..runtime.kept import kept
 from ..techniques.learning_rates import noam
-from ..techniques.precision_levels import LEVELS
 from .experiment import MB, Experiment, Quantity
 from .layered import by_layers
 from .pipelined import Pipelined
-from .translation import Translation, adam
+from .translation import Translation
 
 with later():
     import numpy as np
@@ -38,7 +37,7 @@ with later():
     from .. import models, train
     from ..data import bleu, parallel, tokens
     from ..models import blocks, decoding, translator, translator_pieces
-    from ..techniques import data_loader, one_process, replica_plan
+    from ..techniques import data_loader, replica_plan
     from ..train import dry_run, tracking
 
 
@@ -305,15 +304,13 @@ class Translate(Pipelined):
     def part(
         self, at: int, shape: tuple[int, int, int], rehearsal: "train.Rehearsal | None" = None
     ) -> "train.Part":
-        """A piece of the chain; layers are alike."""
-        L, level = self.layers, self.training.precision
-        alike = 0 if at == 0 else 1 if at <= L else 2 if at == L + 1 else 3 if at < 2 * L + 2 else 4
-        return piece_run(
-            replace(self.config, layers=1),
-            alike,
+        """A piece of the chain."""
+        return translator_pieces.part(
+            self.config,
+            at,
             shape,
             self.smoothing,
-            level,
+            self.training.precision,
             rehearsal or train.WHOLE,
             min(self.replicas, 2),
         )
@@ -559,36 +556,6 @@ def pieces_on_meta(config: "models.TranslatorConfig") -> "dict[int, torch.nn.Mod
 
 
 @kept
-def piece_run(
-    config: "models.TranslatorConfig",
-    at: int,
-    shape: tuple[int, int, int],
-    smoothing: float,
-    level: str | None,
-    rehearsal: "train.Rehearsal",
-    replicas: int,
-) -> "train.Part":
-    """A piece of a chain of one layer each, on micro-batches of one shape."""
-    B, S, T = shape
-    arriving = torch.empty(
-        B,
-        S if at < 3 else S + T,
-        config.width,
-        dtype=LEVELS[level].dtype if level else config.dtype,
-        device=dry_run.META,
-    )
-    recipe = recipe_of(
-        config,
-        shape,
-        smoothing,
-        level,
-        replicas,
-        lambda _: translator_pieces.TranslatorPiece(config, at),
-    )
-    return train.rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
-
-
-@kept
 def step_peak(
     config: "models.TranslatorConfig",
     shape: tuple[int, int, int],
@@ -598,7 +565,7 @@ def step_peak(
     replicas: int,
 ) -> int:
     """Most bytes of two updates; a window's second micro-batch is as all after it."""
-    recipe = recipe_of(
+    recipe = translator_pieces.recipe_of(
         config,
         shape,
         smoothing,
@@ -612,37 +579,6 @@ def step_peak(
     return dry_run.dry_run(
         partial(train.train, replace(recipe, schedule=order, steps=2, whole_names=True))
     ).peak_bytes
-
-
-def recipe_of(
-    config: "models.TranslatorConfig",
-    shape: tuple[int, int, int],
-    smoothing: float,
-    level: str | None,
-    replicas: int,
-    model,
-) -> "train.Recipe":
-    """A training on micro-batches of one shape."""
-    B, S, T = shape
-
-    def data(number: int) -> "one_process.Sample":
-        source, target, so_far = (torch.zeros(B, length, dtype=torch.int64) for length in (S, T, T))
-        return one_process.Sample(
-            source, target, (source.clone(), so_far, models.Noise(0, 0, number))
-        )
-
-    return train.Recipe(
-        model=model,
-        data=data,
-        optimizer=adam,
-        replicas=replicas,
-        precision=level,
-        clip=1.0,
-        loss=lambda logits, targets: blocks.word_cross_entropy(
-            logits, targets, tokens.PAD, smoothing
-        ),
-        weights=lambda window: [1 / len(window)] * len(window),
-    )
 
 
 @kept

@@ -214,7 +214,7 @@ class Translation:
         pairs = self.pairs.encoded(held_out=True)
         return [shape_of([pairs[number] for number in batch]) for batch in self.held_out]
 
-    @property
+    @cached_property
     def evaluated_after(self) -> set[int]:
         every = self.evaluate_every or len(self.batches)
         return {*range(every, self.steps + 1, every), self.steps}
@@ -258,7 +258,6 @@ class Evaluation(Lens):
         self.rows: list[list[float]] = []
         self.sums = self.zeros(2)  # losses and words since the last evaluation
         asked.held_out  # noqa: B018  (raises Impossible)
-        self.every, self.steps = asked.evaluate_every or len(asked.batches), asked.steps
 
     def zeros(self, size: int) -> "torch.Tensor":
         return torch.zeros(size, dtype=torch.float64, device=self.group.device)
@@ -282,7 +281,7 @@ class Evaluation(Lens):
             ]  # of fewer ranks than saved, each
             self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
         stopped = self.rows and self.waited() >= self.asked.patience
-        return self.steps if stopped else done
+        return self.asked.steps if stopped else done
 
     def window(self, number, stages, samples):
         self.words = [self.asked.words(sample) for sample in samples]
@@ -291,16 +290,16 @@ class Evaluation(Lens):
     def ended(self, number, training, losses) -> bool:
         lost = sum(loss * words for loss, words in zip(losses, self.words))
         self.sums += self.sums.new_tensor([lost, sum(self.words)])
-        done, ends = number + 1, number + 1 == self.steps
-        if done * 10 // self.steps > number * 10 // self.steps:
-            filled = done * 20 // self.steps
+        done, steps = number + 1, self.asked.steps
+        if done * 10 // steps > number * 10 // steps:
+            filled = done * 20 // steps
             print(
-                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {self.steps} updates "
+                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {steps} updates "
                 f" loss {losses[-1]:.3f}",
                 flush=True,
             )
         stop = best = False
-        if evaluates := done % self.every == 0 or ends:
+        if evaluates := done in self.asked.evaluated_after:
             stop, best = self.decided(self.evaluated(done, training))
         saves = evaluates or self.asked.save_every and done % self.asked.save_every == 0
         if self.asked.directory and saves:

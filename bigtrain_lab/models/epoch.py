@@ -8,23 +8,19 @@ hardware's profile prices a dry run of them, and add up to the step(1) that was 
 travel in buckets beside the backward, which is slower meanwhile. `assumed()` lists all that enters.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
 from ..core import Cost
 from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
-from ..order.schedule import Action, Schedule
+from ..order.schedule import Schedule
 from ..order.simulate import simulate
 from ..runtime.devices import built
-from ..runtime.kept import kept
 from ..techniques.replica_plan import with_replicas
-from ..train.dry_run import META, Work, dry_run
-from .blocks import cross_entropy
-from .translator import Translator, TranslatorConfig
+from ..train.dry_run import META
+from .translator import TranslatorConfig
+from .translator_pieces import TranslatorPiece, count, part
 
 
 class Epoch(NamedTuple):
@@ -118,75 +114,26 @@ def step(
     ranks: int, step_s: float, alone: Epoch, hardware: Hardware, config: TranslatorConfig
 ) -> float:
     """Seconds of a step on so many ranks that takes `step_s` on one."""
-    layers = pieces(built(lambda: Translator(config), META))
-    priced = {
-        kind: [work.seconds(hardware, "float32", tensors) for work, tensors in works]
-        for kind, works in layer_works(config, alone.pairs, alone.tokens).items()
-    }
+    priced = layer_seconds(alone, hardware, config)
     longer = step_s / sum(map(sum, priced.values()))
     durations = {kind: [seconds * longer for seconds in each] for kind, each in priced.items()}
     cost = Cost(durations, unit="s", ticks_per_unit=TICKS_PER_SECOND, **hardware.prices(ranks))
-    modules = {at: module for at, (module, _) in enumerate(layers)}
+    modules = {at: built(partial(TranslatorPiece, config, at), META) for at in range(count(config))}
     order = Schedule.of(
         " ".join([*(f"{at}F0" for at in modules), *(f"{at}B0" for at in reversed(modules))])
     )
     return simulate(with_replicas(order, 2, ranks, modules, BUCKET_BYTES), cost).step_time
 
 
-def pieces(model: Translator) -> list[tuple[nn.Module, Callable]]:
-    """The translator as a chain: each piece's module, and (state, source, target) -> state, a tuple
-    of what is encoded and decoded so far; of the last piece the loss."""
-
-    def embed(table, ids):
-        return table(ids) + model.positions[: ids.shape[1]]
-
-    def loss(state, _, target):
-        return (cross_entropy(model.logits(model.decoder_norm(state[1])), target),)
-
-    return [
-        (model.source, lambda _, source, target: (embed(model.source, source),)),
-        *((layer, lambda state, *_, layer=layer: (layer(state[0]),)) for layer in model.encoder),
-        (model.encoder_norm, lambda state, *_: (model.encoder_norm(state[0]),)),
-        (model.target, lambda state, source, target: (*state, embed(model.target, target))),
-        *(
-            (layer, lambda state, *_, layer=layer: (state[0], layer(state[1], state[0])))
-            for layer in model.decoder
-        ),
-        (nn.ModuleList([model.decoder_norm, model.logits]), loss),
-    ]
-
-
-@kept
-def layer_works(
-    config: TranslatorConfig, pairs: int, tokens: int
-) -> dict[str, list[tuple[Work, int]]]:
-    """Kind of action -> what each piece does for a batch, and how many tensors it updates."""
-
-    def program(rank):
-        model = built(partial(Translator, config), META)
-        source = target = torch.empty(pairs, tokens, dtype=torch.int64, device=META)
-        states: list[tuple[Tensor, ...]] = [()]
-        outputs, layers = [], pieces(model)
-        for at, (_, forward) in enumerate(layers):
-            with rank.span(Action("F", at, 0)):
-                outputs.append(forward(states[-1], source, target))
-            states.append(tuple(each.detach().requires_grad_() for each in outputs[-1]))
-        for at, (module, _) in reversed([*enumerate(layers)]):
-            made = [y for y in outputs[at] if y.grad_fn is not None]
-            dy = [torch.ones_like(y) for y in made]
-            with rank.span(Action("B", at, 0)):
-                torch.autograd.backward(made, dy)
-            counts[at] = len([*module.parameters()])
-            optimizer = torch.optim.Adam(module.parameters())
-            with rank.span(Action("U", at, 0)):
-                optimizer.step()
-
-    counts: dict[int, int] = {}
-    actions = dry_run(program).actions
+def layer_seconds(
+    alone: Epoch, hardware: Hardware, config: TranslatorConfig
+) -> dict[str, list[float]]:
+    """Kind of action -> what each piece takes for a batch, by the hardware's profile alone."""
+    config, shape = replace(config, padding=0), (alone.pairs, alone.tokens, alone.tokens)
+    parts = [part(config, at, shape) for at in range(count(config))]
     return {
         kind: [
-            (actions[f"{at}{kind}0"].work, counts[at] if kind == "U" else 1)
-            for at in sorted(counts)
+            each.work(kind).seconds(hardware, "float32", each.tensors_of(kind)) for each in parts
         ]
         for kind in "FBU"
     }

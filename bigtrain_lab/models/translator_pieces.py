@@ -12,11 +12,19 @@ Shapes: B batch, S source, T target, D width, V vocabulary.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..runtime.devices import built
+from ..runtime.kept import kept
+from ..techniques.one_process import Sample
+from ..techniques.precision_levels import LEVELS
+from ..train.recipe import Recipe
+from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
+from .blocks import word_cross_entropy
+from .dropout import Noise
 from .gpt import initialise
 from .translator import Translator, TranslatorConfig, sinusoids
 
@@ -97,3 +105,77 @@ def joined(pieces: Mapping[int, TranslatorPiece], config: TranslatorConfig) -> T
                 setattr(whole, name, own)
     whole.positions = pieces[0].positions
     return whole
+
+
+# -- dry runs --------------------------------------------------------------------------------------
+
+
+def part(
+    config: TranslatorConfig,
+    at: int,
+    shape: tuple[int, int, int],
+    smoothing: float = 0.0,
+    level: str | None = None,
+    rehearsal: Rehearsal = WHOLE,
+    replicas: int = 1,
+) -> Part:
+    """The dry run of a piece on micro-batches of a shape (B, S, T); layers are alike."""
+    alike = [0, *[1] * config.layers, 2, *[3] * config.layers, 4][at]
+    return piece_run(replace(config, layers=1), alike, shape, smoothing, level, rehearsal, replicas)
+
+
+@kept
+def piece_run(
+    config: TranslatorConfig,
+    at: int,
+    shape: tuple[int, int, int],
+    smoothing: float,
+    level: str | None,
+    rehearsal: Rehearsal,
+    replicas: int,
+) -> Part:
+    """A piece of a chain of one layer each, on micro-batches of one shape."""
+    B, S, T = shape
+    arriving = torch.empty(
+        B,
+        S if at < 3 else S + T,
+        config.width,
+        dtype=LEVELS[level].dtype if level else config.dtype,
+        device=META,
+    )
+    recipe = recipe_of(
+        config,
+        shape,
+        smoothing,
+        level,
+        replicas,
+        lambda _: TranslatorPiece(config, at),
+    )
+    return rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
+
+
+def recipe_of(
+    config: TranslatorConfig,
+    shape: tuple[int, int, int],
+    smoothing: float,
+    level: str | None,
+    replicas: int,
+    model,
+) -> Recipe:
+    """A training on micro-batches of one shape."""
+    B, S, T = shape
+
+    def data(number: int) -> Sample:
+        source, target, so_far = (torch.zeros(B, length, dtype=torch.int64) for length in (S, T, T))
+        return Sample(source, target, (source.clone(), so_far, Noise(0, 0, number)))
+
+    return Recipe(
+        model=model,
+        data=data,
+        optimizer=torch.optim.Adam,
+        replicas=replicas,
+        precision=level,
+        clip=1.0,
+        loss=lambda logits, targets: word_cross_entropy(logits, targets, config.padding, smoothing),
+        weights=lambda window: [1 / len(window)] * len(window),
+    )

@@ -4,20 +4,17 @@ is assumed."""
 from dataclasses import replace
 
 import pytest
-import torch
 
 from bigtrain_lab.core.hardware import TAGS
-from bigtrain_lab.models import Translator, TranslatorConfig, cross_entropy
+from bigtrain_lab.models import TranslatorConfig
 from bigtrain_lab.models.epoch import (
     PUBLISHED,
     PUBLISHED_ON_THREE_S,
     RTX3090,
     assumed,
     on_ranks,
-    pieces,
     step,
 )
-from tests.unit.test_translator import TINY, pairs
 
 
 def test_three_ranks_take_what_was_published_within_a_tenth():
@@ -45,14 +42,3 @@ def test_a_step_is_exposed_to_the_source_table_alone():
     assert step(3, 0.120, PUBLISHED, fast, TranslatorConfig()) == pytest.approx(
         0.120 + table_s, rel=0.03
     )
-
-
-def test_the_chain_of_pieces_is_the_model():
-    model, (source, target) = Translator(TINY), pairs(3, 7, 5)
-    chain, state = pieces(model), ()
-    for _, forward in chain:
-        state = forward(state, source, target)
-    assert torch.equal(state[0], cross_entropy(model(source, target), target))
-    assert [id(p) for module, _ in chain for p in module.parameters()] == [
-        id(p) for p in model.parameters()
-    ]

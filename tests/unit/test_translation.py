@@ -16,7 +16,7 @@ from bigtrain_lab.data.batches import padded
 from bigtrain_lab.data.parallel import generated
 from bigtrain_lab.experiments.translation import Evaluation, Translation
 from bigtrain_lab.models import TranslatorConfig
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import saved
 from bigtrain_lab.train.recipe import train
@@ -114,21 +114,6 @@ def test_what_is_evaluated_is_the_corpus():
     assert own_loss == pytest.approx(float(loss), rel=1e-12)
 
 
-class Killed(Translation):
-    """Rank 0 kills itself, as it can be while it saves, once so many updates are done."""
-
-    last = 0
-
-    def program(self, rank):
-        class Ends(Evaluation):
-            def ended(lens, number, training, losses):
-                if number + 1 == self.last and rank.index == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().ended(number, training, losses)
-
-        return {"never": np.array(train(self.recipe, rank, Ends(self, rank)).losses)}
-
-
 def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     """On as many ranks, with dropout, in the middle of an epoch."""
     asked = replace(
@@ -142,13 +127,23 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     )
     whole = asked.run(directory=tmp_path / "run")
     whole.wait()
-    killed = Killed(
-        **{name: getattr(asked, name) for name in asked.__dataclass_fields__}
-        | {"directory": tmp_path / "killed"}
-    )
-    object.__setattr__(killed, "last", Random().randrange(4, asked.recipe.steps))
+    killed, last = replace(asked, directory=tmp_path / "killed"), Random().randrange(4, asked.steps)
+
+    class Ends(Evaluation):
+        """Rank 0 kills itself, as it can be while it saves, once so many updates are done."""
+
+        def ended(self, number, training, losses):
+            if number + 1 == last and self.rank.index == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().ended(number, training, losses)
+
     with pytest.raises(RankFailed):
-        killed.run(directory=tmp_path / "ended").wait()
+        launch(
+            lambda rank: train(killed.recipe, rank, Ends(killed, rank)),
+            ranks=2,
+            mesh=asked.recipe.mesh,
+            directory=tmp_path / "ended",
+        ).wait()
     again = replace(asked, directory=tmp_path / "killed", resume=True).run(
         directory=tmp_path / "again"
     )
@@ -157,20 +152,20 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     for name, values in whole.result.items():
         assert np.array_equal(again.result[name], values[-len(again.result[name]) :]), (
             name,
-            killed.last,
+            last,
         )
-    assert len(again.result["loss of replica 0"]) <= asked.recipe.steps - 3
-    best, last = (
+    assert len(again.result["loss of replica 0"]) <= asked.steps - 3
+    best, end = (
         torch.load(tmp_path / "killed" / f"{name}.pt", weights_only=True)
         for name in ("best", "last")
     )
     assert (
         best["rows"][-1, -1] == 1
-        and last["epoch"] == 3
-        and last["place"] == 0
-        and len(last["random"]) == 2
+        and end["epoch"] == 3
+        and end["place"] == 0
+        and len(end["random"]) == 2
     )
-    assert not any(name.startswith("module.") for name in last["weights"][0])
+    assert not any(name.startswith("module.") for name in end["weights"][0])
 
 
 class Disagree(Translation):
