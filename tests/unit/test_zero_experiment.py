@@ -12,7 +12,7 @@ from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.experiments import layered
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, kept
 from bigtrain_lab.techniques.replica_plan import parts_of, weights_of
 from bigtrain_lab.techniques.shards import Flat
 
@@ -34,12 +34,13 @@ def padded(asked: Zero) -> int:
     return sum(part.bytes for part in parts) // 4
 
 
-def test_predictions_of_two_threads_do_not_tell_each_other_s_memory(monkeypatch):
+def test_predictions_of_two_threads_do_not_tell_each_other_s_memory(tmp_path, monkeypatch):
     """A panel predicts in threads, and so do the rivals beside it."""
     asked = [Zero(**SMALL, stage=stage, rows=rows) for rows in (1, 2) for stage in (3, 1, 2)]
     with ThreadPoolExecutor(len(asked)) as pool:
         together = [*pool.map(Zero.predict, asked)]
-    monkeypatch.setattr(layered, "dried", layered.dried.__wrapped__)
+    monkeypatch.setattr(kept, "kept_in", tmp_path.joinpath)
+    layered.dried.cache_clear()
     assert [each.events for each in together] == [each.predict().events for each in asked]
 
 
