@@ -10,6 +10,8 @@ import pytest
 
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.known import predicted
+from bigtrain_lab.runtime import kept, machine
 from tools import size
 
 # In statements, as `make size` counts them. Each may only fall: lower it with what you delete. The
@@ -82,6 +84,8 @@ def test_what_predicts_needs_no_torch(capsys, monkeypatch, tmp_path):
     """In a fresh process that cannot import it: every file of these wings, what the command line
     tells of labs, and of each lab the prediction that was made here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kept, "kept_in", machine.kept_in)
+    predicted.cache_clear()
     asked = [["predict", name] for name in Experiment.all()]
     assert not any(map(main, asked))
     told = capsys.readouterr().out

@@ -1,7 +1,5 @@
 """What is kept is what was made: of other arguments, sources or classes nothing is restored."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -39,9 +37,10 @@ def test_a_result_is_restored_until_what_made_it_changes(made, tmp_path, monkeyp
         file.write_bytes(damaged)
         assert anew(*asked) == first == anew(*asked)
     assert len(made) == 4 and file.read_bytes() == whole
-    for other in ((9, 2, True, True, WHOLE), (8, 2, True, False, WHOLE)):
-        assert anew(asked[0], *other) != first
-    assert anew(*asked[:-1], replace(WHOLE)) == first and len(made) == 6
+    assert first not in [
+        anew(asked[0], *about, WHOLE) for about in ((9, 2, True, True), (8, 2, True, False))
+    ]
+    assert len(made) == 6
     monkeypatch.setattr(kept, "made_by", lambda: "other sources")
     assert anew(*asked) == first and len(made) == 7
 
