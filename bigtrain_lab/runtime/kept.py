@@ -5,8 +5,8 @@
 In memory, and among the user's files that can be made again, for the next kernel or command. This
 library's sources and torch make a result: where either has changed, it is made again, as where the
 file is damaged. What depends on anything else, as on a class of the user's own, stays in memory.
-Cost: 1024 results of a function in memory, and 4096 files in all, some 50 kB each: a new one may
-take the place of an old one.
+Cost: 1024 results of a function in memory, and `MOST` files in all, some 50 kB each: where there
+are more, all go.
 """
 
 import pickle
@@ -22,6 +22,8 @@ from typing import Any
 from ..core import Impossible, write_whole
 from .machine import kept_in
 
+MOST = 4096
+
 
 def kept(function: Callable) -> Callable:
     """The function, which is called once for each tuple of arguments. `__wrapped__` keeps
@@ -31,18 +33,21 @@ def kept(function: Callable) -> Callable:
     @wraps(function)
     def known(*given, **named):
         try:
-            key = sha256(told((function, given, *named.items(), made_by())).encode()).digest()
+            key = sha256(told((function, given, *named.items(), made_by())).encode()).hexdigest()
         except (AttributeError, TypeError):  # no file is of anybody else's
             return function(*given, **named)
-        place = kept_in("kept").parent / f"kept/{int.from_bytes(key[:4]) % 4096}"
+        place = kept_in("kept").parent / "kept" / key
         with suppress(OSError):  # it was never made
-            if (whole := place.read_bytes())[:64] == key + sha256(whole[64:]).digest():
-                return pickle.loads(whole[64:])
+            if (whole := place.read_bytes())[:32] == sha256(whole[32:]).digest():
+                return pickle.loads(whole[32:])
         result = function(*given, **named)
         with suppress(OSError, Impossible):  # there is no room for it
             body = pickle.dumps(result)
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, key + sha256(body).digest() + body)
+            others = [*place.parent.iterdir()]
+            for old in others if len(others) >= MOST else ():
+                old.unlink(missing_ok=True)
+            write_whole(place, sha256(body).digest() + body)
         return result
 
     known.__wrapped__ = function  # and not the function between

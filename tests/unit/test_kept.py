@@ -42,7 +42,9 @@ def test_a_result_is_restored_until_what_made_it_changes(made, tmp_path, monkeyp
     ]
     assert len(made) == 6
     monkeypatch.setattr(kept, "made_by", lambda: "other sources")
+    monkeypatch.setattr(kept, "MOST", 3)
     assert anew(*asked) == first and len(made) == 7
+    assert anew(*asked) == first and len(made) == 7 and len([*file.parent.iterdir()]) == 1
 
 
 def test_what_a_class_typed_in_a_cell_makes_is_followed_and_in_no_file(made, tmp_path, family):
