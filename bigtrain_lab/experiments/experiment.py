@@ -248,8 +248,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def members(cls, settings: dict[str, Any]) -> tuple[type, ...]:
         """The members of open families that these settings name, from which what they predict
         follows too."""
-        menus = {name: knob.choices for name, knob in cls.knobs().items() if name in settings}
-        families = {name: menu() for name, menu in menus.items() if callable(menu)}
+        families = {
+            name: knob.choices()
+            for name, knob in cls.knobs().items()
+            if name in settings and callable(knob.choices)
+        }
         return tuple(
             menu[settings[name]]
             for name, menu in families.items()

@@ -16,9 +16,10 @@ from .experiment import Experiment, Quantity
 def known(cls: type[Experiment], settings: dict[str, Any]) -> SimpleNamespace:
     """What stands in the place of the experiment of all these settings where its prediction,
     `trace`, is shown: name, question, describe(), explain(trace) and quantities."""
-    read = settings.get("text") or settings.get("file")
-    measured = {MACHINE, "measured"} & {*settings.values()}
-    tell = predicted.__wrapped__ if read or measured else predicted
+    own = (
+        settings.get("text") or settings.get("file") or {MACHINE, "measured"} & {*settings.values()}
+    )
+    tell = predicted.__wrapped__ if own else predicted
     trace, described, explained, rows = tell(cls, tuple(settings.items()), cls.members(settings))
     return SimpleNamespace(
         name=cls.name,

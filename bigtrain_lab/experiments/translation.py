@@ -117,14 +117,19 @@ class Translation:
 
     @cached_property
     def sizes(self) -> "translator.TranslatorConfig":
-        words = max(self.vocabulary, len(self.pairs.vocabulary))
-        return replace(self.config, vocabulary=words, padding=tokens.PAD)
+        return replace(
+            self.config,
+            vocabulary=max(self.vocabulary, len(self.pairs.vocabulary)),
+            padding=tokens.PAD,
+        )
 
     @cached_property
     def order(self) -> Schedule:
         """Of each replica, layer by layer."""
-        layers = [range(translator_pieces.count(self.config))]
-        return by_layers(Schedule.named("1f1b")(1, self.accumulation), layers)
+        return by_layers(
+            Schedule.named("1f1b")(1, self.accumulation),
+            [range(translator_pieces.count(self.config))],
+        )
 
     @property
     def steps(self) -> int:
