@@ -117,7 +117,7 @@ def test_default_directory_and_what_was_printed(tmp_path, monkeypatch):
     run = launch(lambda rank: print("hello from", rank.index), 2, name="my run!")
     run.wait()
     assert (
-        re.fullmatch(r"\d{8}T\d{6}Z-my-run--[0-9a-f]{4}", run.directory.name)
+        re.fullmatch(r"\d{8}T\d{6}Z-my-run--[0-9a-f]{8}", run.directory.name)
         and run.directory.parent == tmp_path / "runs"
     )
     assert run.output(1) == "hello from 1\n"

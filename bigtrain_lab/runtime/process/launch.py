@@ -250,7 +250,7 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
             datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
             re.sub("[^A-Za-z0-9_.-]+", "-", str(name))[:LONGEST_SLUG],
         )
-        directory = Path("runs") / f"{now}-{slug}-{secrets.token_hex(2)}"
+        directory = Path("runs") / f"{now}-{slug}-{secrets.token_hex(4)}"
     kept = settings_json(about)
     try:
         path = Path(directory).absolute()
