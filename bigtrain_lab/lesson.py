@@ -8,8 +8,7 @@ from pathlib import Path
 from IPython.core.error import StdinNotImplementedError
 
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
-HOME = Path(__file__).parent
-RELEASES = HOME / "notebooks", HOME.parent / "notebooks"  # installed; a clone
+RELEASES = [folder / "notebooks" for folder in Path(__file__).parents[:2]]  # installed; a clone
 
 
 def predict(question: str) -> str:

@@ -5,8 +5,6 @@ backward two. A micro-batch is alive on a rank from its forward to its backward.
 is refused in a sentence.
 """
 
-from functools import partial
-
 import ipywidgets as widgets
 
 from ..core import Impossible
@@ -52,17 +50,22 @@ class ByHand(widgets.VBox):
             layout=fixed("36px"),
             style={"button_color": PHASES[kind]},
         )
-        pressed.on_click(lambda _: self._press(partial(self.put, rank, kind)))
+        pressed.on_click(lambda _: self._press(rank, kind))
         return pressed
 
-    def _press(self, act) -> None:
+    def _press(self, rank: int, kind: str) -> None:
         try:
-            act()
+            self.put(rank, kind)
         except Impossible as error:
             self._draw(f"<b>{error}</b>")
 
     def put(self, rank: int, kind: str) -> None:
         """Let `rank` run its next forward, "F", or backward, "B"; Impossible where it cannot."""
+        if rank not in range(self.par.ranks) or kind not in SLOTS:
+            raise Impossible(
+                f"Rank {rank} and {kind!r} stand in no row: give a rank from 0 to"
+                f" {self.par.ranks - 1}, and F or B."
+            )
         own = [action for action in self.ends if action.stage == rank]
         action = Action(kind, rank, sum(each.kind == kind for each in own))
         if action.micro_batch == self.par.micro_batches:

@@ -5,7 +5,7 @@
 
 Were each rank to clip by its own norm, the gradient would turn: stages with small gradients would
 gain on those with large ones. A weight that several ranks hold, as a tied one or one that slicing
-leaves whole, counts once: COPIES has it on the others.
+leaves whole, counts once: COPIES names it on the ranks that do not count it.
 Cost: two passes over the gradients and 8 bytes a rank.
 Source: Pascanu et al. 2013 (arXiv:1211.5063), section 3.2; 1e-6 as torch.nn.utils.clip_grad_norm_.
 """

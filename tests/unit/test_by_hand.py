@@ -39,9 +39,10 @@ def test_what_is_put_by_hand_runs_when_the_simulator_says():
 )
 def test_what_cannot_run_is_refused_and_changes_nothing(before, rank, kind, why):
     hand = put(by_hand(2, 3), before)
+    with pytest.raises(Impossible, match="stand in no row: give a rank from 0 to 1, and F or B"):
+        hand.put(-1, kind)
     with pytest.raises(Impossible, match=why):
         hand.put(rank, kind)
-    assert len(hand.ends) == len(before.split())
     hand.children[rank].children[" FB".index(kind)].click()
     assert why in hand.said.value and len(hand.ends) == len(before.split())
 

@@ -179,10 +179,9 @@ def test_the_wheel_alone_opens_the_lessons(tmp_path):
     for name in filter(None, listed.stdout.decode().split("\0")):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
-    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = (source / "dist").glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(alone / "site")
+    build = [sys.executable, "-c", "from setuptools.build_meta import build_wheel as b; b('dist')"]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    zipfile.ZipFile(next((source / "dist").glob("*.whl"))).extractall(alone / "site")
     answered = subprocess.run(
         [sys.executable, "-m", "bigtrain_lab", "lab", "--folder", "mine", "--", "--version"],
         cwd=alone,
