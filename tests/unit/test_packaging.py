@@ -70,9 +70,10 @@ def test_every_file_in_the_package_that_is_not_python_travels_with_it():
 
 
 def test_the_command_of_the_shell_and_python_dash_m_answer():
-    (entry,) = metadata.distribution("bigtrain_lab").entry_points
-    assert (entry.name, entry.value) == ("bigtrain", "bigtrain_lab.cli:main")
-    assert callable(entry.load())
+    entries = metadata.distribution("bigtrain_lab").entry_points
+    program = "bigtrain_lab.cli:main"
+    assert {e.name: e.value for e in entries} == {"bigtrain": program, "bigtrain_lab": program}
+    assert all(callable(entry.load()) for entry in entries)
     command = [sys.executable, "-m", "bigtrain_lab", "--help"]
     answer = subprocess.run(command, capture_output=True, text=True)
     assert answer.returncode == 0 and "predict" in answer.stdout, answer.stderr
