@@ -2,7 +2,8 @@
 
 Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when a slider
 moves memory, links or devices. Beside the labs: plans drawn at random from all of four trainings,
-each priced by closed forms and simulated action by action.
+each priced by closed forms and simulated action by action. Beside what was published: the steps of
+four GPTs, each with full and with selective recompute.
 """
 
 import random
@@ -12,8 +13,9 @@ from statistics import mean
 
 from bigtrain_lab.core import Hardware
 from bigtrain_lab.core.peak import readings
+from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments import pipeline
-from bigtrain_lab.experiments.plan import PlanACluster, gpt_job
+from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.planner import Search
 
@@ -29,11 +31,31 @@ TRAININGS = [
     for hardware, devices in (("a100-nvlink", 8), ("rtx3090-pcie", 4))
 ]
 DRAWN = 16  # plans of each training, half of them with ZeRO
-SMALLEST = {"LARGE": TINY, "DEVICES": (8,), "TRAININGS": TRAININGS[:1], "DRAWN": 2}
+STEPS = PUBLISHED_STEPS
+SMALLEST = {
+    "STEPS": STEPS[:1],
+    "LARGE": TINY,
+    "DEVICES": (8,),
+    "TRAININGS": TRAININGS[:1],
+    "DRAWN": 2,
+}
 
 
 def rows():
-    return [*speeds(), *beside_labs()]
+    return [*speeds(), *beside_labs(), *beside_published()]
+
+
+def beside_published():
+    told = {}
+    for step in STEPS:
+        for how, published in (("full", step.full_s), ("selective", step.selective_s)):
+            told[f"{step.name}, {how} recompute"] = published_seconds(step, how) / published - 1
+    off = [abs(each) for each in told.values()]
+    return [
+        *(row(f"{name}: step beside the published one", each) for name, each in told.items()),
+        row("published steps: how far off, mean", mean(off), "relative", at_most=0.06),
+        row("published steps: how far off, worst", max(off), "relative", at_most=0.15),
+    ]
 
 
 def speeds():

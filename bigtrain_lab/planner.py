@@ -31,6 +31,8 @@ import numpy as np
 from .core import Cost, Impossible
 from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
 from .core.words import size
+from .order.schedule import Schedule
+from .order.simulate import simulate
 from .train.dry_run import Acted, Work
 from .train.recipe import Recipe
 from .train.rehearsal import Part
@@ -39,11 +41,12 @@ BUCKET_BYTES = Recipe.bucket_bytes
 
 
 class Way(NamedTuple):
-    """What changes what a piece of the model holds and computes."""
+    """What changes what a piece of the model holds and computes. `recompute`: "none", "selective"
+    (of attention's core only) or "full"."""
 
     tp: int = 1
     sequence_parallel: bool = False
-    recompute: bool = False
+    recompute: str = "none"
     replicated: bool = False
 
 
@@ -59,7 +62,8 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         told = [f"dp {self.dp} x pp {self.pp} x tp {self.way.tp}, rows {self.rows}"]
         told += ["sequence parallelism"] * self.way.sequence_parallel
-        told += ["recompute"] * self.way.recompute
+        how = self.way.recompute
+        told += [{"full": "recompute"}.get(how, f"{how} recompute")] * (how != "none")
         return ", ".join(told + [f"ZeRO {self.zero}"] * bool(self.zero))
 
 
@@ -148,7 +152,8 @@ class Piece:
 class Job:
     """What is to be trained: a model as a list of `pieces`, pieces of one name alike; `batch`
     samples a step. `run(name, rows, way)` is the dry run of a piece; `cut(stages)` says where a
-    pipeline cuts the list, and `slices`, by how many each piece can be cut."""
+    pipeline cuts the list, and `slices`, by how many each piece can be cut; `recompute`: what of it
+    may be run again."""
 
     pieces: tuple[str, ...]
     run: Callable[[str, int, Way], Part]
@@ -156,6 +161,7 @@ class Job:
     slices: Callable[[int], bool]
     batch: int
     dtype: str
+    recompute: Sequence[str] = ("none", "selective", "full")
 
 
 class Search:
@@ -226,7 +232,7 @@ class Search:
             if self.job.batch % dp:
                 yield Plan(dp, pp, Way(tp), 1, 0)
                 continue
-            savings = product({False, tp > 1}, (False, True), range(4 if dp > 1 else 1))
+            savings = product({False, tp > 1}, self.job.recompute, range(4 if dp > 1 else 1))
             for (cut, again, zero), rows in product(savings, divisors(self.job.batch // dp)):
                 yield Plan(dp, pp, Way(tp, cut, again, dp > 1 and zero < 3), rows, zero)
 
@@ -274,20 +280,25 @@ class Search:
         alpha, gap = self.once((kind, ranks), line)
         return alpha + gap * size_bytes
 
-    def pipe(self, plan: Plan) -> "Pipe":
-        """Its stages and hops; stages of like pieces are one."""
+    def stages(self, plan: Plan, count: int) -> list["Stage"]:
+        """So many, of like pieces the same."""
 
         def shapes() -> list[tuple]:
             return [
                 tuple((name, len([*own])) for name, own in groupby(self.job.pieces[first:last]))
-                for first, last in self.job.cut(plan.pp)
+                for first, last in self.job.cut(count)
             ]
 
+        return [
+            self.once((shape, *plan[2:4]), lambda shape=shape: Stage.of(self, shape, plan))
+            for shape in self.once(count, shapes)
+        ]
+
+    def pipe(self, plan: Plan) -> "Pipe":
+        """Its stages and hops; stages of like pieces are one."""
+
         def made() -> "Pipe":
-            stages = [
-                self.once((shape, *plan[2:4]), lambda shape=shape: Stage.of(self, shape, plan))
-                for shape in self.once(plan.pp, shapes)
-            ]
+            stages = self.stages(plan, plan.pp)
             wires = [
                 self.hardware.wire(s * plan.way.tp, (s + 1) * plan.way.tp)
                 for s in range(plan.pp - 1)
@@ -322,6 +333,33 @@ class Search:
             step = max(step, done + ends[stage].after)
             done -= stage.backward + ends[stage].last + hop
         return step
+
+    def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
+        """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
+        affine in them. What a replica sends beside a backward follows it here."""
+        m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
+        links = {}
+        for a, b in product(range(pp), range(pp)):
+            wire = self.hardware.wire(a * plan.way.tp, b * plan.way.tp)
+            if wire and (a - b) % pp in (1, pp - 1):
+                links[a, b] = wire.link()
+
+        def step(count: int) -> float:
+            order = Schedule.named(schedule)(pp, count, **options)
+            stages = self.stages(plan, order.stages)
+            times = {
+                "F": [stage.forward for stage in stages],
+                "B": [stage.backward for stage in stages],
+                "U": [sum(self.end(plan, stage)[:2]) for stage in stages],
+            }
+            sent = dict.fromkeys("FB", stages[0].message_bytes)
+            prices = self.hardware.clock(1) | {"links": links}
+            return simulate(order, Cost(times, sent, **prices)).step_time
+
+        if m <= 3 * pp:
+            return step(m)
+        two, three = step(2 * pp), step(3 * pp)
+        return two + (m - 2 * pp) / pp * (three - two)
 
     def end(self, plan: Plan, stage: "Stage") -> "End":
         around = plan.dp, plan.pp * plan.way.tp, plan.zero

@@ -44,6 +44,11 @@ def plan(
         f" {best.plan}: {duration(best.seconds, 's')} a step, {size(best.bytes)} on the fullest"
         " device."
     )
+    plan = best.plan
+    batches, chunks = batch // (plan.dp * plan.rows), 2
+    if plan.pp > 1 and batches % plan.pp == 0 and layers >= chunks * plan.pp:
+        seconds = search.scheduled(plan, "interleaved", chunks=chunks)
+        out.print(f"Interleaved, {chunks} chunks a rank: {duration(seconds, 's')}.")
     rows = [
         (str(each.plan), duration(each.seconds, "s"), size(each.bytes), place)
         for place, found in (("fastest", search.fitting), ("frontier", search.frontier))

@@ -1,8 +1,9 @@
-"""The published run of the 93-million-parameter translator: what its log tells, and nothing else.
+"""What others measured and published, and nothing else.
 
-Three RTX 3090, Adam at half of Noam's rate, warm-up of 4,000 updates, patience of 5 epochs. An
-epoch's 457 s were not all training, its model was chosen by a third of the held-out pairs, and its
-warm-up was over before the third epoch was. What is derived from the log is computed here.
+The run of the 93-million-parameter translator: what its log tells. Three RTX 3090, Adam at half of
+Noam's rate, warm-up of 4,000 updates, patience of 5 epochs. An epoch's 457 s were not all training,
+its model was chosen by a third of the held-out pairs, and its warm-up was over before the third
+epoch was. What is derived from the log is computed here. Then the steps of four GPTs.
 """
 
 from typing import NamedTuple
@@ -51,3 +52,30 @@ class Log(NamedTuple):
 
 
 PUBLISHED_LOG = Log()
+
+
+class Step(NamedTuple):
+    """A published step of a GPT on A100s: its model, its plan, and seconds with full recompute, and
+    with selective recompute and sequence parallelism. 2,048 tokens a sample, a vocabulary of
+    51,200, 8 slices; `rows`: samples of a micro-batch; `chunks`: of each rank, interleaved."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    devices: int
+    batch: int
+    rows: int
+    chunks: int
+    full_s: float
+    selective_s: float
+    mfu: float  # of the faster: FLOPs of the model a second, of the devices' peak
+
+
+# Korthikanti et al. 2022 (arXiv:2205.05198), tables 3 and 5.
+PUBLISHED_STEPS = (
+    Step("22 B", 48, 6144, 64, 8, 4, 4, 1, 1.42, 1.10, 0.415),
+    Step("175 B", 96, 12288, 96, 64, 64, 1, 3, 18.13, 13.75, 0.514),
+    Step("530 B", 105, 20480, 128, 280, 280, 1, 3, 49.05, 37.83, 0.560),
+    Step("1 T", 128, 25600, 160, 512, 512, 1, 1, 94.42, 71.49, 0.563),
+)

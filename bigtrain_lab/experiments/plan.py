@@ -18,6 +18,7 @@ from ..core.hardware import Hardware
 from ..core.later import later
 from ..core.peak import readings
 from ..core.words import counted, duration, size
+from ..data.published import Step
 from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
@@ -122,7 +123,7 @@ class PlanACluster(Combined):
             "slices": plan.way.tp,
             "rows": plan.rows,
             "zero": plan.zero,
-            "recompute": plan.way.recompute,
+            "recompute": plan.way.recompute == "full",
             "sequence_parallel": plan.way.sequence_parallel,
         }
 
@@ -215,18 +216,28 @@ def searched(
     memory_bytes: int | None,
 ) -> "planner.Search":
     return planner.Search(
-        gpt_job(config, batch, optimizer, precision), hardware, devices, memory_bytes
+        gpt_job(config, batch, optimizer, precision, ("none", "full")),
+        hardware,
+        devices,
+        memory_bytes,
     )
 
 
 def gpt_job(
-    config: "models.GPTConfig", batch: int, optimizer: str = "adam", precision: str = "none"
+    config: "models.GPTConfig",
+    batch: int,
+    optimizer: str = "adam",
+    precision: str = "none",
+    recompute: tuple[str, ...] = ("none", "selective", "full"),
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
     places = {"embedding": 0, "block": 1, "head": config.pieces - 1}
     level = None if precision == "none" else precision
 
     def run(name: str, rows: int, way: "planner.Way") -> "train.Part":
+        again = {"full": checkpoint.checkpoint, "selective": "selective"}
+        if name != "block":
+            del again["selective"]  # there is no attention in it
         return slice_run(
             config,
             places[name],
@@ -237,7 +248,7 @@ def gpt_job(
             replicas=1 + way.replicated,
             slices=way.tp,
             precision=level,
-            recompute=checkpoint.checkpoint if way.recompute else None,
+            recompute=again.get(way.recompute),
             sequence_parallel=way.sequence_parallel,
         )
 
@@ -248,4 +259,18 @@ def gpt_job(
         lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
         batch,
         "bfloat16" if level == "bf16" else str(config.dtype).removeprefix("torch."),
+        recompute,
     )
+
+
+def published_seconds(step: Step, recompute: str) -> float:
+    """What this step takes by its published plan, on the A100s of the profile: selective recompute
+    came with sequence parallelism. No dropout, which the published kernels fuse with others."""
+    config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
+    job = gpt_job(config, step.batch, precision="bf16", recompute=())
+    search = planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
+    way = planner.Way(8, sequence_parallel=recompute == "selective", recompute=recompute)
+    plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
+    if step.chunks == 1:
+        return search.seconds(plan)
+    return search.scheduled(plan, "interleaved", chunks=step.chunks)

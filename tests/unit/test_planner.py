@@ -10,7 +10,9 @@ from bigtrain_lab.cli import main
 from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
 from bigtrain_lab.core.peak import readings
-from bigtrain_lab.experiments.plan import PlanACluster, gpt_job
+from bigtrain_lab.data.published import PUBLISHED_STEPS
+from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
+from bigtrain_lab.models import GPTConfig, theory
 from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.planner import End, Facts, Plan, Search, Way
@@ -25,7 +27,9 @@ def search():
     return LAB.search
 
 
-@pytest.mark.parametrize("way", [Way(), Way(2, True, True, True), Way(8)])
+@pytest.mark.parametrize(
+    "way", [Way(), Way(2, True, "full", True), Way(2, True, "selective"), Way(8)]
+)
 @pytest.mark.parametrize("name", ["embedding", "block", "head"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
     """Also what a replica does besides; what it holds inside a backward is taken as of one alone."""
@@ -70,12 +74,48 @@ def test_equal_pieces_are_one_times_their_number(zero):
 def test_a_slow_link_holds_a_pipeline_back(search):
     slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9))
     far, plan = Search(search.job, slow, 4), Plan(1, 4, Way(), 1, 0)
-    stages = far.pipe(plan).stages
-    times = {"F": [s.forward for s in stages], "B": [s.backward for s in stages], "U": 0}
+    assert far.seconds(plan) == pytest.approx(far.scheduled(plan, "1f1b"), rel=0.05)
+
+
+def test_another_schedule_is_simulated(search):
+    """As the lab predicts it. Chunks shorten the bubble, and a long run is drawn from two short
+    ones, whose steps are affine in the micro-batches."""
+    plan = Plan(1, 2, Way(recompute="full"), 1, 0)
+    lab = LAB.replace(**LAB.settings_of(plan), devices=2)
+    small = Search(search.job, search.hardware, 2)
+    one = small.scheduled(plan, "1f1b")
+    assert one == pytest.approx(lab.predict().step_time, rel=0.015)
+    two, three = (order_step(small, plan, m) for m in (4, 6))
+    assert small.scheduled(plan, "interleaved", chunks=2) == pytest.approx(2 * three - two)
+    eight = order_step(small, plan, 8)
+    assert eight == pytest.approx(2 * three - two) and eight < one
+
+
+def order_step(search, plan, micro_batches):
+    job = replace(search.job, batch=micro_batches)
+    few = Search(job, search.hardware, 2)
+    order = Schedule.named("interleaved")(2, micro_batches, chunks=2)
+    stages = few.stages(plan, 4)
+    times = {"F": [s.forward for s in stages], "B": [s.backward for s in stages]}
+    times["U"] = [few.end(plan, stage).after for stage in stages]
     sent = dict.fromkeys("FB", stages[0].message_bytes)
-    cost = Cost(times, sent, links=slow.links(4), **slow.clock(1))
-    told = simulate(Schedule.named("1f1b")(4, 8), cost).step_time
-    assert far.seconds(plan) == pytest.approx(told, rel=0.05)
+    hardware = search.hardware
+    return simulate(
+        order, Cost(times, sent, links=hardware.links(2), **hardware.clock(1))
+    ).step_time
+
+
+def test_steps_that_were_published():
+    """The published share of the devices' peak is what the model's FLOPs make of the published
+    seconds, and a step of ours is within 15% of them."""
+    for step in PUBLISHED_STEPS:
+        config = GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
+        peak = step.devices * 312e12
+        share = 3 * theory.forward_flops(config, step.batch) / (step.selective_s * peak)
+        assert share == pytest.approx(step.mfu, rel=0.005)
+    small = PUBLISHED_STEPS[0]
+    assert published_seconds(small, "full") == pytest.approx(small.full_s, rel=0.15)
+    assert published_seconds(small, "selective") == pytest.approx(small.selective_s, rel=0.15)
 
 
 def test_the_frontier_is_what_no_plan_beats(search):
