@@ -1,14 +1,12 @@
 """Loss scaling: multiply the loss by S, so that gradients too small for fp16 arrive above its
 smallest number; divide after.
 
-    backward of S L       every gradient is S times as large, by the chain rule: a power of two
-                          costs no bit
-    unscale               g = float32(S g) / S, in float32, where the division loses nothing
-    step                  is skipped where any gradient is inf or nan: S was too large, or the loss
-                          itself broke
-    update                S <- backoff S and streak <- 0 after a skip;  S <- growth S after
-                                                                        `growth_interval` good steps
-                                                                        in a row
+    backward of S L    every gradient is S times as large, by the chain rule; a power of two costs
+                       no bit
+    unscale            g = float32(S g) / S, in float32, where the division loses nothing
+    step               is skipped where a gradient is inf or nan: S was too large, or the loss broke
+    update             after a skip: S <- backoff S
+                       after `growth_interval` good steps in a row: S <- growth S
 
 So S stays just below what overflows. Clip between `unscale_` and `step`: a norm means nothing while
 S is in it. Cost: two passes over the gradients, tensor by tensor (torch's kernel takes one), and
@@ -59,7 +57,7 @@ class DynamicLossScaler:
         # unscaled since the last update -> whether any of its gradients was not finite
         self._found: dict[Optimizer, Tensor | bool] = {}
         self._stepped: set[Optimizer] = set()
-        self.scaled = False  # whether any loss was
+        self.scaled = False  # whether scale() was ever called
         self.group = None if group is None else Group.of(group)
         # whether any rank of the group found one, since the last update
         self.agreed: bool | None = None
@@ -88,6 +86,7 @@ class DynamicLossScaler:
         guard.refuse_unscale(
             self, optimizer in self._found, held_by(self._found) & held_by([optimizer])
         )
+        guard.refuse_alone(self, held_by([optimizer]))
         gradients = list(self._gradients(optimizer))
         guard.refuse_gradients(self, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
@@ -123,8 +122,8 @@ class DynamicLossScaler:
         return held_by(self._stepped)
 
     def among(self, group) -> "DynamicLossScaler":
-        """Return a scaler like this one, of the ranks of a group; itself where it has ranks of its
-        own, or there is one."""
+        """Return a copy of this scaler that agrees with the ranks of a group; itself if it has a
+        group already, or if the group is one rank."""
         if self.group is not None or (group := Group.of(group)).size == 1:
             return self
         other = copy(self)
@@ -132,7 +131,7 @@ class DynamicLossScaler:
         return other
 
     def agree(self, *optimizers: Optimizer) -> None:
-        """Let every rank of the group find what any of them did. Each rank calls it once a step
+        """If one rank found inf or nan, all skip. Each rank calls it once a step
         with all its optimizers, also one that has none, whose weights are frozen; `step` calls it
         for one optimizer. It does nothing where there is no group."""
         if not self._enabled or self.group is None:

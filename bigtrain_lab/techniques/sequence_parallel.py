@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime.talk.group import Group
 from .checkpoint.again import keep
@@ -42,6 +43,7 @@ from .prepared_model import masters_of
 from .tensor_parallel import crossing, cut_of, gathered, in_format, own_part
 
 SEQUENCE = -2  # the dimension: (..., sequence, features)
+OF_TOKENS = WeakIdKeyDictionary()  # the parameters that see this rank's tokens alone
 
 
 def gather_sequence(x: Tensor, group=None, name: str = "gather") -> Tensor:
@@ -71,10 +73,13 @@ def own_tokens(group: Group, module: nn.Module, given, output: Tensor) -> Tensor
 @torch.no_grad()
 def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of duplicates") -> None:
     """Add the gradients of the module's duplicates up over the ranks, in one all-reduce: before the
-    update, and before gradients are clipped."""
+    update, and before gradients are clipped. Impossible where it was not sliced with sequence=True:
+    its gradients are whole already."""
     group, masters = Group.of(group), masters_of([module])
-    homes = [masters.get(p, p) for p in module.parameters() if cut_of(p) is None]
-    homes = [home for home in homes if home.grad is not None and home.numel()]
+    if group.size > 1:
+        guard.refuse_whole(module, OF_TOKENS)
+    duplicates = [p for p in module.parameters() if cut_of(p) is None]
+    homes = [home for p in duplicates if (home := masters.get(p, p)).grad is not None]
     if group.size == 1 or not homes:
         return
     flat = torch.cat([home.grad.reshape(-1) for home in homes])

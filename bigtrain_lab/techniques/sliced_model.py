@@ -16,12 +16,15 @@
     split row      as row, of an input that is whole: each rank takes its part
     column gather  as column, and the results are gathered: these two show the wrong way round
 
-A plan is as well for all stages of a pipeline: a stage's attribute `elsewhere` has the paths of the
-modules that others have, and a pattern may name those.
+One plan serves all stages of a pipeline: a stage's attribute `elsewhere` has the paths of the
+modules that others have, and a pattern may name those. A module whose child is cut by heads says
+their number by an attribute `heads`, or `kv_heads`, which becomes this rank's.
 
 Each rank cuts its part out of the whole model's values, so t ranks begin, and go on, as one
-process. Dropout on probabilities of attention draws another mask on each rank, for it drops other
-heads; elsewhere all ranks draw the same, with sequence=True each for its own tokens.
+process. A models.Dropout named `dropout_probabilities` draws another mask on each rank, for it
+drops other heads. Any other draws the same on all, with sequence=True each for its own tokens: it
+belongs where features are whole, not between a column and a row. Clip by `clip_grad_norm` with the
+group: torch's function would clip each rank by the norm of its slices.
 
 Cost: none beside that of tensor_parallel.py. Memory: each rank builds the whole model once.
 Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; a plan as in torch's parallelize_module.
@@ -35,7 +38,7 @@ from torch import Tensor, nn
 
 from ..runtime.talk.group import Group
 from .guards import sliced_model as guard
-from .sequence_parallel import SharedGather, own_tokens, scatter_sum, sum_duplicates
+from .sequence_parallel import OF_TOKENS, SharedGather, own_tokens, scatter_sum, sum_duplicates
 from .shards import COPIES
 from .tensor_parallel import (
     ColumnParallelLinear,
@@ -85,6 +88,8 @@ def sliced(
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
             dropout.path += f" of slice {group.rank}"
+    if sequence:
+        OF_TOKENS.update(dict.fromkeys(module.parameters(), True))
     if group.rank > 0:
         COPIES.update({each: True for each in module.parameters() if cut_of(each) is None})
     return module
@@ -108,7 +113,7 @@ def layer_of(
     if way.endswith("heads") and kind is ColumnParallelLinear:
         for parameter in own.parameters():
             blocks = 2 if way == "kv heads" else whole.out_features // whole.in_features
-            parameter.cut = Cut(0, blocks)
+            cut_parameter(parameter, Cut(0, blocks), group)
     if gather and own.leave:
         own.leave = scatter_sum
     elif gather:
@@ -127,7 +132,7 @@ def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> n
         own = whole
         if cut:
             own = nn.Parameter(cut.part(whole, group.rank, group.size), whole.requires_grad)
-        made[whole] = cut_parameter(own, cut)
+        made[whole] = cut_parameter(own, cut, group)
     return made[whole]
 
 

@@ -336,13 +336,13 @@ class Cut(NamedTuple):
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How a parameter is cut; None of a duplicate, which is equal on all ranks."""
+    """How a parameter is cut; None of a duplicate, which is equal on all ranks, or of one rank."""
     return getattr(parameter, "cut", None)
 
 
-def cut_parameter(own: Tensor, cut: Cut | None) -> nn.Parameter:
+def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
     parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
-    parameter.cut = cut
+    parameter.cut = cut if group.size > 1 else None
     return parameter
 
 
@@ -356,7 +356,7 @@ def drawn(
     the whole. fill(tensor, generator=) draws, in the default dtype; on meta nothing is drawn.
     """
     rows, own_rows = shape[0], range(shape[0])
-    each_block = rows if torch.empty(0).is_meta else ROWS  # without values one block is as many
+    each_block = rows if torch.empty(0).is_meta else ROWS  # on meta one block is enough
     if cut == Cut(0):
         own_rows = range(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
     parts = []
@@ -368,7 +368,7 @@ def drawn(
             fill(block, generator=torch.Generator(block.device).manual_seed(each))
         block = block[max(own_rows.start - start, 0) : own_rows.stop - start]
         parts.append(block if cut in (None, Cut(0)) else cut.part(block, group.rank, group.size))
-    return cut_parameter(torch.cat(parts), cut)
+    return cut_parameter(torch.cat(parts), cut, group)
 
 
 def uniform(in_features: int) -> Callable:

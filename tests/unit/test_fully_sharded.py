@@ -20,6 +20,7 @@ from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel, NaiveUnit
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
+from bigtrain_lab.techniques.loss_scaler import DynamicLossScaler
 from bigtrain_lab.techniques.units import units_of
 
 from .threads import on_processes, on_threads
@@ -498,6 +499,19 @@ def hidden():
     trained(FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone()))
 
 
+def scaled_alone():
+    def program(group):
+        with pytest.raises(Impossible) as told:
+            scaler = DynamicLossScaler()
+            model = FullyShardedDataParallel(nn.Linear(2, 2, dtype=torch.float32), group)
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            model.finish_gradient_synchronization()
+            scaler.step(torch.optim.SGD(model.parameters(), 0.1))
+        return str(told.value)
+
+    raise Impossible(on_threads(program, 2)[0])
+
+
 def forgotten_finish():
     model = two_linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
@@ -513,6 +527,7 @@ def forgotten_finish():
         (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
         (partly, "got no gradient, on rank 0: 1.weight, 1.bias"),
         (forgotten_finish, "call finish_gradient_synchronization"),
+        (scaled_alone, "give DynamicLossScaler.* all ranks"),
         (skipped, "was replaced or dropped on its way"),
         (clipped_early, "was used after it had left"),
         (hidden, "0.bias on rank 0 got a gradient, and no backward passed"),

@@ -41,6 +41,7 @@ from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.checkpoint import checkpoint, recomputed
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
+from bigtrain_lab.techniques.loss_scaler import DynamicLossScaler
 from bigtrain_lab.techniques.sliced_model import (
     load_whole_state_dict,
     sliced,
@@ -476,6 +477,11 @@ def gpt(**sizes):
     return GPT(GPTConfig(**SIZES | sizes))
 
 
+def stepped(model, scaler):
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    scaler.step(torch.optim.SGD(model.parameters(), 0.1))
+
+
 BLOCK = {"layers.1.mlp.up": "column", "layers.1.mlp.down": "row"}
 REFUSED = {
     "heads": (
@@ -497,6 +503,14 @@ REFUSED = {
     "no module": (
         lambda: sliced(gpt(), {"layers.*.mlp.upp": "column"}, Many(2)),
         "no such module: the nearest are layers.1.mlp.up.*attribute elsewhere",
+    ),
+    "whole gradients": (
+        lambda: sum_duplicates(sliced(gpt(), BLOCK, Many(2)), Many(2)),
+        "layers.0.token.weight was not sliced with sequence=True",
+    ),
+    "a scaler alone": (
+        lambda: stepped(sliced(gpt(), gpt_slices(CONFIG), Many(2)), DynamicLossScaler()),
+        "give DynamicLossScaler.* all ranks",
     ),
     "nothing": (lambda: sliced(gpt(), {}, Many(2)), "names no module"),
     "other stage": (lambda: sliced(GPTStage(CONFIG, 0, 1), BLOCK, Many(2)), "names no module"),

@@ -1,12 +1,14 @@
 """What cannot be scaled, or would be unscaled twice or never: refused in one sentence."""
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ...core import Impossible
 from . import refuse
+from .optimizers import is_part
 
 
 def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, int]:
@@ -93,6 +95,19 @@ def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
                 " each weight, a tied one too, to one."
             ),
         ),
+    )
+
+
+def refuse_alone(scaler, held: Iterable[Tensor]) -> None:
+    """A scaler without a group, of weights of which other ranks hold the rest."""
+    refuse(
+        (
+            scaler.group is None and any(map(is_part, held)),
+            (
+                "Other ranks hold the rest of these weights, and may find an inf that this one does"
+                " not: give DynamicLossScaler(group=...) all ranks that train the model."
+            ),
+        )
     )
 
 

@@ -16,8 +16,16 @@ from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 
-SHARDED = WeakIdKeyDictionary()  # a piece -> True; a module's own parameter, now empty -> the rank
+SHARDED = (
+    WeakIdKeyDictionary()
+)  # a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then
+
+
+def is_part(parameter: Tensor) -> bool:
+    """Whether other ranks hold the rest of this weight."""
+    sharers = SHARDED.get(parameter)
+    return bool(cut_of(parameter)) or isinstance(sharers, int) and sharers > 1
 
 
 def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:

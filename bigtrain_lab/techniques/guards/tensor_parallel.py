@@ -15,6 +15,16 @@ def refuse_uneven(what: str, size: int, ranks: int) -> None:
         )
 
 
+def refuse_whole(module, of_tokens) -> None:
+    """Gradients that are whole already would be added up to several times themselves."""
+    for name, parameter in module.named_parameters():
+        if parameter not in of_tokens:
+            raise Impossible(
+                f"{name} was not sliced with sequence=True, so its gradient is whole, or is not"
+                " known here: call sum_duplicates for a model of sliced(..., sequence=True) alone."
+            )
+
+
 def refuse_width(layer, x: Tensor) -> None:
     if x.shape[-1] != layer.weight.shape[1]:
         raise Impossible(
