@@ -31,11 +31,9 @@ import numpy as np
 from .core import Cost, Impossible
 from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
 from .core.words import size
-from .train.dry_run import Acted, Work
-from .train.recipe import Recipe
+from .techniques.reducers import BUCKET_BYTES
+from .train.account import Acted, Work
 from .train.rehearsal import Part
-
-BUCKET_BYTES = Recipe.bucket_bytes
 
 
 class Way(NamedTuple):

@@ -21,12 +21,12 @@ from ..core.words import counted, duration, size
 from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
+from .layered import whole_layers
 from .on_hardware import profiles
 from .pipeline import slice_run
 
 with later():
     from .. import models, planner, train
-    from ..techniques import checkpoint
     from ..train import rehearsal
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
@@ -237,7 +237,7 @@ def gpt_job(
             replicas=1 + way.replicated,
             slices=way.tp,
             precision=level,
-            recompute=checkpoint.checkpoint if way.recompute else None,
+            recompute=whole_layers if way.recompute else None,
             sequence_parallel=way.sequence_parallel,
         )
 
@@ -247,5 +247,5 @@ def gpt_job(
         lambda stages: models.split(config, stages),
         lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
         batch,
-        "bfloat16" if level == "bf16" else str(config.dtype).removeprefix("torch."),
+        "bfloat16" if level == "bf16" else config.dtype,
     )
