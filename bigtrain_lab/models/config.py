@@ -197,10 +197,10 @@ def require_share(dropout: float):
 
 
 def format_of(dtype) -> str:
-    """The name of a dtype, or of its name. Impossible for one in which no model is trained."""
+    """The name of a dtype, or of its name. Impossible for one that holds no fractions."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise Impossible(f"dtype={dtype} holds no weights: take {' or '.join(DTYPES)}.")
+        raise Impossible(f"dtype={dtype} holds no fractions: take torch.float32 or torch.float64.")
     return name
 
 
