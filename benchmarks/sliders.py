@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment, one_device, pipeline, staleness
-from bigtrain_lab.models import chains
+from bigtrain_lab.models import chain_weights
 from bigtrain_lab.panel.controls import nearby
 from bigtrain_lab.panel.picture import PLAYED
 from bigtrain_lab.runtime import kept
@@ -27,8 +27,8 @@ CACHES = (
     one_device.dried,
     pipeline.run_slice,
     staleness.layer_run,
-    chains.gpt_weights,
-    chains.mlp_weights,
+    chain_weights.gpt_weights,
+    chain_weights.mlp_weights,
 )
 LABS = ()  # all
 ROUNDS = 2  # every move is made twice: the second time its shapes are known

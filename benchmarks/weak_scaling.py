@@ -24,6 +24,7 @@ from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.replica_plan import LANE, with_replicas
+from bigtrain_lab.techniques.weight_shapes import Shapes
 from bigtrain_lab.train.optimizer import Optimizer
 
 from .measure import row
@@ -204,9 +205,8 @@ def step(slices: int, replicas: int = 1, overlap: bool = True, hardware=DGX2H) -
         return sum(map(sum, durations.values()))
     model = replace(config(slices), dtype=torch.float16)
     modules = {at: on_meta(model, at, slices) for at in range(model.pieces)}
-    modules[model.pieces - 1] = (
-        modules[model.pieces - 1].layers[str(model.pieces - 1)].norm
-    )  # its table is the first piece's
+    head = modules[model.pieces - 1].named_parameters()  # its table is the first piece's
+    modules[model.pieces - 1] = Shapes({name: each for name, each in head if ".norm." in name})
     order = Schedule.of(
         " ".join(
             [

@@ -33,11 +33,9 @@ from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
 from .core.words import size
 from .order.schedule import Schedule
 from .order.simulate import simulate
-from .train.dry_run import Acted, Work
-from .train.recipe import Recipe
+from .techniques.reducers import BUCKET_BYTES
+from .train.account import Acted, Work
 from .train.rehearsal import Part
-
-BUCKET_BYTES = Recipe.bucket_bytes
 
 
 class Way(NamedTuple):

@@ -85,6 +85,19 @@ FORMATS = {
 }
 
 
+class DType(NamedTuple):
+    """A format by torch's name, and the bytes of a value."""
+
+    name: str
+    itemsize: int
+
+
+DTYPES = {
+    name: DType(name, size)
+    for name, size in (("float16", 2), ("bfloat16", 2), ("float32", 4), ("float64", 8))
+}
+
+
 class Shares(NamedTuple):
     """What becomes of nonzero finite numbers in a format; the four add up to 1 (to 0 where there
     are no numbers)."""

@@ -49,3 +49,9 @@ def duration(value: float, unit: str) -> str:
         if abs(value) * factor >= 1:
             return f"{value * factor:.4g} {name}"
     return "0 s" if not value else f"{value * 1e9:.3g} ns"
+
+
+def ranks(numbers) -> str:
+    """ "rank 1", "ranks 0, 2 and 3"."""
+    *most, last = map(str, numbers)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"

@@ -21,8 +21,7 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-import torch
-
+from bigtrain_lab.core.later import later
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator, stable_seed
 
@@ -40,6 +39,9 @@ from .grammar import (
     RELATIVE,
     Relation,
 )
+
+with later():
+    import torch
 
 PAD, CLS, E1, E1_END, E2, E2_END = SPECIAL = ("[PAD]", "[CLS]", "[E1]", "[/E1]", "[E2]", "[/E2]")
 LONGEST = 40
@@ -61,10 +63,10 @@ class Examples(NamedTuple):
     """B sentences of S words: ids and labels int64, `keep` true where a word is, `marks` the places
     of [E1] and [E2]."""
 
-    ids_BS: torch.Tensor
-    keep_BS: torch.Tensor
-    marks_B2: torch.Tensor
-    labels_B: torch.Tensor
+    ids_BS: "torch.Tensor"
+    keep_BS: "torch.Tensor"
+    marks_B2: "torch.Tensor"
+    labels_B: "torch.Tensor"
 
     def at(self, rows) -> "Examples":
         return Examples(*(tensor[rows] for tensor in self))

@@ -119,7 +119,7 @@ class Accumulate(OfGPT, OneDevice):
         )
         return (
             f"{self.steps} update{'s' * (self.steps > 1)} of a model of"
-            f" {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M parameters; in"
+            f" {self.dry.start['weights'] / self.config.item_bytes / 1e6:.3g} M parameters; in"
             f" a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
         )
 
@@ -188,7 +188,7 @@ class Accumulate(OfGPT, OneDevice):
     def activations(self, times: int = 1) -> int:
         """Bytes that a forward of so many micro-batches at once saves; the summed loss keeps one
         number, of how many tokens it is."""
-        one = self.config.dtype.itemsize
+        one = self.config.item_bytes
         return times * (self.acted(F(0, 0)[0]).after["activations"] - one) + one
 
     def order(self) -> list[Step]:
@@ -344,7 +344,7 @@ class Accumulate(OfGPT, OneDevice):
             parts = targets.split(self.sequences)
             factors = RULES[self.rule]([counting(part) for part in parts])
             sums = mean(logits, targets, "none").view(len(parts), -1).sum(1)
-            return (sums * torch.tensor(factors, dtype=self.config.dtype)).sum()
+            return (sums * torch.tensor(factors, dtype=self.config.torch_dtype)).sum()
 
         return replace(
             self.recipe,

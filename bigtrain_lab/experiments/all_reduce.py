@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, ClassVar, Literal
 
 from ..core import Scalar, Trace, knob
+from ..core.formats import DTYPES
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..core.later import later
 from ..core.trace import MARK
@@ -101,11 +102,11 @@ class AllReduce(OnHardware):
 
     @property
     def elements(self) -> int:
-        return round(self.megabytes * MB) // self.format.itemsize
+        return round(self.megabytes * MB) // self.item
 
     @property
-    def format(self) -> "torch.dtype":
-        return getattr(torch, self.dtype)
+    def item(self) -> int:
+        return DTYPES[self.dtype].itemsize
 
     def planned(self) -> list:
         return self.order.checked
@@ -113,7 +114,7 @@ class AllReduce(OnHardware):
     @cached_property
     def lowered(self) -> Plan:
         """The collective's messages; each round of a rank begins with a box that takes no time."""
-        plan = lower_collective(self.order, self.elements, self.format.itemsize)
+        plan = lower_collective(self.order, self.elements, self.item)
         rounds = {
             at: groupby(ops, key=lambda op: place(op.message.name)[0])
             for at, ops in plan.lanes.items()
@@ -127,7 +128,7 @@ class AllReduce(OnHardware):
         return Plan(lanes, self.ranks)
 
     def bytes_held(self) -> dict[str, dict]:
-        gradient = (("gradients", self.elements * self.format.itemsize),)
+        gradient = (("gradients", self.elements * self.item),)
         return {"resident": dict.fromkeys(range(self.ranks), gradient)}
 
     def predict(self) -> Trace:
@@ -172,7 +173,9 @@ class AllReduce(OnHardware):
         )
         return torch.stack(
             [
-                torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(self.format)
+                torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(
+                    getattr(torch, self.dtype)
+                )
                 for draw in draws
             ]
         )
@@ -194,7 +197,8 @@ class AllReduce(OnHardware):
         near = int(off.argmin())
         return (
             near
-            if off[near] <= self.ranks * torch.finfo(self.format).eps * terms.abs().sum()
+            if off[near]
+            <= self.ranks * torch.finfo(getattr(torch, self.dtype)).eps * terms.abs().sum()
             else 0
         )
 
@@ -220,7 +224,7 @@ class AllReduce(OnHardware):
 
     def needed_bytes(self) -> list[int]:
         """The gradient, the chunks that came, and those on the way."""
-        return [3 * self.elements * self.format.itemsize] * self.ranks
+        return [3 * self.elements * self.item] * self.ranks
 
     # -- what is told ------------------------------------------------------------------------------
 
@@ -250,7 +254,7 @@ class AllReduce(OnHardware):
         chunks, rounds = self.order.chunks, len(self.planned())
         return (
             f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of"
-            f" {size(self.elements * self.format.itemsize / chunks)}, {counted(rounds, 'round')}"
+            f" {size(self.elements * self.item / chunks)}, {counted(rounds, 'round')}"
         )
 
     def explain(self, trace: Trace) -> list[str]:

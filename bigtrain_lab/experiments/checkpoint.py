@@ -16,6 +16,7 @@ from math import ceil, prod
 from typing import Any, ClassVar, Literal
 
 from ..core import Impossible, Memory, Trace, knob
+from ..core.formats import DTYPES
 from ..core.later import later
 from ..core.words import size
 from ..order.recompute.compared import compared, work_beside
@@ -34,6 +35,7 @@ from ..order.recompute.plan import (
 )
 from ..order.schedule import Action, Step
 from ..runtime.kept import kept
+from ..train.account import Acted, Work
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
@@ -44,7 +46,7 @@ with later():
     import torch
 
     from .. import data, models, techniques, train
-    from ..models import chains
+    from ..models import chain_weights, chains
     from ..runtime.memory import owned
     from ..techniques import checkpoint, one_process
     from ..train import dry_run
@@ -133,7 +135,7 @@ class Checkpoint(OfGPT, OneDevice):
     # -- what the settings mean --------------------------------------------------------------------
     @property
     def item(self) -> int:
-        return getattr(torch, self.dtype).itemsize
+        return DTYPES[self.dtype].itemsize
 
     @cached_property
     def recompute(self) -> Recompute:
@@ -144,10 +146,10 @@ class Checkpoint(OfGPT, OneDevice):
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
         chain, *work = (
-            chains.gpt_weights(self.config, self.rows, checkpoint.selective if inside else None)
+            chain_weights.gpt_weights(self.config, self.rows, inside)
             if self.model == "gpt"
-            else chains.mlp_weights(
-                self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype)
+            else chain_weights.mlp_weights(
+                self.layers, self.width, self.rows, self.dropout, self.dtype
             )
         )
         if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
@@ -192,8 +194,8 @@ class Checkpoint(OfGPT, OneDevice):
         if self.model == "gpt":
             one = replace(self.config, layers=1)
             pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
-            return list(chains.repeated(pieces, self.layers))
-        sizes = chains.uneven_widths(self.layers, self.width)
+            return list(chain_weights.repeated(pieces, self.layers))
+        sizes = chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 
     @property
@@ -257,16 +259,16 @@ class Checkpoint(OfGPT, OneDevice):
         }
 
     @cached_property
-    def update(self) -> "tuple[int, dry_run.Work]":
+    def update(self) -> tuple[int, Work]:
         """Bytes of the optimizer's state, and the work of the last update: the sums over all
         weights."""
-        dtype, steps = getattr(torch, self.dtype), min(self.steps, 2)
+        steps = min(self.steps, 2)
         each = [
-            updated(tuple(shape), dtype, self.optimizer_class, steps)
+            updated(tuple(shape), self.dtype, self.optimizer_class, steps)
             for layer in self.weights
             for shape in layer
         ]
-        return sum(acted.after.get("optimizer", 0) for acted in each), dry_run.Work(
+        return sum(acted.after.get("optimizer", 0) for acted in each), Work(
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
@@ -502,13 +504,13 @@ class Checkpoint(OfGPT, OneDevice):
 
 
 @kept
-def updated(
-    shape: tuple[int, ...], dtype: "torch.dtype", optimizer: type[Optimizer], steps: int
-) -> "dry_run.Acted":
+def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], steps: int) -> Acted:
     """The last update of a weight, by its dry run: an optimizer updates each tensor alone."""
 
     def program(rank):
-        weight = torch.empty(shape, dtype=dtype, device=dry_run.META, requires_grad=True)
+        weight = torch.empty(
+            shape, dtype=getattr(torch, dtype), device=dry_run.META, requires_grad=True
+        )
         rule = optimizer.at(0.1)([weight])
         rank.watch(lambda: owned.of([rule]))
         for step in range(steps):

@@ -12,16 +12,12 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
-from ..core.later import later
 from ..core.peak import readings
 from ..core.words import duration, size
 from ..order.rates import axes
 from .experiment import Quantity
-from .layered import Layered
+from .layered import Layered, whole_layers
 from .pipelined import Pipelined
-
-with later():
-    from ..techniques import checkpoint
 
 WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums inside layers"}
 
@@ -37,7 +33,7 @@ class Combined(Layered):
         "peak memory, rank 0",
         "pp: bubbles and messages, a step",
     )
-    must_exist: ClassVar[tuple[str, ...]] = ("recipe", "stages")
+    must_exist: ClassVar[tuple[str, ...]] = ("scheduled", "stages")
 
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
     recompute: bool = knob(
@@ -148,7 +144,7 @@ class Combined(Layered):
     def further(self) -> dict[str, Any]:
         return {
             "precision": None if self.precision == "none" else self.precision,
-            "recompute": checkpoint.checkpoint if self.recompute else None,
+            "recompute": whole_layers if self.recompute else None,
             "sequence_parallel": self.sequence_parallel and self.slices > 1,
         }
 

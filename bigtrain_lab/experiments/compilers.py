@@ -10,16 +10,18 @@ machine.
 import shutil
 import time
 from contextlib import nullcontext
-from functools import lru_cache
 from statistics import median
 from typing import Any, ClassVar
 
 from ..core import Impossible, Scalar, Trace, knob
+from ..core.formats import DTYPES
 from ..core.later import later
 from ..core.words import counted, duration, size
 from ..order.plan import Compute, Plan
 from ..order.rates import apart, last, samples
 from ..order.schedule import Action
+from ..runtime.kept import kept
+from ..techniques.kernels import Kernel
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
 
@@ -109,7 +111,7 @@ class Compile(OnOneRank):
 
     # -- theory -----------------------------------------------------------------------------------
 
-    def kernels(self, compiler: str = "") -> "dict[str, tuple[captured_graph.Kernel, ...]]":
+    def kernels(self, compiler: str = "") -> dict[str, tuple[Kernel, ...]]:
         """Of each pass, in the order in which they run."""
         compiler = compiler or self.compiler
         return kernels_of(
@@ -291,7 +293,7 @@ class Compile(OnOneRank):
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
-        return [self.rows * self.columns * (getattr(torch, self.dtype).itemsize + 2) * ALIVE]
+        return [self.rows * self.columns * (DTYPES[self.dtype].itemsize + 2) * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class Compile(OnOneRank):
         )
 
     def describe(self) -> str:
-        x = self.rows * self.columns * getattr(torch, self.dtype).itemsize
+        x = self.rows * self.columns * DTYPES[self.dtype].itemsize
         return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
 
     @property
@@ -414,10 +416,10 @@ class Watched:
         return called
 
 
-@lru_cache(maxsize=64)
+@kept
 def kernels_of(
     function: str, fused: bool, rows: int, columns: int, dtype: str, backward: bool
-) -> "dict[str, tuple[captured_graph.Kernel, ...]]":
+) -> dict[str, tuple[Kernel, ...]]:
     """The kernels of each pass, captured from tensors without values."""
     x = torch.empty(
         rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward

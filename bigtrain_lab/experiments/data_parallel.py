@@ -19,13 +19,15 @@ from ..order.explain import bubbles
 from ..order.rates import exposed
 from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
+from ..techniques import reducers
+from ..techniques.all_reduce import ring_all_reduce
+from ..techniques.replica_rules import LANE
 from .experiment import Quantity
 from .layered import Layered
 from .pipelined import Pipelined
 
 with later():
-    from .. import techniques, train
-    from ..techniques import reducers, replica_plan
+    from .. import train
 
 SYMPTOMS = {
     "nan": (
@@ -125,7 +127,7 @@ class DataParallel(Layered):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        self.recipe  # noqa: B018  (raises Impossible)
+        self.scheduled  # noqa: B018  (raises Impossible)
         if self.mistake != "none":
             self.refuse_mistake()
 
@@ -168,9 +170,7 @@ class DataParallel(Layered):
             "push-pull": reducers.PushPull(),
         }[self.strategy]
         all_reduce = (
-            techniques.ring_all_reduce
-            if self.ring and self.strategy != "push-pull"
-            else strategy.all_reduce
+            ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
         )
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
@@ -286,7 +286,7 @@ def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
     """Of each bucket of a rank, or several that were fused, by name: from its first message, or
     call, to its last."""
     times: dict[str, list[int]] = defaultdict(list)
-    for event in trace.where(rank=rank, lane=replica_plan.LANE):
+    for event in trace.where(rank=rank, lane=LANE):
         if not event.name.startswith("cycle"):
             times[event.name.split(" round ")[0]] += event.start, event.end
     return {name: (min(each), max(each)) for name, each in times.items()}

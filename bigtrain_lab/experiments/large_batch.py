@@ -25,6 +25,8 @@ from ..techniques.learning_rates import (
     square_root_scaling,
     warm_up,
 )
+from ..techniques.replica_plan import with_replicas
+from ..techniques.weight_shapes import Shapes
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Experiment, Quantity
@@ -35,7 +37,6 @@ with later():
 
     from .. import data, models, train
     from ..data import digits
-    from ..techniques import replica_plan
 
 BASE = 32  # the batch whose rate the settings give
 SCALINGS = {
@@ -70,7 +71,7 @@ class LargeBatch(Pipelined):
         TEST_LOSS: TEST_LOSS,
     }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
-    must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
+    must_exist: ClassVar[tuple[str, ...]] = ("rate",)
     ledger: ClassVar[bool] = False
     schedule: ClassVar[str] = "1f1b"
 
@@ -224,7 +225,7 @@ class LargeBatch(Pipelined):
     @property
     def a_pass(self) -> int:
         """Samples of one pass over the data."""
-        return digits.PASS if self.task == "digits" else len(texts()[0]) // self.sequence
+        return digits.PASS if self.task == "digits" else text_bytes() // self.sequence
 
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
@@ -257,7 +258,11 @@ class LargeBatch(Pipelined):
             )
         return models.GPT(
             models.GPTConfig(
-                layers=self.layers, width=self.width, heads=4, sequence=self.sequence, dtype=dtype
+                layers=self.layers,
+                width=self.width,
+                heads=4,
+                sequence=self.sequence,
+                dtype=self.dtype,
             ),
             self.seed,
         )
@@ -291,13 +296,16 @@ class LargeBatch(Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
-        settings = {name: getattr(self, name) for name in SHAPES}
-        settings |= {
+        return rehearsed(tuple(self.shaped.items()), self.members(self.shaped), rehearsal)
+
+    @property
+    def shaped(self) -> dict[str, Any]:
+        """The settings of the dry run: those that decide shapes, for two replicas at most."""
+        return {name: getattr(self, name) for name in SHAPES} | {
             "replicas": min(self.replicas, 2),
             "at_once": self.rows,
             "batch": max(BASE, self.rows * min(self.replicas, 2)),
         }
-        return rehearsed(tuple(settings.items()), self.members(settings), rehearsal)
 
     messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
 
@@ -309,10 +317,8 @@ class LargeBatch(Pipelined):
 
     @cached_property
     def lowered(self) -> Plan:
-        stages = {0: models.built(self.model, torch.device("meta"))}
-        return replica_plan.with_replicas(
-            self.order, self.steps, self.replicas, stages, train.Recipe.bucket_bytes
-        )
+        stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}
+        return with_replicas(self.order, self.steps, self.replicas, stages)
 
     predict = Experiment.predict  # what is held is told at the ends of actions alone
 
@@ -419,8 +425,20 @@ def rehearsed(
     return train.rehearse(recipe, rehearsal, 0, 1)
 
 
+@kept
+def shapes(settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]) -> Shapes:
+    """The weights of the model."""
+    return Shapes.of(models.built(LargeBatch(**dict(settings)).model, torch.device("meta")))
+
+
 def ids(lab: LargeBatch) -> "torch.Tensor":
     return torch.zeros(lab.rows, lab.sequence, dtype=torch.int64)
+
+
+@kept
+def text_bytes() -> int:
+    """Of the text to learn from."""
+    return len(texts()[0])
 
 
 @lru_cache(maxsize=1)

@@ -6,18 +6,25 @@ backward ends.
 """
 
 import re
-from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
 from ..core import Impossible, Mesh, Scalar, Trace, knob
+from ..core.formats import DTYPES
 from ..core.hardware import Hardware
 from ..core.later import later
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
 from ..runtime.kept import kept
+from ..techniques.flat import Flat
+from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
+from ..techniques.reducers import BUCKET_BYTES
+from ..techniques.replica_plan import parts_of, weights_of, with_replicas
+from ..techniques.weight_shapes import Shapes, Weight
+from ..train.account import Acted, DryRun, Likened
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
 from .on_hardware import with_links
@@ -29,7 +36,7 @@ with later():
 
     from .. import models, techniques, train
     from ..runtime import devices
-    from ..techniques import replica_plan, shards, sliced_model
+    from ..techniques import checkpoint, sliced_model
     from ..train import dry_run
 
 LAYER = re.compile(r"^layers\.\d+\.")
@@ -146,14 +153,26 @@ class Layered(OfGPT, Pipelined):
             **self.further,
         )
 
+    @property
+    def scheduled(self) -> Schedule:
+        """The order; Impossible where it leaves no room for what the recipe asks for, which is said
+        without a recipe, and so without torch."""
+        level = self.further.get("precision")
+        given = {
+            "clip": self.further.get("clip"),
+            "replicas": self.replicas > 1,
+            "slices": self.slices > 1,
+            "precision": level and LEVELS[level].masters,
+        }
+        refuse_order(self.order, given)
+        return self.order
+
     # -- how replicas average their gradients ------------------------------------------------------
 
     @property
     def bucket_bytes(self) -> int:
         """Gradients that travel in one message."""
-        return (
-            round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else train.Recipe.bucket_bytes
-        )
+        return round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else BUCKET_BYTES
 
     @property
     def reducing(self) -> dict[str, Any]:
@@ -164,11 +183,11 @@ class Layered(OfGPT, Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> "dict[int, torch.nn.Module]":
+    def stages(self) -> dict[int, Shapes]:
         """What a rank holds of each, on meta."""
         return self.stages_at(None)
 
-    def stages_at(self, level: str | None) -> "dict[int, torch.nn.Module]":
+    def stages_at(self, level: str | None) -> dict[int, Shapes]:
         """The same in the formats of a level of mixed precision."""
         about = self.slices, self.further.get("slicing", ()), level
         return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
@@ -192,10 +211,12 @@ class Layered(OfGPT, Pipelined):
             stages = self.stages_at(level if self.sharded < 3 else None)
             how = {
                 "zero": self.sharded,
-                "compute_dtype": LEVELS[level].dtype if level and self.sharded == 3 else None,
+                "compute_dtype": DTYPES[LEVELS[level].format]
+                if level and self.sharded == 3
+                else None,
                 "inside": self.inside if self.slices == 1 else {},
             }
-        return replica_plan.with_replicas(
+        return with_replicas(
             self.order,
             self.steps,
             self.replicas,
@@ -210,7 +231,7 @@ class Layered(OfGPT, Pipelined):
         plan = self.replicated
         if self.slices == 1:
             return plan
-        duplicates = range(plan.ranks) if self.recipe.sequence_parallel else ()
+        duplicates = range(plan.ranks) if self.further.get("sequence_parallel") else ()
         sizes = {rank: self.duplicate_bytes(rank) for rank in duplicates}
 
         def before_update(rank: int, batch: int) -> list:
@@ -220,7 +241,7 @@ class Layered(OfGPT, Pipelined):
 
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    def learnt(self, rank: int, level: str | None = None) -> "list[torch.nn.Parameter]":
+    def learnt(self, rank: int, level: str | None = None) -> list[Weight]:
         """Of a rank, in the formats of a level; on meta."""
         return [
             p
@@ -232,21 +253,19 @@ class Layered(OfGPT, Pipelined):
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
         if not self.sharded:
-            return sum(p.nbytes for p in self.learnt(rank) if sliced_model.cut_of(p) is None)
-        weights, units = replica_plan.weights_of(
+            return sum(p.nbytes for p in self.learnt(rank) if not p.cut)
+        weights, units = weights_of(
             self.stages_at(self.further.get("precision")), self.order, self.place(rank)
         )
-        parts, _ = replica_plan.parts_of(
-            weights, units, self.sharded, self.replicas, self.bucket_bytes
-        )
+        parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
         total = 0
         for part in parts:
             own = [weights[n] for n in part.members]
-            layout = shards.Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
+            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
             total += sum(
                 (stop - start) * max(4, p.itemsize)
                 for p, (start, stop) in zip(own, layout.own)
-                if sliced_model.cut_of(p) is None
+                if not p.cut
             )
         return total
 
@@ -282,7 +301,7 @@ class Layered(OfGPT, Pipelined):
         tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
         return self.time(self.usual(kind, layer).work, tensors)
 
-    def usual(self, kind: str, layer: int) -> "dry_run.Acted":
+    def usual(self, kind: str, layer: int) -> Acted:
         """A later action of a layer; a backward that finds no gradients."""
         if not self.sharded or (kind, layer) not in self.first:
             return self.stage_run(layer, train.HALVES if kind in "IW" else train.WHOLE).usual(kind)
@@ -345,7 +364,7 @@ class Layered(OfGPT, Pipelined):
             4 if (self.pipeline, self.schedule) == (1, "1f1b") else self.micro_batches,
         )
 
-    def dry(self, rank: int, steps: int = 0) -> "dry_run.DryRun":
+    def dry(self, rank: int, steps: int = 0) -> DryRun:
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
@@ -358,9 +377,9 @@ class Layered(OfGPT, Pipelined):
     @property
     def arriving(self) -> "torch.Tensor":
         """What comes from the stage before, on meta."""
-        level, recipe = self.further.get("precision"), self.recipe
-        length = self.sequence // (self.slices if recipe.sequence_parallel else 1)
-        dtype = LEVELS[level].dtype if level else self.config.dtype
+        level = self.further.get("precision")
+        length = self.sequence // (self.slices if self.further.get("sequence_parallel") else 1)
+        dtype = LEVELS[level].dtype if level else self.config.torch_dtype
         return torch.empty(self.rows, length, self.width, dtype=dtype, device=dry_run.META)
 
     @cached_property
@@ -381,14 +400,19 @@ class Layered(OfGPT, Pipelined):
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
     @property
-    def likened(self) -> "dry_run.Likened":
-        return dry_run.Likened(self.dry, self.like)
+    def likened(self) -> Likened:
+        return Likened(self.dry, self.like)
 
     def predict(self) -> Trace:
         """Where replicas share, as each rank's own dry run tells."""
         if not self.sharded:
             return super().predict()
         return self.likened.looked_into(Experiment.predict(self))
+
+
+def whole_layers(layer: Callable, /, *given, **named):
+    """Recompute each layer whole in its backward: the `recompute` of a Recipe."""
+    return checkpoint.checkpoint(layer, *given, **named)
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:
@@ -410,21 +434,26 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
     return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
 
 
-@lru_cache(maxsize=64)
 def on_meta(
     config: "models.GPTConfig", at: int, slices: int, slicing: tuple = (), level: str | None = None
-) -> "models.GPTStage":
-    """A piece of the model, or its first slice, in the formats of a level of mixed precision;
-    blocks are alike."""
-    if 1 < at < config.pieces - 1:
-        return on_meta(config, 1, slices, slicing, level)
+) -> Shapes:
+    """The weights of a piece of the model, or of its first slice, in the formats of a level of
+    mixed precision; blocks are alike."""
+    alike = 1 if 1 < at < config.pieces - 1 else at
+    return shapes(config, alike, slices, slicing, level)
+
+
+@kept
+def shapes(
+    config: "models.GPTConfig", at: int, slices: int, slicing: tuple, level: str | None
+) -> Shapes:
     stage, plan = (
         devices.built(lambda: models.GPTStage(config, at, at + 1), dry_run.META),
         models.gpt_slices(config) | dict(slicing),
     )
     if slices > 1:
         stage = sliced_model.sliced(stage, plan, dry_run.Slices(None, slices))
-    return techniques.MixedPrecision(level).prepare(stage) if level else stage
+    return Shapes.of(techniques.MixedPrecision(level).prepare(stage) if level else stage)
 
 
 @kept
@@ -434,7 +463,7 @@ def dried(
     members: tuple[type, ...],
     dp: int,
     pp: int,
-) -> "dry_run.DryRun":
+) -> DryRun:
     """The dry run of a rank; settings that do not change shapes find it done. `members`: the
     classes that the settings name."""
     asked = cls(**dict(settings))

@@ -24,7 +24,7 @@ from .on_hardware import OnHardware, profiles
 with later():
     import torch
 
-    from ..techniques import mesh_tensor
+    from ..techniques import layout_plan, mesh_tensor
 
 PRODUCT = "n d, d f -> n f"
 DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f"}
@@ -127,7 +127,7 @@ class Layouts(OnHardware):
 
     def part(self, dims) -> tuple[int, ...]:
         """Of a tensor of these dimensions, what a rank has."""
-        return mesh_tensor.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
+        return layout_plan.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
 
     def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
         """The rows and the columns of a matrix that lie on a rank."""
@@ -140,7 +140,7 @@ class Layouts(OnHardware):
     @cached_property
     def needed(self) -> list:
         """The collectives, in their order."""
-        return mesh_tensor.collectives(
+        return layout_plan.collectives(
             PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE)
         )
 

@@ -57,7 +57,7 @@ class MemoryExperiment(OfGPT, OneDevice):
     def describe(self) -> str:
         weights = self.dry.start["weights"]
         return (
-            f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters,"
+            f"a model of {weights / self.config.item_bytes / 1e6:.3g} M parameters,"
             f" {size(weights)}; a batch of {self.rows} x {self.sequence} bytes of text"
         )
 

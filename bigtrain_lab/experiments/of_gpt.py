@@ -10,8 +10,6 @@ from ..train.optimizer import Optimizer
 from .on_hardware import OnHardware
 
 with later():
-    import torch
-
     from .. import data, models
     from ..techniques import one_process
 
@@ -57,7 +55,7 @@ class OfGPT(OnHardware):
     def config(self) -> "models.GPTConfig":
         sizes = {f.name for f in fields(models.GPTConfig)} & type(self).model_fields.keys()
         given = {name: getattr(self, name) for name in sizes}
-        return models.GPTConfig(**given | {"dtype": getattr(torch, self.dtype)})
+        return models.GPTConfig(**given)
 
     def samples(self, micro_batch: int) -> "one_process.Sample":
         """The n-th micro-batch is the same text whatever the size of a batch."""

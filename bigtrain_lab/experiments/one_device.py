@@ -17,6 +17,7 @@ from ..order.plan import Compute, Plan
 from ..order.rates import last
 from ..order.schedule import Action, Step
 from ..runtime.kept import kept
+from ..train.account import Acted, DryRun, Likened
 from .experiment import Quantity
 from .on_hardware import OnOneRank
 
@@ -52,7 +53,7 @@ class OneDevice(OnOneRank):
     format: ClassVar[str] = property(lambda self: self.dtype)  # of its products
 
     @cached_property
-    def dry(self) -> "dry_run.DryRun":
+    def dry(self) -> DryRun:
         """What each action holds, computes and moves: the program itself, without values."""
         return dried(type(self), tuple(self.shaped().items()), self.members(self.shaped()))
 
@@ -65,7 +66,7 @@ class OneDevice(OnOneRank):
         """The action of the dry run that an action of the run is like."""
         return action._replace(micro_batch=min(action.micro_batch, 1))
 
-    def acted(self, action: Action) -> "dry_run.Acted":
+    def acted(self, action: Action) -> Acted:
         return self.dry.actions[str(self.like(action))]
 
     # -- theory ------------------------------------------------------------------------------------
@@ -81,8 +82,8 @@ class OneDevice(OnOneRank):
         }
 
     @property
-    def likened(self) -> "dry_run.Likened":
-        return dry_run.Likened(lambda rank: self.dry, self.like)
+    def likened(self) -> Likened:
+        return Likened(lambda rank: self.dry, self.like)
 
     def bytes_held(self) -> dict[str, dict]:
         return self.likened.held([chain.from_iterable(self.order())])
@@ -114,7 +115,7 @@ class OneDevice(OnOneRank):
 @kept
 def dried(
     cls: type[OneDevice], settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
-) -> "dry_run.DryRun":
+) -> DryRun:
     """The dry run of an experiment; settings that do not change shapes find it done. `members`:
     the classes that the settings name."""
     return dry_run.dry_run(cls(**dict(settings)).program)

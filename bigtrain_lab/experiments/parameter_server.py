@@ -25,6 +25,7 @@ from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
 from ..order.schedule import Action
 from ..order.simulate import simulate
 from ..runtime.kept import kept
+from ..train.account import DryRun, Likened
 from .all_reduce import ports
 from .experiment import Quantity
 from .on_hardware import OnHardware
@@ -35,7 +36,7 @@ with later():
 
     from .. import models, techniques
     from ..data import digits
-    from ..techniques import delayed_descent, parameter_server
+    from ..techniques import delayed_descent, parameter_server, server_plan
     from ..train import dry_run
 
 MODES = ("synchronous", "asynchronous", "bounded")
@@ -138,7 +139,7 @@ class ParameterServing(OnHardware):
         return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
 
     def order(self, requests) -> Plan:
-        return parameter_server.order(requests, self.server_bytes, **self.how)
+        return server_plan.order(requests, self.server_bytes, **self.how)
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
@@ -206,7 +207,7 @@ class ParameterServing(OnHardware):
 
     def held(self, batches: int) -> dict[str, dict]:
         """What a Cost says of memory, in runs of so many batches a worker."""
-        likened = dry_run.Likened(
+        likened = Likened(
             lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
             lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
             self.counted,
@@ -405,7 +406,7 @@ def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict
 
 
 @kept
-def dried(shapes: tuple, server: int | None) -> "dry_run.DryRun":
+def dried(shapes: tuple, server: int | None) -> DryRun:
     """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)
@@ -418,8 +419,7 @@ def dried(shapes: tuple, server: int | None) -> "dry_run.DryRun":
         learnt = [*model.parameters()]
         if server is not None:
             learnt = [
-                learnt[i]
-                for i in parameter_server.shares([p.nbytes for p in learnt], servers)[server]
+                learnt[i] for i in server_plan.shares([p.nbytes for p in learnt], servers)[server]
             ]
             work = parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
             rank.watch(partial(held, learnt, None))
@@ -474,7 +474,7 @@ def replayed(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.n
     weights = {name: p.detach() for name, p in model.named_parameters()}
     owned = [
         [names[i] for i in own]
-        for own in parameter_server.shares([w.nbytes for w in weights.values()], lab.servers)
+        for own in server_plan.shares([w.nbytes for w in weights.values()], lab.servers)
     ]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server

@@ -16,6 +16,7 @@ from ..order.partition import Piece, Stage, balanced
 from ..order.schedule import Schedule
 from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
+from ..train.account import Work
 from ..train.optimizer import Optimizer
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
@@ -107,9 +108,9 @@ class PipelineExperiment(OfGPT, Pipelined):
         )
 
     def describe(self) -> str:
-        weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
+        weights = [sizes.weights // self.config.item_bytes for sizes in self.stage_bytes]
         weights[0] -= (
-            self.config.vocabulary * self.width * bool(self.recipe.tied)
+            self.config.vocabulary * self.width * bool(self.tied_copies)
         )  # of a tied one, which two stages hold
         return (
             f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)}"
@@ -142,6 +143,10 @@ class PipelineExperiment(OfGPT, Pipelined):
         return slice_run(
             self.config, *self.slices[number], self.rows, self.optimizer_class, rehearsal
         )
+
+    @property
+    def tied_copies(self) -> dict[str, dict[int, str]]:
+        return models.tied_weights(self.config, self.order.stages)
 
     @property
     def message_bytes(self) -> int:
@@ -186,7 +191,7 @@ class PipelineExperiment(OfGPT, Pipelined):
         works = self.works(first, last)
         return {kind: sum(self.time(work[kind]) for work in works) for kind in works[0]}
 
-    def works(self, first: int, last: int) -> "list[dict[str, dry_run.Work]]":
+    def works(self, first: int, last: int) -> list[dict[str, Work]]:
         """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
         shown = dict.fromkeys("FB", train.WHOLE) | (
             dict.fromkeys("IW", train.HALVES) if self.halves else {}
@@ -287,7 +292,7 @@ def run_slice(
         rows,
         length,
         config.width,
-        dtype=LEVELS[level].dtype if level else config.dtype,
+        dtype=LEVELS[level].dtype if level else config.torch_dtype,
         device=dry_run.META,
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)

@@ -15,13 +15,13 @@ from ..core.peak import readings
 from ..order.explain import bubbles
 from ..order.plan import Plan, lower
 from ..order.schedule import Schedule, name_of
+from ..techniques.tied_plan import with_exchanges
+from ..train.account import Work
 from .experiment import Experiment, Quantity
 from .on_hardware import OnHardware
 
 with later():
     from .. import train
-    from ..techniques import tied as tied_weights
-    from ..train import dry_run
 
 
 class StageBytes(NamedTuple):
@@ -83,7 +83,7 @@ class Pipelined(OnHardware):
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: "dry_run.Work", tensors: int = 1) -> float:
+    def time(self, work: Work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
         textbook = self.profile.textbook
         return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
@@ -133,6 +133,8 @@ class Pipelined(OnHardware):
             self.order, self.steps, [first.joined(*others) for first, *others in parts]
         )
 
+    tied_copies: ClassVar[dict[str, dict[int, str]]] = {}  # or a property: of tied weights
+
     @property
     def ticks_per_slot(self) -> int:
         """Each of a rank's chunks costs a fraction of a slot."""
@@ -163,10 +165,10 @@ class Pipelined(OnHardware):
     @property
     def lowered(self) -> Plan:
         """The order of all steps, with the messages of tied weights."""
-        if not (tied := self.recipe.tied):
+        if not (tied := self.tied_copies):
             return lower(self.order, self.steps)
         sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
-        return tied_weights.with_exchanges(self.order, self.steps, tied, sizes)
+        return with_exchanges(self.order, self.steps, tied, sizes)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

@@ -22,12 +22,12 @@ from ..data.published import Step
 from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
+from .layered import whole_layers
 from .on_hardware import profiles
 from .pipeline import slice_run
 
 with later():
     from .. import models, planner, train
-    from ..techniques import checkpoint
     from ..train import rehearsal
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
@@ -235,7 +235,7 @@ def gpt_job(
     level = None if precision == "none" else precision
 
     def run(name: str, rows: int, way: "planner.Way") -> "train.Part":
-        again = {"full": checkpoint.checkpoint, "selective": "selective"}
+        again = {"full": whole_layers, "selective": "selective"}
         if name != "block":
             del again["selective"]  # there is no attention in it
         return slice_run(
@@ -258,7 +258,7 @@ def gpt_job(
         lambda stages: models.split(config, stages),
         lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
         batch,
-        "bfloat16" if level == "bf16" else str(config.dtype).removeprefix("torch."),
+        "bfloat16" if level == "bf16" else config.dtype,
         recompute,
     )
 

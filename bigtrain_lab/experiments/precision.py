@@ -167,8 +167,8 @@ class Precision(OneDevice):
         return self.chosen.format
 
     @property
-    def half(self) -> "torch.dtype | None":
-        return self.chosen.dtype if self.chosen.dtype != torch.float32 else None
+    def half(self) -> bool:
+        return self.format != "float32"
 
     @property
     def data(self) -> "data.Relations":

@@ -18,6 +18,7 @@ from ..order.holdings import HOLDS, Part
 from ..order.plan import SLICES
 from ..order.rates import axes, called
 from ..order.simulate import simulate
+from ..techniques.weight_shapes import Cut
 from ..train.lens import Lens
 from .experiment import Quantity
 from .layered import Layered, on_meta
@@ -27,7 +28,6 @@ with later():
     import torch
 
     from .. import train
-    from ..techniques import sliced_model
 
 CUTS = {
     "column-row": (),
@@ -45,7 +45,7 @@ class TensorSlicing(Layered):
         "weights a rank",
         "bytes sent forward, a rank and step",
     )
-    must_exist: ClassVar[tuple[str, ...]] = ("recipe", "lowered")
+    must_exist: ClassVar[tuple[str, ...]] = ("scheduled", "lowered")
 
     cut: str = knob(
         "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
@@ -120,10 +120,7 @@ class TensorSlicing(Layered):
     def parts(self, rank: int) -> Iterator[Part]:
         """What a rank holds of each matrix, by the plan."""
         for name, weight in self.matrices(self.stages):
-            cut, t = (
-                sliced_model.cut_of(weight) or sliced_model.Cut(0),
-                self.slices if sliced_model.cut_of(weight) else 1,
-            )
+            cut, t = weight.cut or Cut(0), self.slices if weight.cut else 1
             whole = [*weight.shape]
             whole[cut.dim] *= t
             long = weight.shape[cut.dim] // cut.blocks
@@ -138,7 +135,7 @@ class TensorSlicing(Layered):
             (name, weight)
             for at in (0, 1, self.config.pieces - 1)
             for name, weight in stages[at].named_parameters()
-            if weight.dim() == 2 and not name.endswith("position.weight")
+            if len(weight.shape) == 2 and not name.endswith("position.weight")
         ]
 
     # -- what is told ------------------------------------------------------------------------------
@@ -167,7 +164,7 @@ class TensorSlicing(Layered):
     def replicated_bytes(self, weights: int) -> float:
         """What each of as many replicas sends a step to average the gradients of so many
         weights."""
-        return float(port_share("all_reduce", self.slices) * weights * self.config.dtype.itemsize)
+        return float(port_share("all_reduce", self.slices) * weights * self.config.item_bytes)
 
     relief: ClassVar[str] = "More slices, or fewer rows, would need less on each device."
 
@@ -224,7 +221,7 @@ class TensorSlicing(Layered):
                 " the backward gathers the inputs of column-cut matrices once more. A rank keeps"
                 f" {size(kept[0])} of activations in place of {size(kept[1])}."
             )
-        values_bytes = tokens * self.config.dtype.itemsize
+        values_bytes = tokens * self.config.item_bytes
         yield (
             f"The loss sums 3 values a token, {size(3 * values_bytes)}; gathering the logits would"
             f" move {size(self.vocabulary * values_bytes)}, {self.vocabulary / 3:,.0f} times as"

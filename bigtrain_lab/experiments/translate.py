@@ -11,7 +11,7 @@ is priced as if each sentence were as long as the longest right answer of its ba
 
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +25,9 @@ from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..runtime.kept import kept
 from ..techniques.learning_rates import noam
+from ..techniques.replica_plan import with_replicas
+from ..techniques.weight_shapes import Shapes
+from ..train.account import Work
 from .experiment import MB, Experiment, Quantity
 from .layered import by_layers
 from .pipelined import Pipelined
@@ -37,7 +40,7 @@ with later():
     from .. import models, train
     from ..data import bleu, parallel, tokens
     from ..models import blocks, decoding, translator, translator_pieces
-    from ..techniques import data_loader, replica_plan
+    from ..techniques import data_loader
     from ..train import dry_run, tracking
 
 
@@ -218,7 +221,7 @@ class Translate(Pipelined):
                 self.heads,
                 4 * self.width,
                 longest=128,
-                dtype=getattr(torch, self.dtype),
+                dtype=self.dtype,
                 embedding_scale=self.width**0.5,
             ),
             vocabulary=self.vocabulary,
@@ -290,7 +293,7 @@ class Translate(Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def stages(self) -> "dict[int, torch.nn.Module]":
+    def stages(self) -> dict[int, Shapes]:
         return pieces_on_meta(self.config)
 
     @property
@@ -388,16 +391,14 @@ class Translate(Pipelined):
             for layers in (1, 2)
         )
         works = (
-            dry_run.Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
+            Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
             for each in zip(one, two)
         )
         return {kind: self.time(work) for kind, work in zip("LT", works)}
 
     @cached_property
     def lowered(self) -> Plan:
-        plan = replica_plan.with_replicas(
-            self.order, self.steps, self.replicas, self.stages, self.bucket_bytes
-        )
+        plan = with_replicas(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
         windows = [
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]
@@ -547,10 +548,13 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
 # -- dry runs --------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
-def pieces_on_meta(config: "models.TranslatorConfig") -> "dict[int, torch.nn.Module]":
+@kept
+def pieces_on_meta(config: "models.TranslatorConfig") -> dict[int, Shapes]:
+    """The weights of each piece of the chain."""
     return {
-        at: models.built(lambda at=at: translator_pieces.TranslatorPiece(config, at), dry_run.META)
+        at: Shapes.of(
+            models.built(lambda at=at: translator_pieces.TranslatorPiece(config, at), dry_run.META)
+        )
         for at in range(translator_pieces.count(config))
     }
 
@@ -584,7 +588,7 @@ def step_peak(
 @kept
 def evaluation_works(
     config: "models.TranslatorConfig", shape: tuple[int, int, int], beam: int
-) -> "tuple[dry_run.Work, dry_run.Work]":
+) -> tuple[Work, Work]:
     """What the loss of a held-out batch costs, and its translation."""
     B, S, T = shape
 

@@ -33,7 +33,7 @@ with later():
 
     from .. import runtime, train
     from ..data import batches, bleu, parallel, tokens
-    from ..models import blocks, config, decoding, dropout, translator, translator_pieces
+    from ..models import blocks, config, decoding, dropout, translator_pieces
     from ..techniques import data_loader, distributed_sampler, one_process, saved
     from ..techniques.guards import saved as guard
 
@@ -42,9 +42,9 @@ def adam(weights):
     return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
 
 
-def small() -> "translator.TranslatorConfig":
+def small() -> "config.TranslatorConfig":
     """Learns numbers and dates of 8 digits in some 500 updates."""
-    return translator.TranslatorConfig(2, 64, 4, inner=128, longest=64, embedding_scale=8.0)
+    return config.TranslatorConfig(2, 64, 4, inner=128, longest=64, embedding_scale=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Translation:
 
     pairs: "parallel.Parallel"
     learning_rate: Callable[[int], float]
-    config: "translator.TranslatorConfig" = field(default_factory=small)
+    config: "config.TranslatorConfig" = field(default_factory=small)
     vocabulary: int = 0
     replicas: int = 1
     accumulation: int = 1
@@ -116,7 +116,7 @@ class Translation:
             )
 
     @cached_property
-    def sizes(self) -> "translator.TranslatorConfig":
+    def sizes(self) -> "config.TranslatorConfig":
         return replace(
             self.config,
             vocabulary=max(self.vocabulary, len(self.pairs.vocabulary)),

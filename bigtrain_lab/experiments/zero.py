@@ -16,12 +16,11 @@ from ..core.peak import peak, readings
 from ..core.words import duration, size
 from ..order.rates import exposed
 from .experiment import Quantity
-from .layered import Layered
+from .layered import Layered, whole_layers
 from .pipelined import Pipelined
 
 with later():
     from ..models import theory
-    from ..techniques import checkpoint
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
@@ -43,7 +42,7 @@ class Zero(Layered):
         "optimizer state, most on a rank",
         "step time",
     )
-    must_exist: ClassVar[tuple[str, ...]] = ("recipe",)
+    must_exist: ClassVar[tuple[str, ...]] = ("scheduled",)
     pipeline: ClassVar[int] = 1
     slices: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
@@ -135,7 +134,7 @@ class Zero(Layered):
         return {
             "precision": None if self.precision == "none" else self.precision,
             "clip": self.clip or None,
-            "recompute": checkpoint.checkpoint if self.recompute else None,
+            "recompute": whole_layers if self.recompute else None,
         }
 
     def describe(self) -> str:
@@ -163,7 +162,7 @@ class Zero(Layered):
     def bytes_a_weight(self) -> tuple[int, int, float]:
         """Of a weight, of its gradient and of what its optimizer keeps, as the paper counts."""
         moments = self.optimizer_class.moments()
-        z = self.config.dtype.itemsize
+        z = self.config.item_bytes
         return (z, z, moments * z) if self.precision == "none" else (2, 2, 4 * (1 + moments))
 
     def paper_bytes(self, stage: int) -> float:
@@ -246,7 +245,7 @@ class Zero(Layered):
             )
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
-            gradients = self.weights * (2 if half else self.config.dtype.itemsize)
+            gradients = self.weights * (2 if half else self.config.item_bytes)
             times = most_sent / theory.zero_sent_bytes(gradients, self.replicas, 0)
             said.append(
                 f"A rank sends {size(round(most_sent))} a step, "

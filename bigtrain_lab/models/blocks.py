@@ -50,8 +50,8 @@ class Positions(Table):
 class Embedding(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
-        self.token = Table(config.vocabulary, config.width, dtype=config.dtype)
-        self.position = Positions(config.sequence, config.width, dtype=config.dtype)
+        self.token = Table(config.vocabulary, config.width, dtype=config.torch_dtype)
+        self.position = Positions(config.sequence, config.width, dtype=config.torch_dtype)
         self.dropout = Dropout(config.dropout, f"{path}.dropout")
 
     def forward(self, ids_BS, noise: Noise | None = None):
@@ -69,13 +69,15 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         if self.kv_heads == self.heads:
-            self.qkv = Linear(config.width, 3 * config.width, dtype=config.dtype)
+            self.qkv = Linear(config.width, 3 * config.width, dtype=config.torch_dtype)
         else:  # Ainslie et al. 2023 (arXiv:2305.13245)
-            self.q = Linear(config.width, config.width, dtype=config.dtype)
+            self.q = Linear(config.width, config.width, dtype=config.torch_dtype)
             self.kv = Linear(
-                config.width, 2 * config.width // self.heads * self.kv_heads, dtype=config.dtype
+                config.width,
+                2 * config.width // self.heads * self.kv_heads,
+                dtype=config.torch_dtype,
             )
-        self.out = Linear(config.width, config.width, dtype=config.dtype)
+        self.out = Linear(config.width, config.width, dtype=config.torch_dtype)
         self.dropout_probabilities = Dropout(config.dropout, f"{path}.dropout_probabilities")
         self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
 
@@ -137,11 +139,11 @@ def gelu(x):
 class Block(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.attention_norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
         self.attention = Attention(config, f"{path}.attention")
-        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
         dropout = Dropout(config.dropout, f"{path}.mlp.dropout")
-        self.mlp = MLP(config.width, 4 * config.width, gelu, dropout, config.dtype)
+        self.mlp = MLP(config.width, 4 * config.width, gelu, dropout, config.torch_dtype)
 
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise, keep_BT)
@@ -162,8 +164,8 @@ def block_slices(config: GPTConfig) -> dict[str, str]:
 class Head(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, dtype=config.dtype)
-        self.logits = Linear(config.width, config.vocabulary, bias=False, dtype=config.dtype)
+        self.norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
+        self.logits = Linear(config.width, config.vocabulary, bias=False, dtype=config.torch_dtype)
 
     def forward(self, x_BSD, noise: Noise | None = None):
         return self.logits(self.norm(x_BSD))

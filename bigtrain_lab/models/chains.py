@@ -10,8 +10,7 @@ ends in the loss, a single number. What the layers weigh and cost is found by a 
 of layer.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,18 +19,15 @@ from torch.nn import functional as F
 
 from bigtrain_lab.order.recompute.plan import Chain
 from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime.devices import built
-from bigtrain_lab.runtime.kept import kept
 from bigtrain_lab.techniques.checkpoint import weigh
-from bigtrain_lab.train.dry_run import META, Work, dry_run
+from bigtrain_lab.train.account import Work
+from bigtrain_lab.train.dry_run import dry_run
 
 from .blocks import Linear, cross_entropy
-from .config import GPTConfig
+from .chain_weights import uneven_widths
 from .dropout import Dropout, Noise
 from .gpt import GPT
 from .seed import fill
-
-SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 
 
 def chain_of(
@@ -73,29 +69,6 @@ def gpt_layers(
         *chosen,
         lambda x_BSD: cross_entropy(head(x_BSD), targets_BS),
     ]
-
-
-@kept
-def gpt_weights(
-    config: GPTConfig, rows: int, inside: Callable | None = None
-) -> tuple[Chain, list[Work], list[Work]]:
-    """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids
-    count as nothing: they are the caller's."""
-    if config.layers > 1:
-        chain, *works = gpt_weights(replace(config, layers=1), rows, inside)
-        return Chain(*(repeated(column, config.layers) for column in chain)), *(
-            repeated(each, config.layers) for each in works
-        )
-    ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
-    return weights_of(
-        lambda noise: gpt_layers(built(lambda: GPT(config), META), noise, ids, inside), ids
-    )
-
-
-def repeated(column: Sequence, blocks: int) -> tuple:
-    """Of a chain with one block, as with so many: (embedding, block, head) as (embedding, block,
-    block, ..., head); a state more is alike."""
-    return (*column[:1], *column[1:2] * blocks, *column[2:])
 
 
 def weights_of(
@@ -154,11 +127,6 @@ class UnevenMLP(nn.Module):
         fill(self, seed)
 
 
-def uneven_widths(layers: int, width: int) -> list[int]:
-    """Widths of x_0 .. x_n; the last is the output's, one `width` again."""
-    return [*(max(1, int(width * SHAPE[i % len(SHAPE)])) for i in range(layers)), width]
-
-
 def mlp_layers(model: UnevenMLP, noise: Noise, targets) -> list[Callable]:
     """The model's layers as a chain."""
     *inner, last = model.layers
@@ -169,24 +137,3 @@ def mlp_layers(model: UnevenMLP, noise: Noise, targets) -> list[Callable]:
         ),
         lambda x: F.mse_loss(last(x), targets),
     ]
-
-
-@kept
-def mlp_weights(
-    layers: int, width: int, rows: int, dropout: float, dtype: torch.dtype
-) -> tuple[Chain, list[Work], list[Work]]:
-    """As `gpt_weights`, of a model whose layers repeat after a round of SHAPE."""
-    round_ = len(SHAPE)
-    if layers > 2 * round_:
-        chain, *works = mlp_weights(layers - round_, width, rows, dropout, dtype)
-        return Chain(*(column[:round_] + column for column in chain)), *(
-            work[:round_] + work for work in works
-        )
-    x, targets = (torch.empty(rows, width, dtype=dtype, device=META) for _ in range(2))
-    return weights_of(
-        lambda noise: mlp_layers(
-            built(lambda: UnevenMLP(layers, width, dropout, dtype=dtype), META), noise, targets
-        ),
-        x,
-        targets,
-    )

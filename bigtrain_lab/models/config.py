@@ -6,13 +6,34 @@ list.
 
 from dataclasses import dataclass
 
-import torch
+from ..core import Impossible
+from ..core.formats import DTYPES
+from ..core.later import later
 
-from bigtrain_lab.core import Impossible
+with later():
+    import torch
+
+
+class InFormat:
+    """A configuration whose weights are in the number format that `dtype` names; torch's own dtype
+    is taken too."""
+
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        return getattr(torch, self.dtype)
+
+    @property
+    def item_bytes(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    def name_format(self) -> None:
+        object.__setattr__(self, "dtype", format_of(self.dtype))
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(InFormat):
     """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the
     weights; with fewer `kv_heads` than heads, groups of heads share keys and values."""
 
@@ -23,7 +44,7 @@ class GPTConfig:
     vocabulary: int = 256
     dropout: float = 0.0
     tied: bool = False
-    dtype: torch.dtype = torch.float32
+    dtype: str = "float32"
     kv_heads: int | None = None
 
     def __post_init__(self):
@@ -43,7 +64,7 @@ class GPTConfig:
                 )
         require_heads(self.width, self.heads)
         require_share(self.dropout)
-        require_floating(self.dtype)
+        self.name_format()
 
     @property
     def pieces(self) -> int:
@@ -53,6 +74,53 @@ class GPTConfig:
     @property
     def piece_names(self) -> list[str]:
         return ["embedding", *(f"block {i}" for i in range(1, self.layers + 1)), "head"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig(GPTConfig):
+    """Sizes of an encoder: those of a GPT, and the number of classes."""
+
+    layers: int = 2
+    width: int = 64
+    sequence: int = 40
+    vocabulary: int = 512
+    classes: int = 21
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_counts(classes=self.classes)
+
+
+@dataclass(frozen=True)
+class TranslatorConfig(InFormat):
+    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language,
+    `longest` sentence; `padding`: the id that fills a short source and is not read; None: every id
+    is read; `embedding_scale` multiplies a word's row of a table before its position is added:
+    sqrt(width) in the paper's section 3.4."""
+
+    layers: int = 6
+    width: int = 512
+    heads: int = 8
+    inner: int = 2048
+    vocabulary: int = 32_000
+    longest: int = 512
+    dtype: str = "float32"
+    dropout: float = 0.0
+    padding: int | None = None
+    embedding_scale: float = 1.0
+
+    def __post_init__(self):
+        require_counts(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            inner=self.inner,
+            vocabulary=self.vocabulary,
+            longest=self.longest,
+        )
+        require_heads(self.width, self.heads)
+        self.name_format()
+        require_share(self.dropout)
 
 
 def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
@@ -74,6 +142,19 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     blocks = [each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages)]
     ends = [1 + sum(blocks[:stage]) for stage in range(1, stages)]
     return list(zip([0, *ends], [*ends, config.pieces]))
+
+
+def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
+    """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name
+    there}."""
+    if not config.tied or stages == 1:
+        return {}
+    return {
+        "embedding": {
+            0: "layers.0.token.weight",
+            stages - 1: f"layers.{config.pieces - 1}.logits.weight",
+        }
+    }
 
 
 def require_cuttable(config: GPTConfig, stages: int):
@@ -115,9 +196,12 @@ def require_share(dropout: float):
         )
 
 
-def require_floating(dtype):
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+def format_of(dtype) -> str:
+    """The name of a dtype, or of its name. Impossible for one that holds no fractions."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
         raise Impossible(f"dtype={dtype} holds no fractions: take torch.float32 or torch.float64.")
+    return name
 
 
 def _nearest_divisors(width: int, heads: int) -> str:

@@ -12,37 +12,20 @@ MLP and not after, and there are no segment embeddings. 12 L D^2 + 13 L D + (V +
 Shapes: B batch, S sequence, D width, C classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from .blocks import Block, Embedding, Linear, block_slices, cross_entropy
-from .config import GPTConfig, require_counts
+from .config import EncoderConfig
 from .dropout import Noise
 from .gpt import initialise
-
-
-@dataclass(frozen=True)
-class EncoderConfig(GPTConfig):
-    """Sizes of an encoder: those of a GPT, and the number of classes."""
-
-    layers: int = 2
-    width: int = 64
-    sequence: int = 40
-    vocabulary: int = 512
-    classes: int = 21
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_counts(classes=self.classes)
 
 
 class RelationHead(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, dtype=config.dtype)
-        self.relation = Linear(2 * config.width, config.classes, dtype=config.dtype)
+        self.norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
+        self.relation = Linear(2 * config.width, config.classes, dtype=config.torch_dtype)
 
     def forward(self, x_BSD, marks_B2):
         rows_B1 = torch.arange(len(marks_B2), device=marks_B2.device).unsqueeze(-1)

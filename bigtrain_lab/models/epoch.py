@@ -17,9 +17,10 @@ from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
 from ..order.schedule import Schedule
 from ..order.simulate import simulate
 from ..runtime.devices import built
+from ..techniques.reducers import BUCKET_BYTES
 from ..techniques.replica_plan import with_replicas
 from ..train.dry_run import META
-from .translator import TranslatorConfig
+from .config import TranslatorConfig
 from .translator_pieces import TranslatorPiece, count, part
 
 
@@ -37,7 +38,6 @@ class Epoch(NamedTuple):
 
 PUBLISHED = Epoch(1200.0, 5530, 231 / 457, 32, 60)  # of the 93-million-parameter translator
 PUBLISHED_ON_THREE_S = 430.0  # only compared with
-BUCKET_BYTES = 25 * 2**20
 RTX3090 = PROFILES["rtx3090-pcie"]
 
 

@@ -65,19 +65,6 @@ class GPT(GPTStage):
         super().__init__(config, 0, config.pieces, seed)
 
 
-def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
-    """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name
-    there}."""
-    if not config.tied or stages == 1:
-        return {}
-    return {
-        "embedding": {
-            0: "layers.0.token.weight",
-            stages - 1: f"layers.{config.pieces - 1}.logits.weight",
-        }
-    }
-
-
 def gpt_slices(config: GPTConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices,
     both tables."""

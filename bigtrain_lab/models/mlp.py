@@ -12,7 +12,7 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 
 from .blocks import Linear
-from .config import require_counts, require_floating, require_slice
+from .config import format_of, require_counts, require_slice
 from .dropout import Noise
 from .seed import fill
 
@@ -27,7 +27,7 @@ class MLPStage(nn.Module):
         super().__init__()
         require_slice(first, last, layers)
         require_counts(width=width)
-        require_floating(dtype)
+        format_of(dtype)
         self.first, self.last, self.final = first, last, layers - 1
         self.layers = nn.ModuleDict(
             {str(i): Linear(width, width, bias=False, dtype=dtype) for i in range(first, last)}

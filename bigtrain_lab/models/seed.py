@@ -9,8 +9,11 @@ no generator here is ever used twice: each draw makes its own, seeded by what th
 import hashlib
 import math
 
-import torch
-from torch import nn
+from ..core.later import later
+from ..techniques.without_gradients import without_gradients
+
+with later():
+    import torch
 
 
 def stable_seed(*names) -> int:
@@ -20,7 +23,7 @@ def stable_seed(*names) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(*names, device="cpu") -> torch.Generator | None:
+def generator(*names, device="cpu") -> "torch.Generator | None":
     """On meta there is nothing to draw: None."""
     return (
         None
@@ -29,7 +32,7 @@ def generator(*names, device="cpu") -> torch.Generator | None:
     )
 
 
-def normal(weight: torch.Tensor, *names) -> torch.Tensor:
+def normal(weight: "torch.Tensor", *names) -> "torch.Tensor":
     """N(0, 1) in float64, in the shape of a weight; on meta the weight itself."""
     return (
         weight
@@ -38,8 +41,8 @@ def normal(weight: torch.Tensor, *names) -> torch.Tensor:
     )
 
 
-@torch.no_grad()
-def fill(module: nn.Module, seed: int) -> None:
+@without_gradients
+def fill(module: "torch.nn.Module", seed: int) -> None:
     """Fill every matrix of a module: N(0, 1 / inputs) from (seed, its name)."""
     for name, weight in module.named_parameters():
         weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))

@@ -11,8 +11,6 @@ update. A torch that nobody observes (`watched=False`) holds a little less.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from math import prod
 
 import torch
 from torch import nn
@@ -28,11 +26,10 @@ from bigtrain_lab.train.dry_run import META, Account, Held, account
 from ..runtime.devices import built
 from ..train.optimizer import Optimizer
 from .blocks import cross_entropy
-from .config import GPTConfig, require_counts, require_floating
+from .config import GPTConfig, TranslatorConfig, format_of, require_counts
 from .dropout import Noise
-from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage, gpt_slices
-from .translator import Translator, TranslatorConfig
+from .translator import Translator
 
 
 def gpt_steps(
@@ -61,7 +58,7 @@ def mlp_steps(
 ) -> Account:
     """Linear layers of the widths `sizes`, with ReLU between, under cross-entropy on the last."""
     require_counts(batch=batch)
-    require_floating(dtype)
+    format_of(dtype)
     if len(sizes) < 2:
         raise Impossible(
             f"An MLP of the widths {tuple(sizes)} has no layer: give at least two, as (16, 64, 10)."
@@ -171,7 +168,7 @@ def saved_bytes(
     if first:
         tokens = config.sequence // slices if sequence else config.sequence
         x = torch.empty(
-            batch, tokens, config.width, dtype=config.dtype, device=META, requires_grad=True
+            batch, tokens, config.width, dtype=config.torch_dtype, device=META, requires_grad=True
         )
 
     def program(rank):
@@ -195,38 +192,3 @@ def saved_bytes(
 
 def ids(batch: int, tokens: int) -> tuple[torch.Tensor]:
     return (torch.empty(batch, tokens, dtype=torch.int64, device=META),)
-
-
-# -- weights --------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def parameter_shapes(
-    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each weight, in the order of `named_parameters`; of a GPT's stage
-    [first, last) where these are given."""
-
-    def make():
-        if kind := {TranslatorConfig: Translator, EncoderConfig: Encoder}.get(type(config)):
-            return kind(config)
-        return GPTStage(config, first, config.pieces if last is None else last)
-
-    return {name: tuple(w.shape) for name, w in built(make, META).named_parameters()}
-
-
-def parameters(
-    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
-) -> int:
-    """Weights of the model or stage, a tied table counted once."""
-    return sum(map(prod, parameter_shapes(config, first, last).values()))
-
-
-def parameter_bytes(
-    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
-) -> int:
-    return parameters(config, first, last) * config.dtype.itemsize
-
-
-def translator_parameters(config: TranslatorConfig) -> int:
-    return parameters(config)

@@ -15,8 +15,7 @@ weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
 
 from dataclasses import replace
 
-from .config import GPTConfig
-from .encoder import EncoderConfig
+from .config import EncoderConfig, GPTConfig
 
 
 def gpt_weights(config: GPTConfig) -> int:
@@ -63,7 +62,7 @@ def block_saved_bytes(
     statistics of the norms, 8 / D of a B S D. In float32, z = 4, a mask is still one byte a value:
     66 B S D + 9 B H S^2.
     """
-    S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
+    S, D, H, z = config.sequence, config.width, config.heads, config.item_bytes
     hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
     dropped = bool(config.dropout)
     by_token = 4 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
@@ -72,12 +71,12 @@ def block_saved_bytes(
 
 
 def logits_bytes(config: GPTConfig, batch: int) -> int:
-    return batch * config.sequence * config.vocabulary * config.dtype.itemsize
+    return batch * config.sequence * config.vocabulary * config.item_bytes
 
 
 def boundary_bytes(config: GPTConfig, batch: int) -> int:
     """The message between two stages, forward or backward: B S D values."""
-    return batch * config.sequence * config.width * config.dtype.itemsize
+    return batch * config.sequence * config.width * config.item_bytes
 
 
 def adam_bytes(weights: int, tensors: int) -> int:

@@ -81,13 +81,13 @@ def seconds(config: GPTConfig, at: int, batch: int) -> tuple[float, float]:
         ids
         if is_first
         else torch.randn(
-            batch, config.sequence, config.width, dtype=config.dtype, requires_grad=True
+            batch, config.sequence, config.width, dtype=config.torch_dtype, requires_grad=True
         )
     )
     gradient = (
-        torch.ones((), dtype=config.dtype)
+        torch.ones((), dtype=config.torch_dtype)
         if is_last
-        else torch.randn(batch, config.sequence, config.width, dtype=config.dtype)
+        else torch.randn(batch, config.sequence, config.width, dtype=config.torch_dtype)
     )
     best, until, calls = [float("inf")] * 2, time.perf_counter() + FOR_S, 0
     while calls < LEAST or time.perf_counter() < until:

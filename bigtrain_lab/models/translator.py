@@ -26,41 +26,9 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 
 from .blocks import MLP, Linear, Table, by_head
-from .config import require_counts, require_floating, require_heads, require_share
+from .config import TranslatorConfig
 from .dropout import Dropout, Noise
 from .gpt import initialise
-
-
-@dataclass(frozen=True)
-class TranslatorConfig:
-    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language,
-    `longest` sentence; `padding`: the id that fills a short source and is not read; None: every id
-    is read; `embedding_scale` multiplies a word's row of a table before its position is added:
-    sqrt(width) in the paper's section 3.4."""
-
-    layers: int = 6
-    width: int = 512
-    heads: int = 8
-    inner: int = 2048
-    vocabulary: int = 32_000
-    longest: int = 512
-    dtype: torch.dtype = torch.float32
-    dropout: float = 0.0
-    padding: int | None = None
-    embedding_scale: float = 1.0
-
-    def __post_init__(self):
-        require_counts(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            inner=self.inner,
-            vocabulary=self.vocabulary,
-            longest=self.longest,
-        )
-        require_heads(self.width, self.heads)
-        require_floating(self.dtype)
-        require_share(self.dropout)
 
 
 @dataclass
@@ -82,7 +50,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: TranslatorConfig, crosses: bool, path: str):
         super().__init__()
-        D, plain = config.width, {"bias": False, "dtype": config.dtype}
+        D, plain = config.width, {"bias": False, "dtype": config.torch_dtype}
         self.heads = config.heads
         if crosses:
             self.kv_heads = config.heads
@@ -134,16 +102,16 @@ class Layer(nn.Module):
     def __init__(self, config: TranslatorConfig, crosses: bool, path: str):
         super().__init__()
         self.crosses = crosses
-        self.attention_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.attention_norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
         self.attention = Attention(config, False, f"{path}.attention")
         if crosses:
             self.cross_norm, self.cross = (
-                nn.LayerNorm(config.width, dtype=config.dtype),
+                nn.LayerNorm(config.width, dtype=config.torch_dtype),
                 Attention(config, True, f"{path}.cross"),
             )
-        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.torch_dtype)
         dropout = Dropout(config.dropout, f"{path}.mlp")
-        self.mlp = MLP(config.width, config.inner, torch.Tensor.relu, dropout, config.dtype)
+        self.mlp = MLP(config.width, config.inner, torch.Tensor.relu, dropout, config.torch_dtype)
 
     def forward(self, x_BTD, memory_BSD=None, keep_BS=None, noise: Noise | None = None):
         """`keep_BS`: where the source has words; the encoder's keys are these, and the memory's."""
@@ -172,7 +140,7 @@ class Layer(nn.Module):
 class Translator(nn.Module):
     def __init__(self, config: TranslatorConfig, seed: int = 0):
         super().__init__()
-        D, V, dtype = config.width, config.vocabulary, config.dtype
+        D, V, dtype = config.width, config.vocabulary, config.torch_dtype
         self.source = Table(V, D, dtype=dtype)
         self.encoder = nn.ModuleList(
             Layer(config, False, f"encoder.{i}") for i in range(config.layers)

@@ -24,9 +24,10 @@ from ..techniques.precision_levels import LEVELS
 from ..train.recipe import Recipe
 from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
 from .blocks import word_cross_entropy
+from .config import TranslatorConfig
 from .dropout import Noise
 from .gpt import initialise
-from .translator import Translator, TranslatorConfig, sinusoids
+from .translator import Translator, sinusoids
 
 META = torch.device("meta")
 PARTS = "source", "encoder", "encoder_norm", "target", "decoder", "decoder_norm", "logits"
@@ -59,7 +60,9 @@ class TranslatorPiece(Translator):
         self.to_empty(device=device)
         embeds = self.source or self.target
         self.positions = (
-            sinusoids(config.longest, config.width).to(device, config.dtype) if embeds else None
+            sinusoids(config.longest, config.width).to(device, config.torch_dtype)
+            if embeds
+            else None
         )
         initialise(self, 2 * config.layers, seed)
 
@@ -140,7 +143,7 @@ def piece_run(
         B,
         S if at < 3 else S + T,
         config.width,
-        dtype=LEVELS[level].dtype if level else config.dtype,
+        dtype=LEVELS[level].dtype if level else config.torch_dtype,
         device=META,
     )
     recipe = recipe_of(

@@ -16,17 +16,20 @@ once and copied.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3; Gibiansky 2017.
 """
 
-import torch
-from torch import Tensor
-
+from ..core.later import later
 from ..order.pipelined_ring import Part, pipelined_ring
 from ..order.plan import Recv, Send
-from ..runtime.talk.group import Group, Handle
-from ..runtime.talk.message import Shape, as_bytes
-from .guards import all_reduce as guard
+from .without_gradients import without_gradients
+
+with later():
+    import torch
+
+    from ..runtime.talk import group as groups
+    from ..runtime.talk import message
+    from .guards import all_reduce as guard
 
 
-@torch.no_grad()
+@without_gradients
 def naive_ring_all_reduce(tensor, group):
     """Replace a flat tensor on every rank by the sum over the ranks; returns it. Between
     processes N divides the length, since a site's messages have one shape."""
@@ -46,17 +49,17 @@ def naive_ring_all_reduce(tensor, group):
 ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive interrupts a sender
 
 
-@torch.no_grad()
+@without_gradients
 def ring_all_reduce(
-    tensor: Tensor, group=None, op: str = "sum", name: str = "all_reduce"
-) -> Tensor:
+    tensor: "torch.Tensor", group=None, op: str = "sum", name: str = "all_reduce"
+) -> "torch.Tensor":
     """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it. Ranks whose
     tensors differ in shape or dtype are told so, all of them. `name` is that of its messages."""
-    group = Group.of(group)
+    group = groups.Group.of(group)
     guard.refuse(tensor, op)
     if group.size == 1:
         return tensor
-    agreement = group.agreement(f"{op} of {Shape.of(tensor)} in {name}", name)
+    agreement = group.agreement(f"{op} of {message.Shape.of(tensor)} in {name}", name)
     flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
     first, then = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
     receives = [part for part in then if isinstance(part.op, Recv)]
@@ -65,16 +68,16 @@ def ring_all_reduce(
     ahead = min(adds, max(2, ROOM_BYTES // (longest * flat.itemsize)))
     room = group.room(ahead * longest * flat.itemsize, flat.device)
     room = room.view(flat.dtype).view(ahead, longest)
-    coming: dict[int, tuple[Tensor, Handle]] = {}
+    coming: dict[int, tuple[torch.Tensor, groups.Handle]] = {}
 
     def post_receive(number: int) -> None:
         op, start, stop, _ = receives[number]
         into = room[number % ahead, : stop - start] if number < adds else flat[start:stop]
-        handle = group.irecv(as_bytes(into), *op, agreement.site, agreed=True)
+        handle = group.irecv(message.as_bytes(into), *op, agreement.site, agreed=True)
         coming[number] = into, handle
 
     def send(part: Part) -> None:
-        own = as_bytes(flat[part.start : part.stop])
+        own = message.as_bytes(flat[part.start : part.stop])
         group.isend(own, *part.op, agreement.site, agreed=True)
 
     for number in (*range(ahead), *range(adds, len(receives))):

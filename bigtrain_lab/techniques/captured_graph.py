@@ -9,7 +9,6 @@ Cost: a byte for each element of each tensor, and a mark for each operator on ea
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from functorch.compile import aot_function
@@ -19,19 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .fusion import Fusion, is_free, operators_of, traffic
-
-
-class Kernel(NamedTuple):
-    """Operators that run as one. `operators`: (name, operator, what it reads). `reads`: kernels and
-    inputs whose results it reads; `is_result`: the graph returns a value of it. `bytes`: read and
-    written."""
-
-    name: str
-    operators: tuple[tuple[str, str, tuple[str, ...]], ...]
-    reads: tuple[str, ...]
-    is_result: bool
-    bytes: int
-    flops: int
+from .kernels import Kernel
 
 
 def captured(function: Callable, backend: Fusion, x: Tensor) -> dict[str, tuple[Kernel, ...]]:

@@ -23,12 +23,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from torch import Tensor
-
+from ..core.later import later
 from ..order.plan import Compute, Launch, Plan, Wait
 from ..order.schedule import Action
 from .guards import data_loader as guard
-from .one_process import Sample
+
+with later():
+    import torch
+
+    from . import one_process
 
 
 @dataclass(frozen=True)
@@ -115,17 +118,19 @@ class Loader:
         return sample
 
 
-def copied(sample: Sequence, device, pinned: bool) -> Sample:
+def copied(sample: Sequence, device, pinned: bool) -> "one_process.Sample":
     """Copy the micro-batch to the device."""
     inputs, targets, *context = sample
 
     def copy(part):
-        if not isinstance(part, Tensor):
+        if not isinstance(part, torch.Tensor):
             return part
         ready = part.pin_memory() if pinned and device.type == "cuda" else part
         return ready.to(device, non_blocking=pinned)
 
-    return Sample(copy(inputs), copy(targets), tuple(map(copy, context[0] if context else ())))
+    return one_process.Sample(
+        copy(inputs), copy(targets), tuple(map(copy, context[0] if context else ()))
+    )
 
 
 def with_loads(plan: Plan, loading: Loading, windows: Sequence[Sequence[int]]) -> Plan:

@@ -13,7 +13,7 @@ which has the condition as r < 2 cos(pi tau / (2 tau + 1)).
 
 from math import inf, pi, sin
 
-from .guards.parameter_server import refuse_delay
+from .guards.server_plan import refuse_delay
 
 
 def largest_stable_rate(delay: int) -> float:

@@ -25,15 +25,19 @@ from functools import partial
 from itertools import chain
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from ..core.later import later
 from ..order.collectives.push_pull import PushPull as OneServerARank
 from ..order.plan import Cycle, lower_collective
-from ..runtime.talk.execute import run
-from ..runtime.talk.group import Group
-from ..runtime.talk.moves import Chunks
 from .replica_rules import name
+from .without_gradients import without_gradients
+
+with later():
+    import torch
+
+    from ..runtime.talk import execute, moves
+    from ..runtime.talk import group as groups
+
+BUCKET_BYTES = 25 * 2**20  # of gradients that travel together, where nothing else is asked
 
 
 @dataclass(eq=False)
@@ -41,26 +45,30 @@ class Bucket:
     """Elements start to stop of the flat tensor of a kind (dtype, device), with gradients
     `members` in them, which are counted from the last parameter."""
 
-    kind: tuple[torch.dtype, torch.device]
+    kind: "tuple[torch.dtype, torch.device]"
     start: int
     stop: int
     members: list[int]
 
 
-def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
+def backend_all_reduce(
+    tensor: "torch.Tensor", group: "groups.Group", op: str, name: str
+) -> "torch.Tensor":
     """The backend's own all-reduce: a choice for `all_reduce`."""
     return group.all_reduce(tensor, op, name)
 
 
-@torch.no_grad()
-def push_pull(tensor: Tensor, group=None, op: str = "sum", name: str = "push_pull") -> Tensor:
+@without_gradients
+def push_pull(
+    tensor: "torch.Tensor", group=None, op: str = "sum", name: str = "push_pull"
+) -> "torch.Tensor":
     """Replace the tensor on every rank by the sum, or mean, over the ranks, of which each is the
     server of one part: a choice for `all_reduce`."""
-    group = Group.of(group)
+    group = groups.Group.of(group)
     collective = OneServerARank(group.size)
     plan = lower_collective(collective, tensor.numel(), tensor.itemsize, name)
-    work = Chunks(collective, group.rank, tensor)
-    run(plan.lanes[group.rank, "compute"], group, work, {}, {})
+    work = moves.Chunks(collective, group.rank, tensor)
+    execute.run(plan.lanes[group.rank, "compute"], group, work, {}, {})
     work.store(tensor)
     return tensor.div_(group.size) if op == "mean" else tensor
 
@@ -73,7 +81,9 @@ class Buckets:
     every_ticks: ClassVar[int] = 0
     all_reduce = staticmethod(backend_all_reduce)  # by which messages, where nothing else is asked
 
-    def pieces(self, parameters: Sequence[Tensor], most_bytes: int, timed: bool) -> list[Bucket]:
+    def pieces(
+        self, parameters: "Sequence[torch.Tensor]", most_bytes: int, timed: bool
+    ) -> list[Bucket]:
         """Of the gradients of these parameters, given in the order in which gradients come, in
         which the pieces are full. `timed`: there is virtual time."""
         return buckets_of(parameters, most_bytes, self.split)
@@ -145,7 +155,9 @@ class PushPull(Buckets):
         return [[max(ready)]]
 
 
-def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> list[Bucket]:
+def buckets_of(
+    parameters: "Sequence[torch.Tensor]", bucket_bytes: int, split: bool
+) -> list[Bucket]:
     """Buckets of the gradients of these parameters, given in the order in which gradients come;
     in the order in which they fill."""
     filling: dict[tuple, Bucket] = {}  # kind -> the bucket that has room

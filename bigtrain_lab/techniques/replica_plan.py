@@ -14,10 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 
-import torch
-from torch import Tensor, nn
-
 from ..core import Mesh
+from ..core.later import later
 from ..order.pipelined_ring import pipelined_ring
 from ..order.plan import (
     Compute,
@@ -33,22 +31,25 @@ from ..order.plan import (
 )
 from ..order.schedule import Schedule
 from .all_reduce import ring_all_reduce
-from .reducers import Bucket, Buckets, OneServerARank, push_pull
+from .flat import Flat
+from .reducers import BUCKET_BYTES, Bucket, Buckets, OneServerARank, push_pull
 from .replica_rules import LANE, Drop, Part, Rules, name
-from .shards import Flat
+
+with later():
+    import torch
 
 
 def parts_of(
-    weights: Sequence[Tensor],
+    weights: "Sequence[torch.Tensor]",
     units: Sequence[Collection[int]],
     stage: int,
     ranks: int,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     *,
     strategy: Buckets = Buckets(),
     timed: bool = True,
     apart: Collection[int] = (),
-    compute_dtype: torch.dtype | None = None,
+    compute_dtype: "torch.dtype | None" = None,
 ) -> tuple[list[Part], list[Bucket]]:
     """Cut weights, given in the module's order, into parts: buckets in the order of the backward,
     or at stage 3 one a unit and dtype. Returns the parts, and at stage 0 each part's bucket.
@@ -91,15 +92,15 @@ def with_replicas(
     order: Schedule,
     steps: int,
     replicas: int,
-    stages: Mapping[int, nn.Module],
-    bucket_bytes: int = 25 * 2**20,
+    stages: "Mapping[int, torch.nn.Module]",
+    bucket_bytes: int = BUCKET_BYTES,
     *,
     zero: int = 0,
     strategy: Buckets = Buckets(),
     overlap: bool = True,
     all_reduce: Callable | None = None,
     slices: int = 1,
-    compute_dtype: torch.dtype | None = None,
+    compute_dtype: "torch.dtype | None" = None,
     ahead: int = 1,
     inside: Mapping = {},
 ) -> Plan:
@@ -130,8 +131,8 @@ def with_replicas(
 
 
 def weights_of(
-    stages: Mapping[int, nn.Module], order: Schedule, place: int
-) -> tuple[list[Tensor], list[set[int]]]:
+    stages: "Mapping[int, torch.nn.Module]", order: Schedule, place: int
+) -> "tuple[list[torch.Tensor], list[set[int]]]":
     """Return the weights of the pipeline stages at a place, and the stages that use each weight. A
     module that stands for several stages counts once for each."""
     weights, units, known = [], [], {}

@@ -61,11 +61,12 @@ from ..order.schedule import Action
 from ..runtime.talk.execute import Signal, Work, run
 from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
+from .flat import Flat
 from .guards import replicas as guard
 from .reducers import Bucket, Buckets
 from .replica_plan import parts_of
 from .replica_rules import Call, Drop, Part, Rules, batch_label, name
-from .shards import STEPPED, Flat, Home
+from .shards import STEPPED, Home
 
 
 class PartGradients:

@@ -15,9 +15,8 @@ Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053), section 3.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from torch.nn import functional as F
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
+from .weight_shapes import Cut
 
 # -- what crosses the ranks: each is the transpose of another -------------------------------------
 #
@@ -315,24 +315,6 @@ class _CrossEntropy(torch.autograd.Function):
 # -- parts of a parameter, and their first values -------------------------------------------------
 
 ROWS = 64  # of a block that one generator draws
-
-
-class Cut(NamedTuple):
-    """The dimension along which a parameter is cut; each of `blocks` equal blocks on its own: the
-    rows of queries, keys and values are three."""
-
-    dim: int
-    blocks: int = 1
-
-    def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """A rank's part, a copy."""
-        blocks = whole.chunk(self.blocks, self.dim)
-        return torch.cat([block.chunk(ranks, self.dim)[rank] for block in blocks], self.dim)
-
-    def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """What the parts of all ranks were cut from."""
-        rows = zip(*(part.chunk(self.blocks, self.dim) for part in parts))
-        return torch.cat([piece for block in rows for piece in block], self.dim)
 
 
 def cut_of(parameter: Tensor) -> Cut | None:

@@ -14,10 +14,11 @@ across the elements of a tensor, is found by its steps on a small one, and not d
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 
 from ..core import Family, Impossible
 from ..core.later import later
+from ..runtime.kept import kept
 
 with later():
     import torch
@@ -39,7 +40,7 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
         return partial(cls.make, rate=rate)
 
     @classmethod
-    @cache
+    @kept
     def moments(cls) -> float:
         """Numbers that it keeps of each weight: 0 by SGD, 1 by momentum, 2 by Adam. A count of
         steps is none."""
@@ -58,13 +59,14 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
         return sum(each.numel() for each in kept if each.dim()) / weight.numel()
 
     @classmethod
-    @cache
+    @kept
     def element_wise(cls) -> bool:
         """Whether it steps each weight by itself, so that a rank may step a part of a tensor."""
         weight = torch.nn.Parameter(torch.ones(4, 6))
         return not guard.looks_across(cls.make([weight], 0.1), 0, weight, None)
 
     @classmethod
+    @kept
     def steps_parts(cls) -> bool:
         """Whether ranks may step parts: element by element, or as LAMB and LARS do, which sum their
         norms among the ranks."""

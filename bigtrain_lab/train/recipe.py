@@ -42,6 +42,7 @@ from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecisio
 from ..techniques.one_process import Sample
 from ..techniques.pipeline import Pipeline
 from ..techniques.prepared_model import masters_of
+from ..techniques.reducers import BUCKET_BYTES
 from ..techniques.replicas import Replicas
 from ..techniques.sequence_parallel import sum_duplicates
 from ..techniques.shards import Home, home_of
@@ -107,7 +108,7 @@ class Recipe:
     ranks: int = 1
     schedule: Schedule | str = "1f1b"
     replicas: int = 1
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
     data_parallel: Mapping = field(default_factory=dict)
     zero: int = 0
     slices: int = 1

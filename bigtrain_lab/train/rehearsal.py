@@ -19,9 +19,12 @@ from operator import sub
 from typing import NamedTuple
 
 from ..core import MEMORY_KINDS, Trace
+from ..core.later import later
 from ..order.schedule import Action, Schedule, Step
-from .dry_run import Acted, Work, dry_run, with_levels_inside
-from .recipe import Recipe, train
+from .account import Acted, Work, with_levels_inside
+
+with later():
+    from . import dry_run, recipe
 
 
 class Like(NamedTuple):
@@ -207,14 +210,20 @@ class Part(NamedTuple):
         return self._replace(acted=acted, later=later)
 
 
-def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arriving=None) -> Part:
-    """Run a stage of a chain of so many. `recipe`: its model is asked for this stage alone;
+def rehearse(
+    training: "recipe.Recipe", rehearsal: Rehearsal, stage: int, stages: int, arriving=None
+) -> Part:
+    """Run a stage of a chain of so many. `training`: its model is asked for this stage alone;
     `arriving`: on meta, what comes from the stage before."""
     order = replace(rehearsal, ranks=stages)
-    samples = None if order.asynchronous else recipe.replicas * (order.micro_batches + 1)
-    recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
-    run = dry_run(
-        partial(train, recipe), index=stage, size=stages, arriving=arriving, slices=recipe.slices
+    samples = None if order.asynchronous else training.replicas * (order.micro_batches + 1)
+    training = replace(training, schedule=order, steps=2 if samples else 1, samples=samples)
+    run = dry_run.dry_run(
+        partial(recipe.train, training),
+        index=stage,
+        size=stages,
+        arriving=arriving,
+        slices=training.slices,
     )
     work, acted, later = order.whole(stage), {}, {}
     for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):

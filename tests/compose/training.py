@@ -264,7 +264,7 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
         tied=tied_weights(setting.config, setting.schedule.stages),
     )
     trained = train(recipe, rank)
-    own = torch.tensor(trained.losses, dtype=setting.config.dtype)
+    own = torch.tensor(trained.losses, dtype=setting.config.torch_dtype)
     losses = rank.group("dp").all_gather(own).view(replicas, -1).T.flatten()
     whole = {name: weight for own in trained.weights.values() for name, weight in own.items()}
     rank.finish()

@@ -32,7 +32,7 @@ def test_what_the_table_says(tmp_path):
     told = {q.name: (q.of(predicted), q.of(modelled)) for q in asked.quantities}
     assert told["step time"][0] == 10.5  # 10 micro-batches of 3 slots, 3 updates of half a slot
     saved, whole = told["activations, peak"][0], told["activations, window in one pass"][0]
-    loss = asked.config.dtype.itemsize
+    loss = asked.config.item_bytes
     assert whole - loss == 4 * (saved - loss)  # the large batch saves four times as much
     (expected, same), (unknown, off) = (
         told[f"gradient off by, mean of means{of}"] for of in (" of noise", "")

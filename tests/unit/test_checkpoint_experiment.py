@@ -7,10 +7,9 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.checkpoint import Checkpoint
 from bigtrain_lab.experiments.depths import deepest, within
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.models.chains import gpt_weights
+from bigtrain_lab.models.chain_weights import gpt_weights
 from bigtrain_lab.order.recompute.plan import advances, peak_bytes
 from bigtrain_lab.order.recompute.plans.selective import selective_share, transformer_bytes
-from bigtrain_lab.techniques.checkpoint import selective
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -19,7 +18,7 @@ def test_what_selective_makes_again_is_attention_s_square_without_its_last_produ
     once each, the mask made (4 S^2)."""
     config = GPTConfig(layers=1, width=16, heads=2, sequence=8, dropout=dropout)
     (_, forwards, plain), (_, same, longer) = (
-        gpt_weights(config, 3, inside) for inside in (None, selective)
+        gpt_weights(config, 3, inside) for inside in (False, True)
     )
     scores = 3 * 2 * 8 * 8
     moved = 4 * (6 * scores + 4 * 8 * 8) + (scores * (4 * 4 + 2) if dropout else 0)

@@ -320,7 +320,7 @@ def given_to(config, first, batch):
         return targets, targets
     return (
         torch.randn(
-            batch, config.sequence, config.width, dtype=config.dtype, generator=draw
+            batch, config.sequence, config.width, dtype=config.torch_dtype, generator=draw
         ).requires_grad_(),
         targets,
     )

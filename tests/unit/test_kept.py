@@ -52,7 +52,7 @@ def test_what_a_class_typed_in_a_cell_makes_is_followed_and_in_no_file(made, tmp
     for momentum in (0, 0.9):
         make = staticmethod(lambda weights, rate, m=momentum: torch.optim.SGD(weights, rate, m))
         body = {"__module__": "__main__", "name": "mine", "make": make}
-        asked = (4,), torch.float32, type("Mine", (Optimizer,), body), 2
+        asked = (4,), "float32", type("Mine", (Optimizer,), body), 2
         assert checkpoint.updated(*asked) is checkpoint.updated(*asked)
         lab = MemoryExperiment(layers=1, width=16, vocabulary=256, optimizer="mine")
         held.append(lab.dry.kinds().get("optimizer", 0))

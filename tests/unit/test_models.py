@@ -79,7 +79,7 @@ def test_attention_equals_torchs_own(shared):
     """Also where heads share keys and values."""
     config = WIDE if shared == 6 else replace(WIDE, kv_heads=shared)
     attention = GPTStage(config, 1, 2).layers["1"].attention
-    x = torch.randn(2, 7, 24, dtype=config.dtype, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 7, 24, dtype=config.torch_dtype, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.scaled_dot_product_attention(
         *queries_keys_values(attention, x, shared), is_causal=True, enable_gqa=True
     )
@@ -90,7 +90,9 @@ def test_attention_equals_torchs_own(shared):
 def test_the_mlp_is_gpt_2s():
     config = replace(SMALL, dtype=torch.float64)
     mlp = GPTStage(config, 1, 2).layers["1"].mlp
-    x = 100 * torch.randn(2, 7, 12, dtype=config.dtype, generator=torch.Generator().manual_seed(0))
+    x = 100 * torch.randn(
+        2, 7, 12, dtype=config.torch_dtype, generator=torch.Generator().manual_seed(0)
+    )
     h = mlp.up(x)
     gelu = 0.5 * h * (1 + torch.tanh(sqrt(2 / pi) * (h + 0.044715 * h**3)))
     assert close(mlp(x), mlp.down(gelu))
@@ -228,7 +230,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
                 ({"dropout": 1.0}, "dropout=1.0.*less than 1"),
                 ({"dropout": -0.1}, "dropout=-0.1.*0 or more"),
                 ({"dtype": torch.int64}, "take torch.float32"),
-                ({"dtype": "float32"}, "take torch.float32"),
+                ({"dtype": "int8"}, "take torch.float32"),
             )
         ),
         (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),

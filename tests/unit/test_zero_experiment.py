@@ -13,8 +13,8 @@ from bigtrain_lab.experiments import layered
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed, kept
+from bigtrain_lab.techniques.flat import Flat
 from bigtrain_lab.techniques.replica_plan import parts_of, weights_of
-from bigtrain_lab.techniques.shards import Flat
 
 SMALL = {
     "layers": 2,

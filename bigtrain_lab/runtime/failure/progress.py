@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
+from ...core.words import ranks
 from ..process.end import VICTIMS_S, End
 from ..process.pulse import STOPPED, WITHIN_S, Pulse
 from . import diagnose
 from .diagnose import Exit
-from .wait_graph import Doing, ranks
+from .wait_graph import Doing
 
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
 COUNT_S = 0.5  # between two counts of what the ranks have computed

@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ...core.words import ranks
 from ..record.kept import Index
 from ..record.log import Mark, Tail
 from ..talk.lanes import begin_of
@@ -213,12 +214,6 @@ def said(doings: list[Doing], at: At) -> str:
     if at.last == "meet" and on:
         return f"{at.who} waits for {ranks(on)} to begin"
     return str(at)
-
-
-def ranks(numbers) -> str:
-    """ "rank 1", "ranks 0, 2 and 3"."""
-    *most, last = map(str, numbers)
-    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 class RankState(NamedTuple):

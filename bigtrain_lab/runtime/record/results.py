@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 
 from ...core import Impossible
 from ...core.files import open_regular
-from ..failure.wait_graph import ranks
+from ...core.words import ranks
 from .log import writing
 
 KINDS = "biufcSU"  # of numpy's dtypes: booleans, numbers and text

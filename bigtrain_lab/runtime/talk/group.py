@@ -35,9 +35,9 @@ import torch.distributed as dist
 
 from ...core import Impossible
 from ...core.impossible import refuse_unknown
+from ...core.words import ranks
 from ...order.plan import INSIDE, Message, Together
 from ..failure import frames
-from ..failure.wait_graph import ranks
 from ..memory.capacity import OutOfMemory
 from . import exchange
 from .lanes import LaneFailed, LaneRunner

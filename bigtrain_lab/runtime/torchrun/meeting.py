@@ -20,7 +20,7 @@ from functools import cache, wraps
 import torch.distributed as dist
 
 from ...core import Impossible
-from ..failure.wait_graph import ranks
+from ...core.words import ranks
 from ..process import border
 from ..process.border import Place
 from ..record.run import RankFailed

@@ -2,11 +2,12 @@
 
 from operator import index
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from ...core import Impossible
-from ...runtime.failure.wait_graph import ranks
+from ...core.later import later
+from ...core.words import ranks
+
+with later():
+    import torch
 
 
 def refuse(*cases: tuple[object, str]) -> None:
@@ -21,7 +22,7 @@ def refuse_loss(call: str, loss, micro_batch: str) -> None:
     """Refuse what a `call` returned for a micro-batch, where no gradient can come from it."""
     what = (
         f"a {type(loss).__name__}"
-        if not isinstance(loss, Tensor)
+        if not isinstance(loss, torch.Tensor)
         else f"a tensor of shape {tuple(loss.shape)}"
         if loss.numel() != 1
         else ""
@@ -40,34 +41,6 @@ def refuse_loss(call: str, loss, micro_batch: str) -> None:
 def whole(value, least: int = 1) -> bool:
     """Whether the value is a whole number of at least so much."""
     return not isinstance(value, bool) and hasattr(value, "__index__") and index(value) >= least
-
-
-class Gone(Tensor):
-    """The stand-in in a `.grad` that is elsewhere: any torch function on it raises."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        told = next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
-        raise Impossible(told)
-
-    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
-
-
-def gone(parameter: Tensor, told: str) -> Gone:
-    """Make a stand-in. All its elements lie in one place, so that nothing can be added to it."""
-    strides = (0,) * parameter.dim()
-    found = parameter.detach().as_strided(parameter.shape, strides).as_subclass(Gone)
-    found.told = told
-    return found
-
-
-def is_gone(gradient: Tensor | None) -> bool:
-    return isinstance(gradient, Gone)
-
-
-def real(gradient: Tensor | None) -> Tensor | None:
-    """The gradient; None of a stand-in."""
-    return None if is_gone(gradient) else gradient
 
 
 def who(model) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 
-import torch
-from torch import Tensor
-
 from ...core import Impossible
+from ...core.later import later
 from . import refuse, refuse_loss, whole
+
+with later():
+    import torch
 
 
 def whole_number(k) -> int:
@@ -53,7 +54,7 @@ def weighted(window: Sequence, factors: Sequence[float]) -> Iterator[tuple[int, 
     return zip(range(len(window)), window, factors)
 
 
-def scalar(loss, number: int) -> Tensor:
+def scalar(loss, number: int) -> "torch.Tensor":
     """The summed loss of a micro-batch, from which a gradient can come."""
     refuse_loss("loss_sum", loss, f"{number} of the window")
     return loss

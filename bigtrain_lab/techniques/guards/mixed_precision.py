@@ -20,7 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..precision_levels import APEX, LEVELS, Level
 from ..shards import STEPPED
-from . import Gone, gone, refuse
+from . import refuse
+from .gone import Gone, gone
 
 
 def level_of(level: str | Level) -> Level:

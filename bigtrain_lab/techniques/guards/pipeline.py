@@ -15,11 +15,7 @@ from ...runtime.talk.group import Group
 from ..loss_scaler import DynamicLossScaler
 from ..prepared_model import masters_of, precisions
 from . import refuse as refuse_any
-
-
-def called(schedule: Schedule) -> str:
-    """A schedule without a name, which is in no menu, by its class."""
-    return getattr(schedule, "name", type(schedule).__name__)
+from .schedules import backward_after_update, called
 
 
 def refuse_size(group: Group, schedule: Schedule) -> None:
@@ -211,13 +207,6 @@ def refuse_tie(
             f"tied weight {name!r}: put its updates at the end.",
         ),
     )
-
-
-def backward_after_update(order: list, stages) -> bool:
-    """Whether a backward of any of these stages comes after an update of the rank in a batch."""
-    actions = [action for step in order for action in step]
-    first = next((at for at, action in enumerate(actions) if action.kind == "U"), len(actions))
-    return any(a.kind in "BIW" and a.stage in stages for a in actions[first:])
 
 
 def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn.Module]) -> None:

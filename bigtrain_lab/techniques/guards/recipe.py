@@ -15,7 +15,7 @@ from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from . import refuse as refuse_any
 from . import whole
-from .pipeline import backward_after_update, called
+from .schedules import refuse_order
 
 
 def refuse(recipe) -> None:
@@ -140,33 +140,7 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
         "learning_rate": recipe.learning_rate,
         "precision": masters,
     }
-    one = next((name for name, value in given.items() if value), None)
-    refuse_any(
-        (
-            order.asynchronous and one,
-            (
-                f"{called(order)} updates each stage at times of its own, with no gradient of "
-                f"a whole window for {one}: leave {one} out, or take a synchronous "
-                "schedule."
-            ),
-        )
-    )
-    whole = {
-        "clip": recipe.clip,
-        "a loss scale": precision.scaler,
-        "the mean of replicas": recipe.replicas > 1,
-    }
-    needs = next((name for name, value in whole.items() if value), None)
-    for rank, steps in enumerate(order.over(1) if needs else ()):
-        refuse_any(
-            (
-                backward_after_update(steps, range(order.stages)),
-                (
-                    f"{called(order)} updates on rank {rank} before its last backward, and "
-                    f"{needs} needs the whole gradient: put its updates at the end."
-                ),
-            )
-        )
+    refuse_order(order, given, scaled=bool(precision.scaler))
     last = [recipe.windows[-1][replica :: recipe.replicas] for replica in range(recipe.replicas)]
     for rest in {max(1, len(own)) for own in last} - {order.micro_batches}:
         try:

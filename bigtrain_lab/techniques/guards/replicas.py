@@ -22,7 +22,8 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
-from . import Gone, by_ranks, gone, is_gone, real, refuse, who, whole
+from . import by_ranks, refuse, who, whole
+from .gone import Gone, gone, is_gone, real
 from .optimizers import SHARDED, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient

@@ -9,6 +9,7 @@ import torch
 
 from ....models import GPTConfig, steps
 from ....train import dry_run
+from ....train.account import Account
 from ...trainings import Refused
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -58,7 +59,7 @@ def bytes_of(value, what: str) -> float:
     return int(count) if count == int(count) else count
 
 
-def account_of_steps(program, **asked) -> dry_run.Account:
+def account_of_steps(program, **asked) -> Account:
     """dry_run.account, for the library's list of what is saved: not for an answer."""
     if sys._getframe(1).f_code.co_filename != steps.__file__:
         raise Refused("Your answer runs the step dry: count from shapes alone.")

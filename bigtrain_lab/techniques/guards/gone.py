@@ -1,0 +1,34 @@
+"""The stand-in of a gradient that is elsewhere."""
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ...core import Impossible
+
+
+class Gone(Tensor):
+    """The stand-in in a `.grad` that is elsewhere: any torch function on it raises."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        told = next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        raise Impossible(told)
+
+    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
+
+
+def gone(parameter: Tensor, told: str) -> Gone:
+    """Make a stand-in. All its elements lie in one place, so that nothing can be added to it."""
+    strides = (0,) * parameter.dim()
+    found = parameter.detach().as_strided(parameter.shape, strides).as_subclass(Gone)
+    found.told = told
+    return found
+
+
+def is_gone(gradient: Tensor | None) -> bool:
+    return isinstance(gradient, Gone)
+
+
+def real(gradient: Tensor | None) -> Tensor | None:
+    """The gradient; None of a stand-in."""
+    return None if is_gone(gradient) else gradient

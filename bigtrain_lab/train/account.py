@@ -1,0 +1,276 @@
+"""What a dry run finds, as plain values: a prediction that reads it needs no torch.
+
+    for each action: bytes by kind at its end and inside it, FLOPs, bytes moved, operators
+    for each storage: its name, its kind, when it is born and when it dies
+
+dry_run.py finds it; runtime/kept.py keeps it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
+from operator import add
+from typing import NamedTuple
+
+from ..core import MEMORY_KINDS, Alive, Memory, Span, Trace
+from ..core.cost import COLLECTIVES, Inside
+from ..core.peak import placed
+from ..core.trace import ACTION
+from ..order.schedule import Action
+from ..runtime.memory.balance import Heights, read
+from ..runtime.record.log import changed
+
+
+class Work(NamedTuple):
+    """What a device does: FLOPs of products, bytes that its other operators read and write, how
+    many operators it starts."""
+
+    flops: int = 0
+    moved_bytes: int = 0
+    operators: int = 0
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(*(own - less for own, less in zip(self, other)))
+
+    def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
+        """On this hardware, with products in this format. `tensors`: of an update, in which torch
+        on a GPU launches each operator once for all of them (foreach)."""
+        together = max(1, tensors) if hardware.launches_ahead else 1
+        launched = -(-self.operators // together)
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
+
+
+class Called(NamedTuple):
+    """A collective that an action calls when it has done this work. `bytes`: of all the tensor."""
+
+    done: Work
+    kind: str
+    bytes: int
+    name: str
+
+
+class Acted(NamedTuple):
+    """One action. `before`, `after`: kind -> bytes at its start and its end. `inside`: the levels
+    of the `kinds` that change at all moments in it, in order; the first `early` of them are of what
+    was there before, and only then found to be declared."""
+
+    work: Work
+    before: dict[str, int]
+    after: dict[str, int]
+    kinds: tuple[str, ...]
+    inside: tuple[tuple[int, ...], ...]
+    early: int
+    highest_bytes: int
+    called: tuple[Called, ...] = ()
+
+    def levels(self) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], list[int], int]:
+        """What `with_levels_inside` asks of an action like this one."""
+        others = sum(size for kind, size in self.before.items() if kind not in self.kinds)
+        return self.kinds, self.inside, [0] * len(self.kinds), others
+
+    def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
+        """The collectives as a Cost has them; `time` prices work."""
+        whole = Fraction(time(self.work)) or 1
+        return tuple(Inside(Fraction(time(each.done)) / whole, *each[1:]) for each in self.called)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
+    peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
+    (action, what is made, bytes held then) each time that more is held than ever before. `sent`:
+    bytes of a message by its site in the program. `set_up_bytes`: most bytes held before the first
+    action, which are no part of the peak."""
+
+    start: dict[str, int]
+    actions: dict[str, Acted]
+    alive: tuple[Alive, ...]
+    peak_action: str
+    peak_at: int | None
+    rises: tuple[tuple[str, str, int], ...]
+    sent: dict[str, int]
+    set_up_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once."""
+        return sum(row.bytes for row in self.alive)
+
+    def kinds(self) -> dict[str, int]:
+        """kind -> bytes at the peak."""
+        sums = Counter()
+        for row in self.alive:
+            sums[row.kind] += row.bytes
+        return {kind: sums[kind] for kind in MEMORY_KINDS if sums[kind]}
+
+    def highest(self, step: int) -> int:
+        """Most bytes held in one training step, counted from 0."""
+        return max(acted.highest_bytes for name, acted in self.actions.items() if is_of(name, step))
+
+    def seconds(self, name: str, hardware, dtype: str) -> float:
+        """Of an action on this hardware."""
+        tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
+        return self.actions[name].work.seconds(hardware, dtype, tensors)
+
+    def peak_in(self, span: Span) -> int:
+        """The tick of the peak in an action of a run that is like `peak_action`."""
+        if self.peak_at is None:
+            return span.end
+        told = read(self.actions[self.peak_action].inside)
+        return placed(span.start, span.end, len(told))[told.index(self.peak_at)]
+
+
+def is_of(action: str, step: int) -> bool:
+    """Whether an action of one device, as "0B1", is of this training step."""
+    return action[2:] == str(step)
+
+
+def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
+    """The trace with levels inside each action, at the moments that a run tells of.
+
+    inside   span -> (kinds, their bytes at all moments, what to add to them, bytes of other kinds)
+    """
+    events, known, heights = [], {}, [Heights(trace.ranks) for _ in range(trace.ranks)]
+    for event in trace.events:
+        if isinstance(event, Span) and event.lane == "compute" and event.kind not in COLLECTIVES:
+            kinds, rows, base, others = inside(event)
+            if id(rows) not in known:
+                known[id(rows)] = [rows[at] for at in read(rows)], max(map(sum, rows), default=0)
+            told, top = known[id(rows)]
+            if heights[event.rank].tells(top + sum(base) + others, len(told)):
+                ticks = placed(event.start, event.end, len(told))
+                told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
+                rank, lane, _, name, *_ = event
+                events += [
+                    Memory(rank, lane, kind, name, at, size, True)
+                    for _, at, kind, size in changed(kinds, told)
+                ]
+        events.append(event)
+    return Trace.of(events, **trace.header())
+
+
+class Likened(NamedTuple):
+    """A run, each of whose actions is like one of a dry run. `dry`: rank -> its dry run; `like`: an
+    action of the run -> the one there; `kinds`: of the memory that runs count."""
+
+    dry: Callable[[int], DryRun]
+    like: Callable[[Action], Action]
+    kinds: tuple[str, ...] = MEMORY_KINDS
+
+    def held(self, work: Sequence[Iterable[Action]]) -> dict[str, dict]:
+        """What a Cost says of memory: `resident` before the first action, and the `changes` at the
+        end of each. `work`: the actions of each rank, in order."""
+        changes, resident = {}, {}
+        for rank, actions in enumerate(work):
+            dry = self.dry(rank)
+            levels, resident[rank] = dry.start, tuple(dry.start.items())
+            for action in actions:
+                now = dry.actions[str(self.like(action))].after
+                changes[rank, action] = tuple(
+                    (kind, more)
+                    for kind in self.kinds
+                    if (more := now.get(kind, 0) - levels.get(kind, 0))
+                )
+                levels = now
+        return {"changes": changes, "resident": resident}
+
+    def looked_into(self, trace: Trace) -> Trace:
+        """The trace with levels inside each action, the highest among them, and all that is alive
+        at the peak of each rank."""
+        first: dict[tuple[int, str], Span] = {}
+
+        def inside(span):
+            place = map(int, ACTION.fullmatch(span.name).group(1, 3))
+            name = str(self.like(Action(span.kind, *place)))
+            first.setdefault((span.rank, name), span)
+            return self.dry(span.rank).actions[name].levels()
+
+        trace = with_levels_inside(trace, inside)
+        alive = [row for rank in range(trace.ranks) for row in self.alive(rank, first)]
+        return Trace.of([*trace.events, *alive], **trace.header())
+
+    def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
+        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
+        it."""
+        dry = self.dry(rank)
+        span = spans.get((rank, dry.peak_action))
+        at = dry.peak_in(span) if span else 0  # it was when the model was made
+        for row in dry.alive:
+            made = spans.get((rank, row.made))
+            yield row._replace(rank=rank, start=at, made=made.name if made else row.made)
+
+
+# -- storage by storage ---------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """One storage: alive at the moments born <= t < dies. `name`: what made it, or the weight that
+    it is. `made`: the action in which it was born, "" before the first. `kind`: what it became,
+    where it was not a temporary all its life."""
+
+    name: str
+    kind: str
+    bytes: int
+    born: int
+    dies: int
+    made: str
+    module: str = ""
+
+
+class Moment(NamedTuple):
+    """Something is born or grows, or an action ends ("end")."""
+
+    action: str
+    name: str
+
+
+class Account:
+    """All storages of a dry run, in the order of birth, and the `moments` at which one is born."""
+
+    def __init__(self, rows: tuple[Held, ...], moments: tuple[Moment, ...]):
+        self.rows, self.moments = rows, moments
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """Bytes alive at each moment."""
+        changes = [0] * (len(self.moments) + 1)
+        for row in self.rows:
+            changes[row.born] += row.bytes
+            changes[row.dies] -= row.bytes
+        return list(accumulate(changes[:-1]))
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.levels)
+
+    @property
+    def peak_moment(self) -> int:
+        return self.levels.index(self.peak_bytes)
+
+    def peak_of(self, step: int) -> int:
+        """Peak of one training step, counted from 0."""
+        return max(
+            level for level, moment in zip(self.levels, self.moments) if is_of(moment.action, step)
+        )
+
+    def alive(self, moment: int) -> list[Held]:
+        """What is alive then, largest first."""
+        alive = (row for row in self.rows if row.born <= moment < row.dies)
+        return sorted(alive, key=lambda row: -row.bytes)
+
+    def at_peak(self) -> list[Held]:
+        return self.alive(self.peak_moment)
+
+    def kinds(self, moment: int) -> dict[str, int]:
+        """kind -> bytes alive then."""
+        total: dict[str, int] = defaultdict(int)
+        for row in self.alive(moment):
+            total[row.kind] += row.bytes
+        return dict(total)
+
+    def after(self, action: str) -> dict[str, int]:
+        """kind -> bytes at the end of an action, such as "0B0", the first step's backward."""
+        return self.kinds(self.moments.index(Moment(action, "end")))
