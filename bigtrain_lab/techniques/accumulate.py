@@ -130,8 +130,8 @@ def update(
     window = tuple(window)
     weighted = guard.weighted(window, list(rule(guard.counted(window, tokens))))
     guard.refuse_update(clip, optimizer)
-    if scaler is None:  # one that changes nothing
-        scaler = loss_scaler.DynamicLossScaler(enabled=False)
+    # one that is not enabled changes nothing
+    scaler = loss_scaler.DynamicLossScaler(enabled=False) if scaler is None else scaler
     optimizer.zero_grad()
     loss = 0.0
     for number, micro_batch, factor in weighted:

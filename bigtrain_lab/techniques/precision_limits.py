@@ -17,10 +17,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..runtime.record.exponents import exponents
-
-__all__ = ["adam_first_step", "exponents", "gradient_of", "running_sum", "tanh_gelu", "unmoved"]
-
 
 def unmoved(weights: Iterable[Tensor], step: float | Tensor, dtype: torch.dtype) -> float:
     """Return the share of weights that do not change in `dtype` when `step` is added to each. A

@@ -164,10 +164,9 @@ def refuse_fewer(name: str, saved: int, wanted: int, before: int) -> None:
 def refuse_written(name: str, tensor: Tensor, version: int) -> None:
     """A tensor that fn saves and then changes: autograd's own check is off where hooks pack."""
     if tensor._version != version:
-        changed = described((tensor.shape, tensor.dtype, tensor.device))
         raise Impossible(
-            f"{name} changed a {changed} in place which its backward needs: "
-            "write the result to a new tensor."
+            f"{name} changed a {described((tensor.shape, tensor.dtype, tensor.device))} in place "
+            "which its backward needs: write the result to a new tensor."
         )
 
 
