@@ -32,7 +32,6 @@ Not equal to the large batch: what mixes samples, as batch norm (below) or in-ba
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 
 from ..core.later import later
@@ -142,21 +141,16 @@ def update(
         loss += part.detach()  # a number; a sum of `part`s themselves would keep k graphs
     with span(Action("U", 0, len(window) - 1)):
         scaler.unscale_(optimizer)  # once, and before the norm is taken
-        if clip is not None:
-            clip_by = getattr(
-                optimizer,
-                "clip_grad_norm_",
-                partial(torch.nn.utils.clip_grad_norm_, parameters(optimizer)),
-            )
-            clip_by(clip)  # the sum, once: parts have other norms
+        if clip is not None:  # the sum, once: parts have other norms
+            if hasattr(optimizer, "clip_grad_norm_"):
+                optimizer.clip_grad_norm_(clip)
+            else:
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                torch.nn.utils.clip_grad_norm_(parameters, clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     return float(loss)
-
-
-def parameters(optimizer) -> list:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 # -- what is not part of the equality --------------------------------------------------------------
