@@ -7,8 +7,8 @@
     L_i: summed loss of micro-batch i       n_i: its tokens       N = n_1 + ... + n_k
 
 The first two are equal, up to rounding. The third is `(loss.mean() / k).backward()`, which is right
-only if all n_i are equal. With 16, 32, 64 and 256 tokens, a token of the first micro-batch counts
-5.75 times, and one of the last 0.36 times. Late in training, gradients of tokens are mostly
+only if all n_i are equal. With 16, 32, 64 and 256 tokens, one of the first 16 counts 5.75 times,
+and one of the last 256 counts 0.36 times. Late in training, gradients of tokens are mostly
 independent noise. Then g' is wrong by about
 
     |g' - g| / |g| = sqrt(A/H - 1),   cosine sqrt(H/A)      A arithmetic, H harmonic mean of the n_i
@@ -16,7 +16,7 @@ independent noise. Then g' is wrong by about
 and as noisy as k H tokens: 141 of those 368. Kish calls that the effective size of a weighted
 sample (Kish 1992, Weighting for unequal P_i, J. Official Statistics 8).
 
-N is needed before the first backward, so all micro-batches of a window (token ids, not activations)
+N is needed before the first backward. So all micro-batches of a window (token ids, not activations)
 are in memory together. The other way divides .grad by N after the last backward. Until then the
 gradients are N times larger: under a loss scaler fp16 overflows at an N times smaller scale. And
 each gradient is read and written once more. Take that way if N is known too late.
@@ -66,8 +66,8 @@ def token_counts(rule: Callable, tokens: Sequence[int]) -> list[float]:
 
 
 def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
-    """Return the expected |g' - g| / |g| of a rule, if gradients of tokens are independent noise:
-    sqrt(N sum n_i f_i^2 - 1), where sum n_i f_i = 1."""
+    """Return the expected |g' - g| / |g| of a rule, if gradients of tokens are independent noise.
+    It is sqrt(N sum n_i f_i^2 - 1), where sum n_i f_i = 1."""
     tokens = guard.counted(tokens)
     spread = sum(tokens) * sum(count * factor**2 for count, factor in zip(tokens, rule(tokens))) - 1
     return math.sqrt(max(spread, 0.0))
@@ -145,8 +145,9 @@ def update(
             if hasattr(optimizer, "clip_grad_norm_"):
                 optimizer.clip_grad_norm_(clip)
             else:
-                parameters = [p for group in optimizer.param_groups for p in group["params"]]
-                torch.nn.utils.clip_grad_norm_(parameters, clip)
+                torch.nn.utils.clip_grad_norm_(
+                    [p for group in optimizer.param_groups for p in group["params"]], clip
+                )
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -159,11 +160,11 @@ def update(
 def batch_norm_momentum(momentum: float, k: float) -> float:
     """Return 1 - (1 - m)^(1/k), the momentum of k small updates that forget as much as one of m.
 
-    It is for batch norm's running statistics. For a batch k times as large as that of m, take
-    batch_norm_momentum(m, 1 / k): they average over as many samples.
+    It is for batch norm's running statistics. A batch k times as large as that of m takes
+    batch_norm_momentum(m, 1 / k): the statistics are then of as many samples.
 
     It corrects nothing else. In training each micro-batch is normalised by its own mean and
-    variance, so outputs and gradients are not the large batch's. And the mean of k small variances
+    variance. So outputs and gradients are not the large batch's. And the mean of k small variances
     lacks the variance between micro-batches.
     """
     guard.refuse_momentum(momentum, k)

@@ -1,9 +1,9 @@
 """The kernels of a captured graph: their operators, and the bytes that each reads and writes.
 
 `kernels_of` predicts bytes from shapes. `KernelRun` counts them. An element counts once per kernel
-that reads it, unless that kernel wrote it before, and once per kernel that writes it. A tensor that
-a kernel makes and does not return, such as a buffer of a fused group, stays in the cache and does
-not count. The count does not use the groups.
+that reads it, and once per kernel that writes it. To read what the same kernel wrote does not
+count. Nor does a tensor that a kernel makes and does not return, such as a buffer of a fused group:
+it stays in the cache. The count does not use the groups.
 Cost: two bytes for each element of each tensor, and a write of them for each operator and block.
 """
 

@@ -5,7 +5,7 @@
     load 1    [D1 C1]      [D3 C3] ...          worker w of W loads micro-batches w, w + W, ...
 
 A worker is a lane of the rank, and a loaded micro-batch its message. The rank first asks for W x P
-micro-batches (P: prefetch), and for one more each time that it takes one. In the long run a
+micro-batches (P: prefetch). Each time it takes one, it asks for one more. In the long run a
 micro-batch costs
 
     max(compute, (D + C) / W)           pinned host memory: copies run beside the compute

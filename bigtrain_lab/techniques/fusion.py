@@ -8,8 +8,8 @@ put into groups. A value that only its own group uses never leaves the cache:
 
     bytes = sum over groups (values read from outside + values that are read outside)
 
-The naive way is greedy: each operator joins the earlier group in which it adds the fewest bytes,
-or begins one. A cheap choice may close a cheaper one later: two groups that need each other's
+The naive way is greedy. Each operator joins the earlier group in which it adds the fewest bytes, or
+begins one. A cheap choice may rule out a cheaper one later: two groups that need each other's
 values cannot run. `best_groups` begins with the greedy choices and then tries the others.
 
 torch.compile captures the graph. aot_autograd adds its backward, and recomputes there what is
@@ -176,8 +176,8 @@ class Choices:
     written: set[str]  # values that any grouping writes
 
     def needed(self, now: Partial, g: int) -> tuple[int, Hashable]:
-        """Return, as bits, the groups that must run before group g if the next operator joins it;
-        and that operator's space."""
+        """Return the groups, as bits, that must run before group g if the next operator joins it.
+        Return that operator's space too."""
         each = self.operators[len(now.group_of)]
         bits = 0 if g == len(now.before) else now.before[g]
         for value in each.reads:
@@ -186,8 +186,8 @@ class Choices:
         return bits, each.space
 
     def groups(self, now: Partial) -> list[int]:
-        """List the groups that the next operator may join: a new one, and each earlier one that
-        would not have to run before itself."""
+        """List the groups that the next operator may join: a new one, and earlier ones that would
+        not have to run before themselves."""
         space, fresh = self.operators[len(now.group_of)].space, len(now.before)
         return [
             fresh,
@@ -203,7 +203,7 @@ class Choices:
     def added_bytes(self, now: Partial, g: int) -> int:
         """Count the bytes that the next operator adds in group g.
 
-        Every grouping reads each input once and writes each result once. Only more is counted: a
+        Every grouping reads each input once and writes each result once. Only more is counted. A
         value made in another group is read again, and written if it need not be otherwise."""
         each, extra = self.operators[len(now.group_of)], 0
         for value in set(each.reads) if each.space is not None else ():
@@ -226,8 +226,8 @@ class Choices:
 
 
 def pointwise(node: fx.Node) -> bool:
-    """Tell whether each element of the one result depends only on elements at the same place, of
-    tensors on the same device. torch does not tag a random operator so: it stays alone."""
+    """Tell whether each element of the one result depends only on elements at its place. All
+    tensors must be on one device. torch does not tag a random operator so: it stays alone."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
     return (

@@ -10,9 +10,9 @@ A layout says which dimension is cut along which axis of the ranks.
     {"d": "tp"}                rows of W                       Y
     {"n": "dp", "f": "tp"}     both                            dW along dp, dX along tp
 
-A product sums over each dimension that its result does not name. If such a dimension is cut, each
-rank sums over its own part, and an all-reduce along that axis adds the parts. The gradient of an
-input is a product too, of the result's gradient and the other inputs. So the same rule holds.
+A product sums over each dimension that its result does not name. If that is cut, each rank sums
+over its own part, and an all-reduce along the axis adds the parts. The gradient of an input is a
+product too, of the result's gradient and the other inputs. So the same rule holds.
 
 Memory: a tensor is divided by the ranks of each axis that cuts it, and duplicated along the others.
 Bytes sent a rank: 2 (N - 1) / N of its part of the result, along each axis of N ranks in the sum.

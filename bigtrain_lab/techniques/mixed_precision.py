@@ -252,7 +252,7 @@ class MixedPrecision:
 
     def _update_scale_if_stepped(self) -> None:
         """Change the scale in a loop that does not call update(). It waits until each gradient of
-        the model has had its step: one that has not is still multiplied by the old scale."""
+        the model has had its step. One that has not is still multiplied by the old scale."""
         if (
             self.scaler
             and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None)

@@ -52,8 +52,8 @@ def synchronous(
     clip: float | None = None,
     learning_rate: Callable[[int], float] | None = None,
 ) -> Training:
-    """Make one update from the micro-batches of each batch, by their mean loss, or by the sum of
-    their losses times `weights(batch)`. Update n has the rate `learning_rate(n)`, n = 1, 2, ..."""
+    """Make one update from each batch, by its micro-batches' mean loss, or by the sum of losses
+    times `weights(batch)`. Update n has the rate `learning_rate(n)`, n = 1, 2, ..."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for number, batch in enumerate(batches, 1):
@@ -91,8 +91,8 @@ def delayed(
 
     `versions(s, t)` gives two versions of stage s: for the forward of micro-batch t, and for its
     backward. None: PipeDream's, p-1-s updates old. Its backward has the same if `stashing`, else
-    the newest. `gradient_errors` has |g - g'| / |g'| of each micro-batch, where g is the gradient
-    used, and g' that of the forward's weights.
+    the newest. `gradient_errors` has |g - g'| / |g'| of each micro-batch. g is the gradient used,
+    and g' that of the forward's weights.
     """
     last = len(stages) - 1
     versions = versions or (

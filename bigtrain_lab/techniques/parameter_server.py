@@ -9,10 +9,10 @@
     bounded by s   the same, but no worker is more than s batches ahead of the slowest one
 
 Staleness of a gradient: the updates of its server between the worker's read and this gradient's
-update. Without a bound, that of a worker d times slower than W - 1 others is about d (W - 1). Under
-a bound s it is at most (2s + 1)(W - 1). A bound lets workers run ahead while one is slow for a
-moment. If one is always slow, all take its pace. Bound 0 is not synchronous: gradients of a round
-are applied one by one, with staleness 0, 1, ..., W - 1.
+update. For a worker that is d times slower than W - 1 others, it is about d (W - 1). Under a bound
+s it is at most (2s + 1)(W - 1). A bound lets workers run ahead while one is slow for a moment. If
+one is always slow, all take its pace. Bound 0 is not synchronous: it applies the gradients of a
+round one by one, with staleness 0, 1, ..., W - 1.
 
 Several servers share the parameters. Each counts its own updates. So a worker may compute with
 version 7 of one server's part and version 8 of another's.
@@ -127,7 +127,7 @@ class ParameterServer:
 
     Parameters and buffers are those of rank 0 at first. After `run` all ranks have the last
     weights; buffers, such as a batch norm's, are each rank's own. Without a modelled clock a server
-    takes the workers' requests in turn: their order on the wall clock could not be repeated.
+    takes the workers' requests in turn, since their order on the wall clock is chance.
     """
 
     def __init__(

@@ -189,8 +189,8 @@ class Pipeline:
         self.graphs[stage, micro_batch] = x, edge
 
     def _backward(self, action: Action) -> None:
-        """Run B or I. Before I, the forward ran under a mode of `self.later`: its Linears and
-        Embeddings put the weights' gradients into a queue, for W."""
+        """Run B or I. Before I, the forward ran under a mode of `self.later`. That makes this
+        backward queue the weights' gradients of Linears and Embeddings, for W."""
         _, stage, micro_batch = action
         x, edge = self.graphs.pop((stage, micro_batch))
         dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss

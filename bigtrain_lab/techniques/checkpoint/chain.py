@@ -220,8 +220,8 @@ def at_the_end(callback: Callable) -> None:
 def entered(context) -> Callable[[], None]:
     """Enter a context in one of autograd's hooks. Return a function that leaves it in a later one.
 
-    Autograd sets the hooks on saved tensors anew for each node. So those that the context has set,
-    such as a meter's, are popped here, and pushed again before the context is left.
+    Autograd sets the hooks on saved tensors anew for each node. So those of the context, such as a
+    meter's, are popped here, and pushed again before it is left.
     """
     before, aside = top_hooks(), []
     context.__enter__()
