@@ -2,8 +2,8 @@
 
 A layer here is one parameter tensor. Its step reads it twice: for the norms, then for the update.
 
-    one rank, CPU     tensors of BLOCK elements together: norms, then the update, from the cache.
-                      A larger tensor is read from memory twice
+    one rank, CPU     tensors of at most BLOCK elements together: the update reads them from the
+                      cache. A larger tensor is read from memory twice
     one rank, GPU     all tensors together, in each operator
     several ranks     all tensors together: one message sums the squares of all norms
 

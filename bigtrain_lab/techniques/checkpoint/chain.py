@@ -55,8 +55,9 @@ def checkpoint_sequential(
 
     plan           a name ("sqrt", "every-2", "optimal"), a Recompute, actions in order, or
                    operations
-    budget_bytes   the most bytes of saved tensors, by which some plans are chosen. Each call then
-                   weighs the layers (`weigh`). A training loop passes operations, made by plan_of
+    budget_bytes   the most bytes of saved tensors: the plan is chosen by it, or must keep to it.
+                   Each call then weighs the layers (`weigh`). For a training loop make operations
+                   once, by plan_of
     span(action)   a context manager around each operation, such as Rank.span. The span of a B is
                    entered in one autograd hook and left in another. It must not change grad mode
 
