@@ -13,9 +13,9 @@ import torch
 from bigtrain_lab.core.formats import Exponents
 from bigtrain_lab.experiments.precision import seen_gradients
 from bigtrain_lab.models import cross_entropy
+from bigtrain_lab.runtime.record.exponents import exponents
 from bigtrain_lab.techniques.precision_limits import (
     adam_first_step,
-    exponents,
     gradient_of,
     running_sum,
     tanh_gelu,

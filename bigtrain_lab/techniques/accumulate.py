@@ -1,33 +1,30 @@
-"""k micro-batches as one batch: a gradient is a sum over tokens, so its terms may be made one after
-the other.
+"""k micro-batches as one batch. A gradient is a sum over tokens; its terms may come one by one.
 
-    large batch    g = grad (L_1 + ... + L_k) / N        L_i summed loss of micro-batch i, n_i its
-                                                         tokens, N = n_1 + ... + n_k
-    accumulated    g = sum_i grad (L_i / N)              backward() adds to .grad: k of them, then
-                                                         one optimizer step
-    mean of means  g'= sum_i grad (L_i / n_i) / k        each token of micro-batch i counts N / (k
-                                                         n_i) times what it should
+    large batch     g  = grad (L_1 + ... + L_k) / N
+    accumulated     g  = sum_i grad (L_i / N)           k backwards add to .grad, then one update
+    mean of means   g' = sum_i grad (L_i / n_i) / k     a token of micro-batch i counts N / (k n_i)
 
-The first two are equal, up to rounding. The third is what `(loss.mean() / k).backward()` does, and
-is right only where all n_i are equal: with 16, 32, 64 and 256 tokens a token of the first counts
-5.75 times, one of the last 0.36 times. Where the gradients of tokens are mostly independent noise,
-as late in training, it is then wrong by about
+    L_i: summed loss of micro-batch i       n_i: its tokens       N = n_1 + ... + n_k
+
+The first two are equal, up to rounding. The third is `(loss.mean() / k).backward()`, which is right
+only if all n_i are equal. With 16, 32, 64 and 256 tokens, one of the first 16 counts 5.75 times,
+and one of the last 256 counts 0.36 times. Late in training, gradients of tokens are mostly
+independent noise. Then g' is wrong by about
 
     |g' - g| / |g| = sqrt(A/H - 1),   cosine sqrt(H/A)      A arithmetic, H harmonic mean of the n_i
 
-and as noisy as k H tokens: 141 of those 368 (Kish 1992, Weighting for unequal P_i, J. Official
-Statistics 8: the size that a weighted sample is worth).
+and as noisy as k H tokens: 141 of those 368. Kish calls that the effective size of a weighted
+sample (Kish 1992, Weighting for unequal P_i, J. Official Statistics 8).
 
-N is needed before the first backward, so a window's micro-batches (token ids, not activations) are
-held together. The other way divides .grad by N after the last backward; under a loss scaler its
-gradients are N times larger meanwhile and overflow fp16 so much earlier, and all gradients are read
-and written once more. Take it where the counts come too late.
+N is needed before the first backward. So all micro-batches of a window (token ids, not activations)
+are in memory together. The other way divides .grad by N after the last backward. Until then the
+gradients are N times larger: under a loss scaler fp16 overflows at an N times smaller scale. And
+each gradient is read and written once more. Take that way if N is known too late.
 
-Cost   memory: activations of one micro-batch, not k; a gradient that lives through the window.
-       time: the same multiplications, in k smaller and so less efficient pieces, but one update
-       instead of k. No bytes are sent.
-Not the same as the large batch   whatever looks across samples: batch norm (below), a loss with
-                                  in-batch negatives.
+Memory: activations of one micro-batch, not k, and a gradient during the whole window.
+Time: the same multiplications, in k smaller and less efficient pieces; one update instead of k.
+Bytes sent: none.
+Not equal to the large batch: what mixes samples, as batch norm (below) or in-batch negatives.
 
 `update` is the whole idea in one loop.
 """
@@ -35,7 +32,6 @@ Not the same as the large batch   whatever looks across samples: batch norm (bel
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 
 from ..core.later import later
@@ -70,8 +66,8 @@ def token_counts(rule: Callable, tokens: Sequence[int]) -> list[float]:
 
 
 def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
-    """Return |g' - g| / |g| to expect of a rule whose tokens' weights sum to 1, if tokens are
-    independent noise: sqrt(N sum n_i f_i^2 - 1)."""
+    """Return the expected |g' - g| / |g| of a rule, if gradients of tokens are independent noise.
+    It is sqrt(N sum n_i f_i^2 - 1), where sum n_i f_i = 1."""
     tokens = guard.counted(tokens)
     spread = sum(tokens) * sum(count * factor**2 for count, factor in zip(tokens, rule(tokens))) - 1
     return math.sqrt(max(spread, 0.0))
@@ -81,8 +77,7 @@ def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
 
 
 def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
-    """Yield k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n
-    micro-batches."""
+    """Yield windows of k micro-batches. The last one has what is left: n make ceil(n / k)."""
     stream, k = iter(micro_batches), guard.whole_number(k)
     return iter(lambda: tuple(islice(stream, k)), ())
 
@@ -90,15 +85,14 @@ def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
 def accumulate(
     micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options
 ) -> list[float]:
-    """Make one update for every k micro-batches, the last from as many as are left. Returns each
-    update's loss, a mean over its tokens.
+    """Make one update for every k micro-batches, the last from what is left. Return each update's
+    loss, a mean over its tokens.
 
     loss_sum    micro-batch -> its summed loss, a scalar tensor with a graph
-    tokens      micro-batch -> how many tokens that sum is over
+    tokens      micro-batch -> the number of tokens in that sum
     options     clip, scaler, rule, span: as for `update`
 
-    A loop of your own over `windows` and `update` does the same, with room for a learning-rate
-    schedule.
+    For a learning-rate schedule, write the loop over `windows` and call `update` yourself.
     """
     return guard.some(
         [
@@ -119,24 +113,24 @@ def update(
     rule: Callable = token_weighted,
     span: Callable = lambda action: nullcontext(),
 ) -> float:
-    """One optimizer step by the gradient of all the window's micro-batches; its loss, weighted as
-    the rule says.
+    """Step the optimizer once, by the gradient of the whole window. Return the window's loss.
 
-    clip      largest norm of the whole gradient, above 0; None: it is not clipped
-    scaler    a loss scaler with torch's methods: torch.amp.GradScaler, DynamicLossScaler, or a
-              MixedPrecision: that object itself and not its .scaler, which steps the masters but
-              does not round them to the weights
+    clip      largest norm of the whole gradient, above 0; None: no clipping
+    scaler    torch.amp.GradScaler, DynamicLossScaler, or a MixedPrecision. Of the last give the
+              object, not its .scaler, which steps masters but does not round them to weights
+    rule      tokens of each micro-batch -> what each summed loss is multiplied by
     span      action -> context manager around it: F0 B0 F1 B1 ... U
 
-    A parameter that no micro-batch used keeps .grad None, so that the optimizer passes it by, as
-    after the large batch.
+    DistributedDataParallel and ZeRO 1 send gradients in a backward, and refuse the next one. Let
+    `span` enter their no_sync() for each B but the last.
+
+    A parameter that no micro-batch used keeps .grad None: the optimizer skips it.
     """
     window = tuple(window)
     weighted = guard.weighted(window, list(rule(guard.counted(window, tokens))))
     guard.refuse_update(clip, optimizer)
-    scaler = (
-        loss_scaler.DynamicLossScaler(enabled=False) if scaler is None else scaler
-    )  # which passes all on as it is
+    # one that is not enabled changes nothing
+    scaler = loss_scaler.DynamicLossScaler(enabled=False) if scaler is None else scaler
     optimizer.zero_grad()
     loss = 0.0
     for number, micro_batch, factor in weighted:
@@ -144,37 +138,34 @@ def update(
             part = guard.scalar(loss_sum(micro_batch), number) * factor
         with span(Action("B", 0, number)):
             scaler.scale(part).backward()  # frees the graph: the next forward finds it gone
-        loss += part.detach()  # a number; a sum of `part`s themselves would hold k graphs
+        loss += part.detach()  # a number; a sum of `part`s themselves would keep k graphs
     with span(Action("U", 0, len(window) - 1)):
         scaler.unscale_(optimizer)  # once, and before the norm is taken
-        if clip is not None:
-            clip_by = getattr(
-                optimizer,
-                "clip_grad_norm_",
-                partial(torch.nn.utils.clip_grad_norm_, parameters(optimizer)),
-            )
-            clip_by(clip)  # the sum, once: parts have other norms
+        if clip is not None:  # the sum, once: parts have other norms
+            if hasattr(optimizer, "clip_grad_norm_"):
+                optimizer.clip_grad_norm_(clip)
+            else:
+                torch.nn.utils.clip_grad_norm_(
+                    [p for group in optimizer.param_groups for p in group["params"]], clip
+                )
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     return float(loss)
 
 
-def parameters(optimizer) -> list:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 # -- what is not part of the equality --------------------------------------------------------------
 
 
 def batch_norm_momentum(momentum: float, k: float) -> float:
-    """Return 1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much
-    of the past as one large. So a batch k times as large as that of m takes batch_norm_momentum(m,
-    1 / k), and remembers as many samples.
+    """Return 1 - (1 - m)^(1/k), the momentum of k small updates that forget as much as one of m.
 
-    It corrects only that. In training each micro-batch is still normalised by its own mean and
-    variance, so that outputs and gradients are not the large batch's; and the mean of k small
-    variances lacks the variance between micro-batches.
+    It is for batch norm's running statistics. A batch k times as large as that of m takes
+    batch_norm_momentum(m, 1 / k): the statistics are then of as many samples.
+
+    It corrects nothing else. In training each micro-batch is normalised by its own mean and
+    variance. So outputs and gradients are not the large batch's. And the mean of k small variances
+    lacks the variance between micro-batches.
     """
     guard.refuse_momentum(momentum, k)
     return 1 - (1 - momentum) ** (1 / k)

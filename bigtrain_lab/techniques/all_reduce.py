@@ -7,12 +7,12 @@
         chunk 1         0       0        012      012      012       numbers are in the chunk
         chunk 2         0       02       02       02       012
 
-`naive_ring_all_reduce` waits for a chunk, adds it, and sends it on. `ring_all_reduce` does the same
-in parts (pipelined_ring.py): while one is added, the next is on its way to a posted receive.
+`naive_ring_all_reduce` waits for a chunk, adds it, and sends it on. `ring_all_reduce` does so in
+parts (pipelined_ring.py): while one part is added, a posted receive gets the next.
 
-Time: 2 (N-1) alpha + 2 (N-1)/N n beta for n bytes, of which only the latency grows with N. Memory:
-ROOM_BYTES. Error: N-1 additions an element; all ranks hold the same bits, since each sum is made
-once and copied.
+Time: 2 (N-1) alpha + 2 (N-1)/N n beta for n bytes. Only the latency grows with N.
+Memory: ROOM_BYTES. Error: N-1 additions an element. All ranks get the same bits, since each sum is
+computed once and copied.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3; Gibiansky 2017.
 """
 
@@ -31,8 +31,8 @@ with later():
 
 @without_gradients
 def naive_ring_all_reduce(tensor, group):
-    """Replace a flat tensor on every rank by the sum over the ranks; returns it. Between
-    processes N divides the length, since a site's messages have one shape."""
+    """Replace a flat tensor on every rank by the sum over the ranks; return it. Between processes
+    N must divide its length: messages from one place in the program have one shape."""
     rank, size = group.rank, group.size
     after, before = (rank + 1) % size, (rank - 1) % size
     chunks = tensor.tensor_split(size)
@@ -46,15 +46,15 @@ def naive_ring_all_reduce(tensor, group):
     return tensor
 
 
-ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive interrupts a sender
+ROOM_BYTES = 16 * 2**20  # for parts whose receives are posted early: a late one delays its sender
 
 
 @without_gradients
 def ring_all_reduce(
     tensor: "torch.Tensor", group=None, op: str = "sum", name: str = "all_reduce"
 ) -> "torch.Tensor":
-    """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it. Ranks whose
-    tensors differ in shape or dtype are told so, all of them. `name` is that of its messages."""
+    """Replace the tensor on every rank by the sum, or mean, over the ranks; return it. If tensors
+    differ in shape or dtype, it is Impossible on all ranks. `name` is that of its messages."""
     group = groups.Group.of(group)
     guard.refuse(tensor, op)
     if group.size == 1:

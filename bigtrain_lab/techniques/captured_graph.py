@@ -1,10 +1,10 @@
-"""The kernels of a captured graph: what each is made of, and what each touches when it runs.
+"""The kernels of a captured graph: their operators, and the bytes that each reads and writes.
 
-`kernels_of` predicts, from shapes. `KernelRun` counts, element by element: one counts once for each
-kernel that reads it, unless this kernel wrote it before, and once for each kernel that writes it.
-What is born in a kernel and is no result of it, such as the buffers of a fused group, stays in the
-cache and does not count. The count knows nothing of how groups were made.
-Cost: a byte for each element of each tensor, and a mark for each operator on each block.
+`kernels_of` predicts bytes from shapes. `KernelRun` counts them. An element counts once per kernel
+that reads it, and once per kernel that writes it. To read what the same kernel wrote does not
+count. Nor does a tensor that a kernel makes and does not return, such as a buffer of a fused group:
+it stays in the cache. The count does not use the groups.
+Cost: two bytes for each element of each tensor, and a write of them for each operator and block.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from .kernels import Kernel
 
 
 def captured(function: Callable, backend: Fusion, x: Tensor) -> dict[str, tuple[Kernel, ...]]:
-    """Return the kernels that the backend makes of each pass; x may be on the meta device, which
-    has no values. The backward is that of x, where it asks for a gradient."""
+    """Return the kernels that the backend makes of the forward, and of the backward if x requires a
+    gradient. x may be on the meta device, without values."""
     y = aot_function(
         function,
         backend.compiler("forward"),
@@ -86,10 +86,10 @@ def flops_of(node: fx.Node) -> int:
 
 
 class KernelRun(fx.Interpreter):
-    """Runs a graph operator by operator, and group by group.
+    """Interpreter that runs a graph kernel by kernel. Views are no kernels.
 
-    span   called with the number of each kernel: a context around it
-    count  whether to count; `.bytes` has a number for each kernel then. Views are no kernels"""
+    span   number of a kernel -> a context manager around it
+    count  count bytes: `.bytes` has those of each kernel; else zeros"""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Touched(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.marks: dict[tuple, tuple[Tensor, Tensor]] = {}
-        self.alive: list[Tensor] = []  # so that no address serves twice
+        self.alive: list[Tensor] = []  # so that no address is used twice
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -145,7 +145,8 @@ class Touched(TorchDispatchMode):
         return result
 
     def marked(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where the tensor's elements were read, and where written, to change in place."""
+        """Return two masks to change in place: the tensor's elements that were read, and those that
+        were written."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), tensor.dtype
         if key not in self.marks:

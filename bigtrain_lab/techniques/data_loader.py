@@ -1,21 +1,21 @@
 """A data loader: workers load the next micro-batches while the rank computes.
 
-    compute   [F0 B0 U0][F1 B1 U1] ...          takes each micro-batch, and waits where it is not
-                                                there
+    compute   [F0 B0 U0][F1 B1 U1] ...          takes each micro-batch, waits until it is loaded
     load 0    [D0 C0]   [D2 C2] ...             D: read from the disk, C: copy to the device
     load 1    [D1 C1]      [D3 C3] ...          worker w of W loads micro-batches w, w + W, ...
 
-A loaded micro-batch is like a message from a lane of the rank's own. The rank asks for W x P of
-them at once, and for one more whenever it takes one. In the long run a micro-batch costs
+A worker is a lane of the rank, and a loaded micro-batch its message. The rank first asks for W x P
+micro-batches (P: prefetch). Each time it takes one, it asks for one more. In the long run a
+micro-batch costs
 
     max(compute, (D + C) / W)           pinned host memory: copies run beside the compute
     max(compute + C, D / W)             else: the rank copies
     compute + D + C                     no workers
 
-So workers hide a slow disk; prefetching hides only that some micro-batches take longer than others.
-Memory: W x P micro-batches on the host. Workers are threads here. The disk's and the bus's
-bandwidth that they share is not modelled. Source: torch.utils.data.DataLoader: num_workers,
-prefetch_factor, pin_memory.
+So workers hide a slow disk. Prefetching only hides that some micro-batches take longer than others.
+Memory: W x P micro-batches on the host. Workers are threads here. They share the bandwidth of disk
+and bus; that is not modelled.
+Source: torch.utils.data.DataLoader: num_workers, prefetch_factor, pin_memory.
 """
 
 import time
@@ -36,8 +36,12 @@ with later():
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of the workers. `prefetch`: micro-batches that a worker has ready or loads, at most;
-    `slow_s`: seconds that the disk takes for each; `pinned`: copies run beside the compute."""
+    """Settings of the workers.
+
+    prefetch  the most micro-batches that a worker loads ahead
+    slow_s    seconds that the disk takes for each
+    pinned    copies run beside the compute
+    """
 
     workers: int = 0
     prefetch: int = 2
@@ -57,18 +61,19 @@ class Loading:
 
     @property
     def beside(self) -> str:
-        """Kinds of actions of a worker."""
+        """Return the kinds of a worker's actions."""
         return ("DC" if self.pinned else "D") if self.workers else ""
 
     @property
     def alone(self) -> str:
-        """Kinds of actions of the rank itself."""
+        """Return the kinds of the rank's own actions of loading."""
         return "DC".removeprefix(self.beside)
 
 
 class Loader:
-    """The `data` of a Recipe on one rank, which takes the micro-batches of its `windows` in order.
-    One that is not its own is made at once: others only ask how many tokens it has."""
+    """Data of a Recipe on one rank, which takes the micro-batches of its `windows` in order.
+
+    A micro-batch of another rank is built without workers: only its token count is asked."""
 
     def __init__(
         self,
@@ -81,21 +86,23 @@ class Loader:
         self.own, self.firsts = [*chain(*windows)], {window[0] for window in windows if window}
         self.places = {number: place for place, number in enumerate(self.own)}
         self.lanes = [rank.lane(None, name) for name in loading.lanes]
-        self.asked: int | None = None  # the next place that a worker is asked for
-        self.loads, self.taken = {}, {}  # place -> its launch; number -> sample, of this window
+        self.asked: int | None = None  # the next place to ask a worker for
+        # place -> launch of its load; number -> sample, of this window
+        self.loads, self.taken = {}, {}
 
     def __call__(self, number: int) -> Sequence:
-        if number in self.taken or number not in self.places:
-            return self.taken[number] if number in self.taken else self.data(number)
-        place = self.places[number]
-        if number in self.firsts:
-            self.taken = {}
-        if self.asked is None:  # a run begins, or goes on, here
-            self.asked = place
-            self.ask(self.loading.ahead)
-        sample = self.loads.pop(place).wait() if self.lanes else None
-        self.taken[number] = self.load(self.rank, self.loading.alone, place, sample)
-        self.ask(min(self.loading.ahead, 1))
+        if number not in self.places:
+            return self.data(number)
+        if number not in self.taken:
+            place = self.places[number]
+            if number in self.firsts:
+                self.taken = {}
+            if self.asked is None:  # a run begins here, or resumes
+                self.asked = place
+                self.ask(self.loading.ahead)
+            sample = self.loads.pop(place).wait() if self.lanes else None
+            self.taken[number] = self.load(self.rank, self.loading.alone, place, sample)
+            self.ask(min(self.loading.ahead, 1))
         return self.taken[number]
 
     def ask(self, count: int) -> None:
@@ -107,7 +114,7 @@ class Loader:
             )
 
     def load(self, lane, kinds: str, place: int, sample: Sequence | None = None) -> Sequence:
-        """On a worker's lane, or the rank's own."""
+        """Run actions of loading on a worker's lane, or the rank's own."""
         for kind in kinds:
             with lane.span(Action(kind, 0, place)):
                 if kind == "C":
@@ -134,16 +141,16 @@ def copied(sample: Sequence, device, pinned: bool) -> "one_process.Sample":
 
 
 def with_loads(plan: Plan, loading: Loading, windows: Sequence[Sequence[int]]) -> Plan:
-    """Add loads to the plan: each rank takes the micro-batches of a window before its first action,
-    all of one loading. `windows`: the numbers of a rank's micro-batches, as in its actions."""
+    """Add loads to the plan. Each rank takes all micro-batches of a window before its first forward
+    of it. `windows`: the numbers of a rank's micro-batches, as in its actions."""
     lanes, places, ahead = dict(plan.lanes), [*chain(*windows)], loading.ahead
-    takes = {window[0]: window for window in windows}
     for rank in range(plan.ranks):
-        ops, begun = [Launch(f"ask for {place}") for place in places[:ahead]], set()
+        windows_to_take = {window[0]: window for window in windows}
+        ops = [Launch(f"ask for {place}") for place in places[:ahead]]
         for op in plan.lanes[rank, "compute"]:
-            first = isinstance(op, Compute) and op.step[0].kind == "F" and op.step[0].micro_batch
-            for place in takes.get(first, ()) if first is not False and first not in begun else ():
-                begun.add(place)
+            is_forward = isinstance(op, Compute) and op.step[0].kind == "F"
+            number = op.step[0].micro_batch if is_forward else None
+            for place in windows_to_take.pop(number, ()):
                 ops += [Wait(f"loaded {place}")] if ahead else []
                 ops += [Compute((Action(kind, 0, place),)) for kind in loading.alone]
                 ops += (

@@ -2,11 +2,15 @@
 
     rank r of N    order[r], order[r + N], order[r + 2 N], ...      order: drawn from seed + epoch
 
-A number of samples that N does not divide leaves some ranks one short. A rank with fewer batches
-would leave the others waiting in the all-reduce, so either the order is padded with its own first
-samples (which then count twice), or its rest is dropped, or shards stay uneven for a loop that can
-bear it. Cost: 8 bytes a sample. Source: Li et al. 2020 (arXiv:2006.15704); the order is that of
-torch.utils.data.DistributedSampler, to the index.
+If N does not divide the number of samples, some ranks have one less. In the all-reduce of a batch
+that a rank does not have, the others would wait for ever. So there are three ways:
+
+    pad       the order's first samples are appended to it, and so count twice
+    drop      the rest is left out
+    uneven    ranks differ by one sample, for a loop that allows it
+
+Cost: 8 bytes a sample. Source: Li et al. 2020 (arXiv:2006.15704). The indices are exactly those of
+torch.utils.data.DistributedSampler.
 """
 
 from collections.abc import Iterator, Sized
@@ -20,9 +24,9 @@ from .guards import refuse
 class DistributedSampler(Sampler[int]):
     """Indices of rank `rank` of `ranks`, for a DataLoader.
 
-    samples  how many there are, or what has a length
-    shuffle  a new order an epoch, from `set_epoch`; else the order is 0, 1, 2, ... in all of them
-    last     of what N does not divide: "pad", "drop" or "uneven"
+    samples  their number, or a data set with a length
+    shuffle  a new order in each epoch (`set_epoch`); else always 0, 1, 2, ...
+    last     "pad", "drop" or "uneven"
     """
 
     def __init__(
@@ -53,8 +57,8 @@ class DistributedSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the order of an epoch: call it before each, on every rank, else each has the order
-        of the first. It does nothing where nothing is shuffled."""
+        """Choose the order of an epoch. Call it before each epoch, on every rank; else all epochs
+        have the first one's order. Without shuffle it changes nothing."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

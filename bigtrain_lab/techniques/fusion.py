@@ -3,17 +3,21 @@
     eager   x -> [* 0.5] -> memory -> [tanh] -> memory -> [+ 1] -> memory    reads, writes: 6
     fused   x -> [* 0.5 -> tanh -> + 1] -> memory                            reads, writes: 2
 
-An operator that does little arithmetic takes the time of its bytes. So the operators of a graph are
-put into groups; a value that only its own group uses never leaves the cache:
+The time of an operator with little arithmetic is that of its bytes. So the operators of a graph are
+put into groups. A value that only its own group uses never leaves the cache:
 
-    bytes = sum over groups (values read from outside + values that somebody outside reads)
+    bytes = sum over groups (values read from outside + values that are read outside)
 
-torch.compile captures the graph, aot_autograd adds its backward (and recomputes there what is
-cheaper to compute than to save). `best_groups` finds the groups with the fewest bytes. `Blocked`
-runs a group on a block of elements, all operators one after another, then on the next block.
+The naive way is greedy. Each operator joins the earlier group in which it adds the fewest bytes, or
+begins one. A cheap choice may rule out a cheaper one later: two groups that need each other's
+values cannot run. `best_groups` begins with the greedy choices and then tries the others.
 
-Cost: compile time once for each graph; afterwards the same operators with fewer bytes, and a call
-of each operator for each block. Memory: a few blocks instead of whole intermediate tensors.
+torch.compile captures the graph. aot_autograd adds its backward, and recomputes there what is
+cheaper to compute than to save. `Blocked` runs all operators of a group on one block of elements,
+then on the next block.
+
+Cost: compile time once for each graph; then the same operators with fewer bytes, each called once a
+block. Memory: a few blocks instead of whole intermediate tensors.
 Only values of one shape share a group: a reduction, a product, a view or a random number ends it.
 Source: Ansel et al. 2024, PyTorch 2 (ASPLOS), sections 3 and 4; Kennedy and McKinley 1993 show that
 the best groups of a large graph are hard to find: NP-complete.
@@ -42,16 +46,20 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from .guards import fusion as guard
 
 BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
-LOOKS = 2_000_000  # partial groupings times operators that `best_groups` visits, at most
+MOST_VISITS = 2_000_000  # of `best_groups`: partial groupings, times the graph's operators
 
 
 # -- which operators share a group --------------------------------------------------------------
 
 
 class Operator(NamedTuple):
-    """One operator. `reads` names of values; `writes` one of that name. Operators of equal `space`,
-    such as the shape of what they compute, may share a group; None: it stays alone. `free`: it
-    touches no memory, as a view."""
+    """Operator of a graph, and the value of that name which it computes.
+
+    reads   names of values
+    space   operators of equal space, such as the shape of their values, may share a group; None:
+            this one is alone
+    free    it moves no bytes, as a view
+    """
 
     name: str
     reads: tuple[str, ...]
@@ -65,7 +73,7 @@ def moved_bytes(
     outputs: Sequence[str],
     groups: Sequence[Sequence[str]],
 ) -> int:
-    """What the groups read and write. Operators in no group are groups of their own."""
+    """Count the bytes that the groups read and write. Operators in no group are groups of one."""
     return sum(
         sizes[value]
         for reads, writes in traffic(operators, outputs, groups)
@@ -74,7 +82,8 @@ def moved_bytes(
 
 
 def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
-    """Find what each group reads from outside, and which of its values are read there."""
+    """Return of each group the values that it reads from outside, and its values that are read
+    there."""
     named = {each.name: each for each in operators}
     grouped = {name for group in groups for name in group}
     found = []
@@ -99,12 +108,11 @@ def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
 def best_groups(
     operators: Sequence[Operator], sizes: Mapping[str, int], outputs: Sequence[str]
 ) -> list[list[str]]:
-    """The groups of two operators or more with the fewest bytes.
+    """Return the groups of two operators or more with the fewest bytes.
 
-    Operators come in an order in which they can run. Each joins an earlier group or begins one,
-    the cheapest choice first. A choice that costs as much as the best grouping so far is given up,
-    so the search ends at once where a grouping adds nothing to what any must move. Of a graph too
-    large for all choices, the best of the first LOOKS stands."""
+    Operators are given in an order in which they can run. Each joins an earlier group or begins
+    one, the cheapest choice first. A partial grouping that costs as much as the best one so far is
+    given up. If the graph is too large for all choices, the best of MOST_VISITS is returned."""
     users: dict[str, list[int]] = {}
     for i, each in enumerate(operators):
         for value in each.reads:
@@ -117,39 +125,38 @@ def best_groups(
         {*outputs}
         | {value for value, by in users.items() if any(operators[i].space is None for i in by)},
     )
-    best, stack, looks = None, [(0, None, 0)], LOOKS
-    while stack and (looks > 0 or best is None):
+    best, stack, visits = None, [(0, None, 0)], MOST_VISITS
+    while stack and (visits > 0 or best is None):
         extra, earlier, g = stack.pop()
         if best and extra >= best[0]:
             continue
-        now = Partial() if earlier is None else earlier.joined(g, graph.needed(earlier, g))
-        looks -= len(operators)
-        if len(now.home) < len(operators):
-            ways = [(extra + graph.crossing(now, g), now, g) for g in graph.groups(now)]
+        now = Partial() if earlier is None else earlier.joined(g, *graph.needed(earlier, g))
+        visits -= len(operators)
+        if len(now.group_of) < len(operators):
+            ways = [(extra + graph.added_bytes(now, g), now, g) for g in graph.groups(now)]
             stack += sorted(ways, key=lambda way: -way[0])
         else:
             best = extra, now
     members: dict[int, list[str]] = {}
-    for each, g in zip(operators, best[1].home):
+    for each, g in zip(operators, best[1].group_of):
         members.setdefault(g, []).append(each.name)
     return [group for group in members.values() if len(group) > 1]
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Groups of the first operators."""
+    """Groups of the first operators of a graph."""
 
-    home: tuple[int, ...] = ()  # the group of each operator
-    before: tuple[int, ...] = ()  # of each group, a bit for each group that must run before it
+    group_of: tuple[int, ...] = ()  # each operator's group
+    before: tuple[int, ...] = ()  # of each group: bit h is set if group h must run before it
     spaces: tuple[Hashable, ...] = ()
 
-    def joined(self, g: int, needed: tuple[int, Hashable]) -> "Partial":
-        """Add the next operator to group g, which needs these groups now."""
-        bits, space = needed
+    def joined(self, g: int, bits: int, space: Hashable) -> "Partial":
+        """Add the next operator, of this space, to group g. `bits`: groups that must run before."""
         fresh = g == len(self.before)
         before = (*self.before, 0) if fresh else self.before
         return Partial(
-            (*self.home, g),
+            (*self.group_of, g),
             tuple(
                 bits if h == g else mask | bits if mask >> g & 1 else mask
                 for h, mask in enumerate(before)
@@ -166,20 +173,22 @@ class Choices:
     number: Mapping[str, int]
     users: Mapping[str, list[int]]
     sizes: Mapping[str, int]
-    written: set[str]  # in any grouping
+    written: set[str]  # values that any grouping writes
 
     def needed(self, now: Partial, g: int) -> tuple[int, Hashable]:
-        """Return, as bits, the groups that must run before group g with the next operator in it."""
-        each = self.operators[len(now.home)]
+        """Return the groups, as bits, that must run before group g if the next operator joins it.
+        Return that operator's space too."""
+        each = self.operators[len(now.group_of)]
         bits = 0 if g == len(now.before) else now.before[g]
         for value in each.reads:
-            if value in self.number and (maker := now.home[self.number[value]]) != g:
+            if value in self.number and (maker := now.group_of[self.number[value]]) != g:
                 bits |= now.before[maker] | 1 << maker
         return bits, each.space
 
     def groups(self, now: Partial) -> list[int]:
-        """List a new group, and each earlier one that would not need what needs it: no cycle."""
-        space, fresh = self.operators[len(now.home)].space, len(now.before)
+        """List the groups that the next operator may join: a new one, and earlier ones that would
+        not have to run before themselves."""
+        space, fresh = self.operators[len(now.group_of)].space, len(now.before)
         return [
             fresh,
             *(
@@ -191,21 +200,24 @@ class Choices:
             ),
         ]
 
-    def crossing(self, now: Partial, g: int) -> int:
-        """Count bytes that the next operator adds in group g, beyond those of any grouping."""
-        each, extra = self.operators[len(now.home)], 0
+    def added_bytes(self, now: Partial, g: int) -> int:
+        """Count the bytes that the next operator adds in group g.
+
+        Every grouping reads each input once and writes each result once. Only more is counted. A
+        value made in another group is read again, and written if it need not be otherwise."""
+        each, extra = self.operators[len(now.group_of)], 0
         for value in set(each.reads) if each.space is not None else ():
             maker = self.number.get(value)
-            inside = maker is not None and self.operators[maker].space is not None
-            home = now.home[maker] if inside else None
-            outside = {
-                now.home[i]
+            grouped = maker is not None and self.operators[maker].space is not None
+            own = now.group_of[maker] if grouped else None
+            readers = {
+                now.group_of[i]
                 for i in self.users[value]
-                if i < len(now.home) and self.operators[i].space is not None
-            } - {home}
-            if g != home and g not in outside:
-                reads = 1 if inside or outside else 0  # once, in any grouping, from outside
-                writes = 1 if inside and not outside and value not in self.written else 0
+                if i < len(now.group_of) and self.operators[i].space is not None
+            } - {own}
+            if g != own and g not in readers:
+                reads = 1 if grouped or readers else 0  # an input's first reader adds nothing
+                writes = 1 if grouped and not readers and value not in self.written else 0
                 extra += (reads + writes) * self.sizes[value]
         return extra
 
@@ -214,8 +226,8 @@ class Choices:
 
 
 def pointwise(node: fx.Node) -> bool:
-    """True where each element of the one result depends only on the elements at its place, of
-    tensors on the same device. A random operator is not tagged so, and stays alone."""
+    """Tell whether each element of the one result depends only on elements at its place. All
+    tensors must be on one device. torch does not tag a random operator so: it stays alone."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
     return (
@@ -234,8 +246,8 @@ def pointwise(node: fx.Node) -> bool:
 
 def size_bytes(value) -> int:
     """Count the bytes of a tensor's distinct elements, or of each tensor of a tuple; an expanded
-    dimension adds none. Two views of one tensor are two values. Sizes that are symbols count as in
-    the call that was compiled."""
+    dimension adds none. Two views of one tensor are two values. Symbolic sizes count as in the call
+    that was compiled."""
     if not isinstance(value, Tensor):
         return sum(map(size_bytes, value)) if isinstance(value, (tuple, list)) else 0
     sizes = [hint(size) for size, stride in zip(value.shape, value.stride()) if hint(stride)]
@@ -243,13 +255,13 @@ def size_bytes(value) -> int:
 
 
 def hint(size) -> int:
-    """Return a size as a number, without a promise that it stays one."""
+    """Return a size as a number, without fixing a symbol to it."""
     return size if isinstance(size, int) else symbolic_shapes.optimization_hint(size)
 
 
 def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[str]]:
-    """Return the arguments of `best_groups`. Shapes are compared as they are written, with their
-    symbols, so that two which only happen to be equal in this call do not share a group."""
+    """Return the arguments of `best_groups`. Shapes are compared with their symbols: two that are
+    equal in this call only do not share a group."""
     found, sizes = [], {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -262,7 +274,7 @@ def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[
 
 
 def is_free(node: fx.Node) -> bool:
-    """True for views, parts of a tuple, and sizes, which move no bytes."""
+    """Tell whether the node moves no bytes: a view, a part of a tuple, or a size."""
     return (
         getattr(node.target, "is_view", False)
         or node.target in (torch.ops.aten._unsafe_view.default, operator.getitem)
@@ -294,9 +306,8 @@ def fuse(
 class Blocked(torch.nn.Module):
     """Module that runs a graph of pointwise operators on blocks of at most `block` elements.
 
-    For each kind of arguments (shapes, strides, formats) a `Pass` is made once; then
-
-        for each block:    every operator of the group, results in buffers that stay in cache
+    A `Pass` is made once for each kind of arguments (shapes, strides, formats). For each block it
+    runs every operator of the group. Results are in buffers that stay in the cache.
     """
 
     def __init__(self, part: fx.GraphModule, block: int, memory: "Memory"):
@@ -320,7 +331,7 @@ class Blocked(torch.nn.Module):
 
 
 class Pass:
-    """The program of one block, and how the tensors are cut into blocks."""
+    """Program of one block, and the way that tensors are cut into blocks."""
 
     def __init__(self, part: fx.GraphModule, args: Sequence, block: int, memory: "Memory"):
         values, self.memory = shapes_of(part, args), memory
@@ -354,8 +365,8 @@ class Pass:
 
 
 class Memory:
-    """Allocator of large results. Memory of a freed result is used again, as by a GPU's caching
-    allocator; a CPU's gives it back, and each of its pages costs time anew."""
+    """Allocator of large results. It reuses the memory of a freed result, as a GPU's caching
+    allocator does. A CPU's returns it to the system, and each page costs time again."""
 
     LARGE_BYTES = 2**20
 
@@ -369,7 +380,7 @@ class Memory:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
         free = self.free.setdefault(size, [])
         whole = free.pop() if free else np.empty(size, np.uint8)
-        lent = whole[:]  # lives as long as a tensor lies in it
+        lent = whole[:]  # a view that lives as long as the tensor
         weakref.finalize(lent, free.append, whole).atexit = False
         return torch.from_numpy(lent).view(like.dtype).as_strided(like.shape, like.stride())
 
@@ -396,8 +407,8 @@ def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
 
 
 def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list[torch.dtype]]:
-    """Rewrite the part as a function of (arguments, places of the results, buffers); returns it and
-    each buffer's format. An operator writes over a buffer whose value is needed no more."""
+    """Rewrite the part as a function of (arguments, places of the results, buffers). Return it and
+    each buffer's format. An operator overwrites a buffer whose value is not needed any more."""
     graph, returned = fx.Graph(), part.graph.output_node().all_input_nodes
     at = {node: graph.placeholder(node.name) for node in part.graph.find_nodes(op="placeholder")}
     places = {node: graph.placeholder(f"to_{node.name}") for node in returned}
@@ -440,8 +451,7 @@ def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.N
 @cache
 def out_of(target):
     """Find the function that writes an operator's result into a given tensor, and that argument's
-    name: torch.mul where torch offers it under that name, which is called faster, else the
-    overload."""
+    name. A public function of torch, such as torch.mul, is called faster than the overload."""
     wanted = [(each.name, str(each.type)) for each in target._schema.arguments]
     for name in target.overloadpacket.overloads():
         other = getattr(target.overloadpacket, name)
@@ -457,8 +467,8 @@ def out_of(target):
 
 
 def blocks(tensors: Sequence[Tensor], most: int):
-    """Cut tensors of one shape alike into pieces of at most `most` elements. Dimensions that lie
-    one behind the other in every tensor become one first."""
+    """Cut tensors of one shape alike into pieces of at most `most` elements. First merge dimensions
+    that are contiguous in every tensor."""
     order = sorted(range(tensors[0].dim()), key=lambda dim: -tensors[0].stride(dim))
     tensors = [tensor.permute(order) for tensor in tensors]
     dims = [(1, (0,) * len(tensors))]  # size, and the stride of each tensor
@@ -475,7 +485,7 @@ def blocks(tensors: Sequence[Tensor], most: int):
 
 
 def pieces(tensors: Sequence[Tensor], most: int):
-    """Cut along the first dimension; where a row is too long, the rows themselves."""
+    """Cut along the first dimension; if a row is too long, cut each row."""
     rows, row = tensors[0].shape[0], math.prod(tensors[0].shape[1:])
     if not rows * row:
         return
@@ -497,16 +507,16 @@ class Compiled(NamedTuple):
 
 
 class Fusion:
-    """A backend for torch.compile:
+    """Backend for torch.compile:
 
         backend = Fusion()
         fast = torch.compile(model, backend=backend)
 
     block  the most elements of a block
-    run    (way, graph) -> what is called instead of the graph, to watch it
+    run    (way, graph) -> a function to call instead of the graph, to observe it
 
-    `compiled` has one entry for each forward and each backward, and `reasons()` one sentence for
-    each graph that torch.compile captured: why it did so."""
+    `compiled` has one entry for each forward and each backward. `reasons()` has one sentence for
+    each graph that torch.compile captured: why it did."""
 
     partition = staticmethod(min_cut_rematerialization_partition)  # into forward and backward
 

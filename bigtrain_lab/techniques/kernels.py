@@ -4,9 +4,13 @@ from typing import NamedTuple
 
 
 class Kernel(NamedTuple):
-    """Operators that run as one. `operators`: (name, operator, what it reads). `reads`: kernels and
-    inputs whose results it reads; `is_result`: the graph returns a value of it. `bytes`: read and
-    written."""
+    """Operators that run as one.
+
+    operators   (name, operator, values that it reads) of each
+    reads       kernels and inputs whose values it reads
+    is_result   True if the graph returns a value of it
+    bytes       read and written
+    """
 
     name: str
     operators: tuple[tuple[str, str, tuple[str, ...]], ...]

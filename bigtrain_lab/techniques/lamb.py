@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction. The step's length is lr times the norm of the layer's weights.
+"""LAMB: Adam's direction; the step's length is lr times the norm of the layer's weights.
 
 A layer here is one parameter tensor. One learning rate fits all layers, and a large batch may take
 long steps.
@@ -12,10 +12,12 @@ The norms are those of a whole layer, also where ranks have pieces of it. `Naive
 loop. `LAMB` makes u by torch's fused Adam, and takes layers in blocks (layerwise.py).
 
 Time: Adam's, two norms and a second pass over x and u. Memory: Adam's m and v.
-Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use: no bias correction
-(pytorch-lamb, after the paper's first version), phi(z) = min(z, 10) (there too), gradients clipped
-by their global norm before all else (NVIDIA's BERT), no decay and no ratio for biases and norms
-(the paper's own code for BERT).
+Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use:
+
+    pytorch-lamb                    no bias correction, as in the paper's first version, and
+                                    phi(z) = min(z, 10), as in NaiveLAMB
+    NVIDIA's BERT                   gradients are first clipped by their global norm
+    the paper's code for BERT       no decay and no ratio for biases and norms
 """
 
 from collections.abc import Callable
@@ -62,17 +64,17 @@ class NaiveLAMB:
 
 
 class LAMB(LayerWise):
-    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
-    False}, as is usual for biases and norms.
+    """Optimizer of torch. Biases and norms usually form a parameter group with the options
+    {"weight_decay": 0.0, "trust_ratio": False}.
 
     lr               a number, or a tensor
     weight_decay     lambda
-    group            ranks that have pieces of the same parameters; None: these are whole
+    group            ranks that have pieces of the same parameters; None: parameters are whole
     bias_correction  False: mh = m and vh = v
-    clip_norm        phi(z) = min(z, clip_norm); None: phi(z) = z. NaiveLAMB's default is 10
+    clip_norm        phi(z) = min(z, clip_norm); None: phi(z) = z
     max_grad_norm    gradients are divided by max(1, |g| / max_grad_norm), |g| over all parameters
-    pieces           parameter -> whether this rank has a piece of it, and no duplicate; None: a
-                     piece is what tensor slicing cut
+    pieces           parameter -> True if this rank has a piece of it, False if all of it. None:
+                     what tensor slicing cut is a piece
     """
 
     state_names = "exp_avg", "exp_avg_sq"
@@ -108,7 +110,7 @@ class LAMB(LayerWise):
 
     def direction(self, batch: Batch) -> list[Tensor]:
         """Return u. torch's kernel subtracts lr m/c1 / (sqrt(v/c2) + eps). With lr = -1 it adds
-        Adam's step to lambda x."""
+        Adam's direction to lambda x."""
         (m, v), (b1, b2), options = batch.state, batch.options["betas"], batch.options
         g = (
             batch.g

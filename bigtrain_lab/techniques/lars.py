@@ -1,12 +1,12 @@
-"""LARS: every layer moves by the same share of its own weights, whatever the size of its gradient.
+"""LARS: each layer's step is the same share of its weights' norm, for a gradient of any size.
 
     r = eta |x| / (|g| + beta |x| + eps)      the trust ratio; 1 where |x| or |g| is 0
     v <- mu v + lr r (g + beta x)             beta: weight decay, in the norm of neither
     x <- x - v
 
-Without decay the step is lr eta |x| long, for a gradient of any size: a small one gives no small
-step, so the rate must fall by a schedule. The rate is inside v, as in the paper: when it changes,
-past steps keep theirs. `naive_lars` is a plain loop; `LARS` takes layers in blocks: layerwise.py.
+Without decay the step is lr eta |x| long. Small gradients give no small steps, so the rate must
+fall by a schedule. The rate is inside v, as in the paper: when it changes, past steps keep theirs.
+`naive_lars` is a plain loop; `LARS` takes layers in blocks: layerwise.py.
 
 Time: SGD's, and two norms before it. Memory: v.
 Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), section 4 and Algorithm 1. Variants in
@@ -33,8 +33,8 @@ def naive_lars(parameters, velocities, lr, momentum, weight_decay, trust_coeffic
 
 
 class LARS(LayerWise):
-    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
-    False}: these take SGD's step, with the rate lr.
+    """Optimizer of torch. A parameter group with the options {"weight_decay": 0.0, "trust_ratio":
+    False} takes SGD's step, with the rate lr.
 
     trust_coefficient   eta
     nesterov            x <- x - (mu v + lr r (g + beta x)), of the new v

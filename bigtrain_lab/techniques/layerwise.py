@@ -1,16 +1,16 @@
 """The frame of LAMB and LARS: a step on a layer needs norms of the whole layer first.
 
-So each tensor is read twice. On a CPU without a group the work goes in blocks. A tensor of at most
-BLOCK elements is in the cache both times. A larger one is read from memory twice. On a GPU all go
-through each operator together.
+A layer here is one parameter tensor. Its step reads it twice: for the norms, then for the update.
 
-Where ranks have pieces of a tensor, the squares of all norms are summed in one message, and all
-tensors wait for it. A parameter without pieces is the same on all ranks. Only rank 0 adds its
-square.
+    one rank, CPU     tensors of at most BLOCK elements together: the update reads them from the
+                      cache. A larger tensor is read from memory twice
+    one rank, GPU     all tensors together, in each operator
+    several ranks     all tensors together: one message sums the squares of all norms
 
-Bytes sent: an all-reduce of 16 a parameter (a tensor, not a number). With max_grad_norm another
-one, of 8 a parameter, goes first. Memory: what `direction` gives for BLOCK elements, or the largest
-tensor; on a GPU, or with a group, for all.
+Ranks may have pieces of a tensor, or the same whole tensor: of that only rank 0 adds the square.
+
+Bytes sent: an all-reduce of 16 bytes a tensor. With max_grad_norm another one, of 8 bytes a tensor,
+goes first. Memory: what `direction` returns for the tensors that are together.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,13 +27,12 @@ from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
 # torch documents its _foreach operators, underscore and all.
-# Elements that are worked on at a time, of all tensors together: the cache has them twice.
-BLOCK = 2**19
+BLOCK = 2**19  # elements that fit the cache, with what `direction` makes of them
 
 
 class Batch(NamedTuple):
-    """Some parameters, or a block of one: lists alike in length, for torch's foreach operators.
-    All are contiguous; half formats are float32 here."""
+    """Some parameters, or a block of one: lists of one length, for torch's foreach operators. All
+    tensors are contiguous; half formats are float32 here."""
 
     x: list[Tensor]
     g: list[Tensor]
@@ -44,8 +43,8 @@ class Batch(NamedTuple):
     options: dict
 
 
-class NormGroup(NamedTuple):
-    """Parameters, with the same options, whose norms are known together: all are stepped then."""
+class Together(NamedTuple):
+    """Parameters of equal options whose norms are computed together, and which then step."""
 
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
@@ -53,12 +52,12 @@ class NormGroup(NamedTuple):
 
 
 class LayerWise(Optimizer):
-    """Optimizer that scales each layer's step. A subclass gives
+    """Optimizer that scales each layer's step by a ratio of norms. A subclass defines
 
-    state_names                                 its tensors of a parameter's shape
-    direction(batch) -> u                       whose norms count; the state moves on
-    ratio(x_norm, u_norm, options) -> vector    one of each parameter
-    apply(batch, u, rates)                      the step on batch.x; rates: ratio times lr
+    state_names                                 its state tensors, of a parameter's shape
+    direction(batch) -> u                       updates the state; the norms of u are then taken
+    ratio(x_norm, u_norm, options) -> vector    the trust ratio of each parameter
+    apply(batch, u, rates)                      steps batch.x; rates: ratio times lr
     """
 
     state_names: tuple[str, ...]
@@ -74,13 +73,13 @@ class LayerWise(Optimizer):
         max_grad_norm: float | None = None,
     ):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
-        self.ranks, self.pieces = None if group is None else Group.of(group), pieces or is_cut
+        self.ranks, self.pieces = None if group is None else Group.of(group), pieces or cut_of
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
 
     def among(self, group, pieces: Callable[[Tensor], bool] | None = None) -> "LayerWise":
-        """Let the ranks of a group have pieces of the parameters; an optimizer that was given a
-        group keeps it."""
+        """Sum norms over the ranks of a group, which have pieces of the parameters. An optimizer
+        that was given a group keeps it."""
         if self.ranks is None:
             self.ranks, self.pieces = Group.of(group), pieces or self.pieces
         return self
@@ -101,8 +100,8 @@ class LayerWise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
-        """Update the parameters that have gradients; returns what `closure` returns, if given.
-        With a group, all of its ranks call it together."""
+        """Update the parameters that have gradients; return what `closure` returns, if given. All
+        ranks of a group call it together."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -110,11 +109,15 @@ class LayerWise(Optimizer):
         guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
             self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
-        groups, self._ratios = self._norm_groups(), []
-        for together in [list(groups)] if self._shared else ([group] for group in groups):
-            us = [[self.direction(batch) for batch in group.batches] for group in together]
-            for group, u, norms in zip(together, us, self._norms(together, us)):
-                self._finish(group, u, norms)
+        self._ratios = []
+        if self._shared:  # one message carries all norms
+            turns = [list(self._togethers())]
+        else:  # each steps while it is in the cache
+            turns = ([together] for together in self._togethers())
+        for every in turns:
+            us = [[self.direction(batch) for batch in together.batches] for together in every]
+            for together, u, norms in zip(every, us, self._norms(every, us)):
+                self._finish(together, u, norms)
         return loss
 
     def __getstate__(self) -> dict:
@@ -124,22 +127,23 @@ class LayerWise(Optimizer):
             super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
         )
 
-    def _finish(self, group: NormGroup, us: list[list[Tensor]], norms: Tensor) -> None:
-        options = group.batches[0].options
+    def _finish(self, together: Together, us: list[list[Tensor]], norms: Tensor) -> None:
+        """Step the parameters, whose norms are known now."""
+        options = together.batches[0].options
         x_norm, u_norm = norms.unbind()
         ratio = torch.ones_like(x_norm)
         if options["trust_ratio"]:
             ratio = self.ratio(x_norm, u_norm, options)
-        self._ratios.append((group.parameters, ratio))
-        rates = [*(ratio * options["lr"]).to(group.x[0].dtype)]
-        for batch, u in zip(group.batches, us):
+        self._ratios.append((together.parameters, ratio))
+        rates = [*(ratio * options["lr"]).to(together.x[0].dtype)]
+        for batch, u in zip(together.batches, us):
             self.apply(batch, u, rates)
-        for p, x in zip(group.parameters, group.x):
+        for p, x in zip(together.parameters, together.x):
             if p is not x:
                 p.copy_(x)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load as torch does; the state of half parameters stays float32."""
+        """Load as torch does, but keep the state of half parameters float32."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(saved["params"] for saved in state_dict["param_groups"])
         parameters = chain.from_iterable(options["params"] for options in self.param_groups)
@@ -152,7 +156,7 @@ class LayerWise(Optimizer):
     def _shared(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1
 
-    def _norm_groups(self) -> Iterator[NormGroup]:
+    def _togethers(self) -> Iterator[Together]:
         """Yield the parameters that have gradients; count their steps."""
         for options in self.param_groups:
             kinds: dict[tuple, list] = {}
@@ -169,20 +173,20 @@ class LayerWise(Optimizer):
                     for p, step, state in zip(alike, before.unbind(), states)
                 ]
                 for run in runs(rows, [p.numel() for p in alike], block):
-                    yield self._norm_group(run, options, block)
+                    yield self._together(run, options, block)
 
-    def _norm_group(self, rows: list[tuple], options: dict, limit: float) -> NormGroup:
+    def _together(self, rows: list[tuple], options: dict, limit: float) -> Together:
         parameters, steps, *state = map(list, zip(*rows))
         x, g = [*map(plain, parameters)], [plain(p.grad) for p in parameters]
         batches = [Batch(x, g, steps, state, options)]
-        if x[0].numel() > limit:  # alone in its group
+        if x[0].numel() > limit:  # it is alone
             tensors = x[0], g[0], *(own for (own,) in state)
             blocks = zip(*(each.view(-1).split(limit) for each in tensors))
             batches = [
                 Batch([x_block], [g_block], [steps[0].clone()], [[each] for each in own], options)
                 for x_block, g_block, *own in blocks
             ]
-        return NormGroup(parameters, x, batches)
+        return Together(parameters, x, batches)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
@@ -193,20 +197,20 @@ class LayerWise(Optimizer):
                 )
         return state
 
-    def _norms(self, together: Sequence[NormGroup], us: Sequence) -> list[Tensor]:
-        """Return the norms of each group's parameters, and of their u."""
+    def _norms(self, every: Sequence[Together], us: Sequence) -> list[Tensor]:
+        """Return the norms of each one's parameters and of their u: shape (2, parameters)."""
         norms = [
-            norms_of([[*batch.x, *own] for batch, own in zip(group.batches, u)]).view(2, -1)
-            for group, u in zip(together, us)
+            norms_of([[*batch.x, *own] for batch, own in zip(together.batches, u)]).view(2, -1)
+            for together, u in zip(every, us)
         ]
         return (
-            self._of_whole(norms, [group.parameters for group in together])
+            self._of_whole(norms, [together.parameters for together in every])
             if self._shared
             else norms
         )
 
     def _gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients; those of pieces are the group's together."""
+        """Return the norm of the gradients of all parameters, over all ranks."""
         every = (p for options in self.param_groups for p in options["params"])
         learnt = [p for p in every if p.grad is not None]
         norms = norms_of([[plain(p.grad) for p in learnt]])[None]
@@ -215,8 +219,8 @@ class LayerWise(Optimizer):
         return torch.linalg.vector_norm(norms)
 
     def _of_whole(self, norms: list[Tensor], learnt: list[list[Tensor]], rows=2) -> list[Tensor]:
-        """Return the norms of whole parameters, of which the group has pieces; of duplicates rank
-        0's. A parameter without a gradient here adds nothing; a rank may have none at all."""
+        """Return the norms of whole parameters from those of the ranks' pieces. Of a tensor that
+        all ranks have, rank 0's counts. A parameter without a gradient on this rank adds 0."""
         every = [p for options in self.param_groups for p in options["params"]]
         none = torch.zeros(rows, dtype=torch.float64, device=every[0].device)
         found = dict.fromkeys(every, none)
@@ -231,7 +235,7 @@ class LayerWise(Optimizer):
 
 
 def norms_of(blocks: Sequence[list[Tensor]]) -> Tensor:
-    """Return norms, in float64, of tensors of which each list has a block."""
+    """Return the norms of tensors, in float64; each list has one block of every tensor."""
     if not blocks[0]:
         return torch.zeros(0, dtype=torch.float64)
     norms = torch.stack([torch.stack(torch._foreach_norm(own)).double() for own in blocks])
@@ -239,7 +243,8 @@ def norms_of(blocks: Sequence[list[Tensor]]) -> Tensor:
 
 
 def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
-    """Yield consecutive items of at most `limit` together; a larger one is alone."""
+    """Yield runs of consecutive items whose sizes add up to at most `limit`. A larger item is
+    alone."""
     run, total = [], 0
     for item, size in zip(items, sizes):
         if run and total + size > limit:
@@ -257,8 +262,3 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def plain(tensor: Tensor) -> Tensor:
     return tensor.to(wide(tensor.dtype)).contiguous()
-
-
-def is_cut(parameter: Tensor) -> bool:
-    """True where tensor slicing left this rank a piece of the parameter."""
-    return cut_of(parameter) is not None

@@ -12,8 +12,8 @@ Terms = tuple[tuple[str, ...], ...]  # the dimensions of each factor, and last t
 
 
 class Needed(NamedTuple):
-    """An all-reduce of what a rank holds of the `result`, along an axis of so many `ranks`. `bytes`
-    of that part; `sent_bytes` leave each rank, in a ring."""
+    """All-reduce of a rank's part of the `result`, along an axis of `ranks`. `bytes`: of that part.
+    `sent_bytes`: what each rank sends in a ring."""
 
     result: str
     axis: str
@@ -30,14 +30,15 @@ class Needed(NamedTuple):
 
 
 def terms(equation: str) -> Terms:
-    """ "n d, d f -> n f" as (("n", "d"), ("d", "f"), ("n", "f")); Impossible where it is none."""
+    """Split "n d, d f -> n f" into (("n", "d"), ("d", "f"), ("n", "f")). Impossible for no such
+    equation."""
     guard.refuse_equation(equation)
     return tuple(tuple(each.split()) for each in equation.replace("->", ",").split(","))
 
 
 def gradient(product: Terms, at: int) -> Terms:
-    """The product that is the gradient of input `at`: the result's gradient, then the other inputs,
-    then ones for dimensions that only this input has."""
+    """Return the product that is the gradient of input `at`. Its factors: the result's gradient,
+    the other inputs, then ones for dimensions that only this input has."""
     *inputs, result = product
     factors = [result, *inputs[:at], *inputs[at + 1 :]]
     alone = tuple(dim for dim in inputs[at] if not any(dim in each for each in factors))
@@ -45,7 +46,7 @@ def gradient(product: Terms, at: int) -> Terms:
 
 
 def products(equation: str, names: Sequence[str] = ()) -> list[tuple[str, Terms]]:
-    """The product itself, and each input's gradient, by name."""
+    """Return the product itself and each input's gradient, with their names."""
     whole = terms(equation)
     inputs = range(len(whole) - 1)
     names = names or ("the result", *(f"gradient {at}" for at in inputs))
@@ -53,12 +54,12 @@ def products(equation: str, names: Sequence[str] = ()) -> list[tuple[str, Terms]
 
 
 def part_shape(dims, sizes: Mapping[str, int], layout, axes) -> tuple[int, ...]:
-    """What a rank holds of a tensor whose whole dimensions have these sizes."""
+    """Return the shape of a rank's part of a tensor. `sizes`: of whole dimensions."""
     return tuple(sizes[dim] // axes.get(layout.get(dim), 1) for dim in dims)
 
 
 def sums(name: str, product: Terms, sizes, layout, axes, itemsize: int) -> list[Needed]:
-    """The all-reduces of one product, whose result is called `name`."""
+    """Return the all-reduces of one product, whose result is called `name`."""
     *factors, result = product
     summed = dict.fromkeys(dim for each in factors for dim in each if dim not in result)
     own_bytes = itemsize * prod(part_shape(result, sizes, layout, axes))
@@ -77,12 +78,12 @@ def collectives(
     itemsize: int = 4,
     names: Sequence[str] = (),
 ):
-    """All that a product needs, and then each input's gradient, in their order.
+    """Return the all-reduces of a product, then those of each input's gradient, in order.
 
     sizes   dimension -> its whole size         axes   mesh axis -> its ranks
     layout  dimension -> the axis that cuts it  names  of the result and of the gradients
 
-    Impossible where a tensor would be cut twice along one axis, or a size does not divide.
+    Impossible if a tensor is cut twice along one axis, or an axis does not divide a size.
     """
     guard.refuse(terms(equation), sizes, layout, axes)
     return [

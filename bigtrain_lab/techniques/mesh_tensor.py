@@ -1,5 +1,6 @@
-"""Named layouts: name the dimensions of tensors, say which are cut along which axis of the ranks,
-and the collectives of a product follow from the names.
+"""Named layouts: the names of tensors' dimensions say which collectives a product needs.
+
+A layout says which dimension is cut along which axis of the ranks.
 
     y = einsum("n d, d f -> n f", x, w, layout=layout, groups=groups)
 
@@ -9,13 +10,12 @@ and the collectives of a product follow from the names.
     {"d": "tp"}                rows of W                       Y
     {"n": "dp", "f": "tp"}     both                            dW along dp, dX along tp
 
-A product sums over each dimension that its result does not name. Where such a dimension is cut,
-each rank has summed over its own part: an all-reduce along that axis adds up the parts. The
-gradient of an input is a product too, of the result's gradient with the other inputs: the same rule
-holds.
+A product sums over each dimension that its result does not name. If that is cut, each rank sums
+over its own part, and an all-reduce along the axis adds the parts. The gradient of an input is a
+product too, of the result's gradient and the other inputs. So the same rule holds.
 
 Memory: a tensor is divided by the ranks of each axis that cuts it, and duplicated along the others.
-Bytes sent a rank: 2 (N - 1) / N of its part of the result, for each axis of N ranks that is summed.
+Bytes sent a rank: 2 (N - 1) / N of its part of the result, along each axis of N ranks in the sum.
 Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084), sections 3 and 4.
 """
 
@@ -51,15 +51,15 @@ def einsum(
     names: Sequence[str] = (),
     multiply: Callable = torch.einsum,
 ) -> Tensor:
-    """This rank's part of a product, from its parts of the inputs.
+    """Return this rank's part of a product, from its parts of the inputs.
 
     layout    dimension -> mesh axis; dimensions of other products may be in it
     groups    mesh axis -> the ranks along it: a Group, a ProcessGroup, None
     names     of the result and of each input's gradient, for the names of the collectives
     multiply  (equation in letters, *factors) -> the product on one rank
 
-    Ranks that hold the same part of the result give it the same gradient. Impossible as in
-    `collectives`, and where the parts' shapes do not fit.
+    In the backward, ranks with the same part of the result must have the same gradient of it.
+    Impossible as in `collectives`, and if the parts' shapes do not fit.
     """
     groups = {axis: Group.of(group) for axis, group in groups.items()}
     axes = {axis: group.size for axis, group in groups.items()}
@@ -72,7 +72,7 @@ def einsum(
 
 
 class Product(torch.autograd.Function):
-    """A product whose gradients are products."""
+    """Product whose gradients are products."""
 
     @staticmethod
     def forward(ctx, multiplied, products, *parts):
@@ -91,7 +91,7 @@ class Product(torch.autograd.Function):
 
 
 def multiplied(known, groups, multiply, name: str, product: Terms, *parts: Tensor) -> Tensor:
-    """The product of this rank's parts, summed along the axes that cut what it sums over."""
+    """Multiply this rank's parts, then sum along each axis that cuts a dimension of the sum."""
     if len(parts) < len(product) - 1:  # dimensions that only the result has
         parts = *parts, parts[0].new_ones(part_shape(product[-2], **known))
     letters = {dim: chr(ord("a") + number) for number, dim in enumerate(known["sizes"])}
@@ -112,8 +112,10 @@ def laid_out(
     new: Mapping[str, str],
     groups: Mapping[str, Group],
 ) -> Tensor:
-    """The tensor's part by the layout `new`, from that by `old`; {} is the whole tensor. What is no
-    longer cut is all-gathered; what is cut now is a slice, whose gradient is all-gathered."""
+    """Return the tensor's part in the layout `new`, from that in `old`; in {} it is whole.
+
+    A dimension that is cut no longer is all-gathered. A dimension that is cut now is sliced, and
+    its gradient all-gathered."""
     groups = {axis: Group.of(group) for axis, group in groups.items()}
     dims = tuple(dims.split())
     guard.refuse_relaid(part, dims, old, new, groups)

@@ -1,20 +1,22 @@
-"""Mixed precision: compute in 16 bits, decide in 32. Half the bytes move, and what 16 bits would
-lose is kept aside.
+"""Mixed precision: compute in 16 bits, update in 32. Half the bytes move; masters keep all digits.
 
     master w (float32) --round--> w (half) --forward (softmax, norms, losses in float32)--> loss
         ^                                                                                | x S
         +-- optimizer (float32) <-- g = float32(S g) / S <-- gradients (half) <-- backward (half)
 
-Three safeguards, each against one loss of 16 bits; a level leaves some out, to show what it was
-for:
-    policy    operators that need range or long sums run in float32: precision_policy.py
-    scaling   S lifts gradients above fp16's smallest number, 2^-24: loss_scaler.py
-              bf16 has float32's range
-    masters   w + step is taken in float32: in half w, a step below half a unit in the last place
-              moves nothing (a unit is 2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
+Three safeguards, each against one loss of 16 bits. A level may lack some, to show their purpose.
 
-Bytes a weight with Adam: float32 4 + 4 (gradient) + 8; mixed 2 + 4 (master) + 4 + 8, and 2 while a
-gradient is half. Weights and optimizer need slightly more memory. Activations need half. A saved
+    policy    operators that need range or long sums run in float32 (precision_policy.py)
+    scaling   S lifts gradients above fp16's smallest number, 2^-24 (loss_scaler.py). bf16 has
+              float32's range
+    masters   w + step is computed in float32. In half w, a step below half a unit in the last place
+              changes nothing. A unit is 2^-10 of w in fp16, 2^-7 in bf16: bf16 needs masters more
+
+A half weight's gradient moves to its master, where gradients add up in float32. A stand-in in the
+weight's .grad refuses all use (prepared_model.py).
+
+Bytes a weight with Adam: in float32 4 + 4 (gradient) + 8. Mixed: 2 + 4 (master) + 4 + 8, and 2 more
+for a half gradient. Weights and optimizer need slightly more memory. Activations need half. A saved
 training state grows by masters and S.
 
 Without masters the optimizer's state is half too, as torch makes it. In fp16 Adam's eps below 2^-25
@@ -52,15 +54,14 @@ from .prepared_model import ToMaster, adapt
 from .shards import STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
-# Their few weights stay in float32: they are used by operators that run in float32, and so are
-# their running statistics.
+# Their few weights, and their running statistics, stay float32: the policy runs them in float32.
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 def naive_mixed_training(
     model, loss_of, batches, optimizer_class, half=torch.float16, scale=2.0**16, **kwargs
 ):
-    """Train a float32 model with half weights, float32 masters and a scaled loss; returns the loss
+    """Train a float32 model with half weights, float32 masters and a scaled loss. Return the loss
     of each batch. loss_of(model, batch) returns a float32 loss, of float32 outputs. `scale` is
     halved after an overflow, and never grown here."""
     masters = [nn.Parameter(weight.detach().clone()) for weight in model.parameters()]
@@ -82,15 +83,15 @@ def naive_mixed_training(
 
 
 class MixedPrecision:
-    """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where
-    the policy holds.
+    """Training of one model at a level. The policy is in force inside `with mp:`.
 
-    scaler   another DynamicLossScaler than the default, where the level scales
-    group    ranks that train one model and so skip steps together (the default scaler's; one of
-             your own has its own)
+    level    a name in LEVELS, a Level of your own, or None: the model stays as it is
+    scaler   a DynamicLossScaler in place of the default, at a level that scales
+    group    ranks that train one model and so skip steps together, for the default scaler. A
+             scaler of your own has a group of its own
 
-    A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is
-    saved by state_dict().
+    A copy, as by copy.deepcopy or pickle, has no model and no masters. To resume, save
+    state_dict().
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class MixedPrecision:
         )
         self.moves: dict[nn.Parameter, ToMaster] = {}  # half weight -> the way to its master
         self._model: nn.Module | None = None
-        self._apart = False  # whether ZeRO keeps the masters
+        self._zero_has_masters = False
 
     def __reduce__(self):
         return MixedPrecision, (self.level,)
@@ -124,15 +125,18 @@ class MixedPrecision:
 
     def prepare(self, model: nn.Module, masters: bool = True, rounded: bool = True) -> nn.Module:
         """Round the model's weights to half, keep their float32 values as masters, and return the
-        model. Tied weights stay tied; frozen ones get no master; buffers (running statistics,
-        position tables) stay float32 where a policy is in force. `masters`, `rounded`: False where
-        ZeRO keeps masters, each rank a part, and where it rounds what it gathers."""
+        model. Tied weights stay tied; frozen ones get no master. Under a policy, buffers (running
+        statistics, position tables) stay float32.
+
+        masters   False: ZeRO keeps masters, in shards
+        rounded   False: stage 3 of ZeRO rounds what it gathers
+        """
         guard.refuse_model(model, self._model is not None)
         if self.level is AS_IT_IS:
             self._model = model
             return model
         guard.refuse_formats(model)
-        self._model, self._apart = model, not masters
+        self._model, self._zero_has_masters = model, not masters
         norms = (
             {
                 p
@@ -172,23 +176,22 @@ class MixedPrecision:
 
     def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
         master = home_of("", weight, whole).stepped
-        vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
+        vars(master).update(vars(weight))  # its attributes, such as how it is sliced
         self.moves[weight] = ToMaster(weight, master)
         STEPPED[weight], guard.PREPARED[master] = master, ref(self)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return (
             self.level.masters
-            and not self._apart
+            and not self._zero_has_masters
             and weight.dtype == self.level.dtype != torch.float32
             and weight not in self.moves
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what the optimizer updates, by the weights' names: masters, and the weights that
-        need none. Clip and zero their gradients: a half weight's own `.grad` refuses all use.
-        A weight that was frozen in prepare() and is no longer gets its master here, from its
-        rounded value."""
+        need none. Clip and zero the gradients of these. A weight that was frozen in prepare() and
+        is not now gets its master here, from its rounded value."""
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
                 if self._lacks_master(weight):
@@ -203,28 +206,28 @@ class MixedPrecision:
         return self.scaler.scale(loss) if self.scaler else loss
 
     def backward(self, loss: Tensor, **kwargs) -> None:
-        """Run the backward of the scaled loss. The policy is in force, for what checkpointing
-        computes again."""
+        """Run the backward of the scaled loss. The policy is in force for what torch's checkpoint
+        reruns in it; this library's restores the policy itself."""
         with self:
             torch.autograd.backward(self.scale(loss), **kwargs)
 
     def settle(self) -> None:
-        """Let masters drop the gradients whose stand-in somebody cleared."""
+        """Drop the gradients of masters whose weights' stand-ins were cleared."""
         for weight, moves in self.moves.items():
             moves.settle(weight)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by S, to clip or to read them; at most once a step. It does nothing
-        where no loss is scaled."""
+        """Divide the gradients by S, to clip or to read them; at most once a step. Do nothing if no
+        loss is scaled."""
         self.settle()
         if self.scaler:
             self.scaler.unscale_(optimizer)
 
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> bool:
-        """Update the masters, then round them to the weights; False where an inf or nan made any
-        optimizer skip. With a group every rank calls it once with all its optimizers. A rank
-        without optimizers calls it too."""
+        """Update the masters, then round them to the weights. Return False if an inf or nan made
+        any optimizer skip. With a group, each rank calls it once with all its optimizers, even if
+        it has none."""
         guard.refuse_half_weights(
             any(p in self.moves or self._lacks_master(p) for p in held_by(optimizers))
         )
@@ -240,16 +243,16 @@ class MixedPrecision:
         return not (skipping or self.scaler and self.scaler.agreed)
 
     def update(self) -> None:
-        """Change the scale by what the steps found, after the last optimizer's: gradients of one
-        backward have one scale. In a loop without it this happens when the next loss is scaled,
-        unless a gradient of the model still waits for its step.
+        """Change the scale by what the steps found. Call it after the last optimizer's step, since
+        gradients of one backward have one scale. A loop may leave it out, as Apex's loops do: then
+        the next `scale` or `state_dict` changes the scale.
         """
         if self.scaler and (self.scaler.learnt or self.scaler.agreed is not None):
             self.scaler.update()
 
     def _update_scale_if_stepped(self) -> None:
-        """Update the scale where the step is over and nobody called update(): every gradient of
-        the model had its step."""
+        """Change the scale in a loop that does not call update(). It waits until each gradient of
+        the model has had its step. One that has not is still multiplied by the old scale."""
         if (
             self.scaler
             and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None)
@@ -259,9 +262,9 @@ class MixedPrecision:
 
     @torch.no_grad()
     def _round(self, stepped=()) -> None:
-        """Let every weight follow its master, also where mp.scaler or a bare optimizer stepped.
-        First masters take what was written to half weights in place, as by nn.init; elements that
-        were not keep their digits. `stepped`: masters that are followed in any case."""
+        """Round each master that was stepped, by any optimizer, to its weight. First copy to the
+        master what was written to the half weight in place, as by nn.init. Elements that were not
+        written keep their digits. `stepped`: masters to round in any case."""
         for weight, moves in self.moves.items():
             master, (master_seen, weight_seen) = moves.master, moves.seen
             if master_seen == master._version and weight_seen != weight._version:
@@ -272,8 +275,8 @@ class MixedPrecision:
             moves.seen = master._version, weight._version
 
     def state_dict(self) -> dict:
-        """Return what model.state_dict() and optimizer.state_dict() lack to go on exactly: the
-        masters and the scaler."""
+        """Return the masters and the scaler, which model.state_dict() and optimizer.state_dict()
+        lack to resume exactly."""
         self._update_scale_if_stepped()
         names = {p: name for name, p in self.model.named_parameters()}
         return {
@@ -292,5 +295,6 @@ class MixedPrecision:
             self.scaler.load_state_dict(state["scaler"])
 
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors held now, by kind of memory and by name: a master has its weight's."""
+        """Return all tensors of the training now, by kind of memory and name. A master has its
+        weight's name."""
         return owned.named({"": self.model}, optimizers, self.masters)

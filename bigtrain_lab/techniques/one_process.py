@@ -1,14 +1,14 @@
-"""The same training in one process: what every parallel run is checked against.
+"""The same training in one process: the reference of every parallel run.
 
     synchronous   w(t+1) = w(t) - lr * mean over micro-batches of grad f_m(w(t))
     delayed       w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),
                   w(t) = w(0) for t < 0
 
-Any torch optimizer stands in for "- lr *". `delayed` is PipeDream's published recurrence, with a
-list of past weights and no pipeline; without stashing each stage's backward meets the newest
-weights w_s(t) instead of those of its forward. Other delays (vertical sync, 2BW) are other
-functions from (stage, micro-batch) to versions. Source: Narayanan et al. 2019, PipeDream (SOSP
-2019), section 3.3.
+Any torch optimizer may replace "- lr *". `delayed` is PipeDream's published recurrence of p stages,
+with a list of past weights and no pipeline. Without stashing, a stage's backward uses the newest
+weights w_s(t), not those of its forward. Other delays (vertical sync, 2BW) are other functions from
+(stage, micro-batch) to versions.
+Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +22,8 @@ from .learning_rates import set_rate
 
 
 class Training(NamedTuple):
-    """Loss of each micro-batch in order, the stages with their final weights, and each update's
-    relative gradient error."""
+    """Loss of each micro-batch in order, the stages with their final weights, and the relative
+    gradient error of each micro-batch."""
 
     losses: list[float]
     stages: Sequence[nn.Module]
@@ -31,7 +31,7 @@ class Training(NamedTuple):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name, of all stages."""
+        """Return the weights of all stages, by name."""
         return {name: p.detach() for stage in self.stages for name, p in stage.named_parameters()}
 
 
@@ -52,8 +52,8 @@ def synchronous(
     clip: float | None = None,
     learning_rate: Callable[[int], float] | None = None,
 ) -> Training:
-    """Train: each batch's micro-batches make one update by their mean gradient, or by the sum of
-    their losses times `weights(batch)`; the first update has the rate `learning_rate(1)`."""
+    """Make one update from each batch, by its micro-batches' mean loss, or by the sum of losses
+    times `weights(batch)`. Update n has the rate `learning_rate(n)`, n = 1, 2, ..."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for number, batch in enumerate(batches, 1):
@@ -87,13 +87,12 @@ def delayed(
     versions: Callable | None = None,
     update_size: int = 1,
 ) -> Training:
-    """Train micro-batch t on weights of past versions; every `update_size` micro-batches make an
-    update a stage.
+    """Train on weights of past versions. Every `update_size` micro-batches update each stage once.
 
-    `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch
-    t use; without it they are PipeDream's: p-1-s updates old, for the backward too if `stashing`,
-    else the newest. `gradient_errors` holds |g - g'| / |g'| of each micro-batch, g the gradient
-    used and g' that of the weights its forward saw: zeros where both use the same.
+    `versions(s, t)` gives two versions of stage s: for the forward of micro-batch t, and for its
+    backward. None: PipeDream's, p-1-s updates old. Its backward has the same if `stashing`, else
+    the newest. `gradient_errors` has |g - g'| / |g'| of each micro-batch. g is the gradient used,
+    and g' that of the forward's weights.
     """
     last = len(stages) - 1
     versions = versions or (
@@ -128,7 +127,7 @@ def delayed(
 def chain_gradient(
     stages, forward_weights, backward_weights, sample: Sample, loss_fn
 ) -> tuple[float, list[dict[str, Tensor]]]:
-    """Return (loss, gradient of each stage) of a forward on some weights whose backward runs on
+    """Return (loss, gradient of each stage) of a forward on some weights and a backward on
     others."""
     x, chain = sample.inputs, []
     for stage, weights in zip(stages, forward_weights):
@@ -145,9 +144,7 @@ def chain_gradient(
     gradients = []
     for (x, own, y), weights in zip(reversed(chain), reversed(backward_weights)):
         for name, w in own.items():
-            w.data.copy_(
-                weights[name]
-            )  # .data: autograd does not notice, and uses the values it finds
+            w.data.copy_(weights[name])  # .data: autograd does not notice, and uses the new values
         torch.autograd.backward(y, dy)
         dy = x.grad
         gradients.append({name: w.grad for name, w in own.items()})

@@ -1,25 +1,26 @@
-"""A parameter server: workers push gradients to it, it updates the weights, they pull them back.
+"""A parameter server: workers send gradients, it updates the weights and sends them back.
 
-    worker 0   [F B]--g-->      [F B]--g-->          one request: a gradient there, weights back
+    worker 0   [F B]--g-->      [F B]--g-->          one request: send a gradient, receive weights
     server             [w - lr g]    [w - lr g]      [w - lr g]
     worker 1   [F   B]-------g---------^  <--w--
 
     synchronous    w <- w - lr/W sum_p g_p(w)    one update a round: all wait for the slowest worker
-    asynchronous   w <- w - lr g_p(w_read)       each gradient when it comes: nobody waits
+    asynchronous   w <- w - lr g_p(w_read)       an update for each gradient: no worker waits
     bounded by s   the same, but no worker is more than s batches ahead of the slowest one
 
-An update is stale by the updates that its server made between the worker's read and its own turn.
-Unbounded, a worker d times slower than W - 1 others meets about d (W - 1) of them; under a bound s
-nobody meets more than (2s + 1)(W - 1). A bound lets a worker run ahead of a hiccup. Behind one that
-is always slow all come down to its pace. Applied one by one, bound 0 is not synchronous: the
-gradients of a round are stale by 0, 1, ..., W - 1.
+Staleness of a gradient: the updates of its server between the worker's read and this gradient's
+update. For a worker that is d times slower than W - 1 others, it is about d (W - 1). Under a bound
+s it is at most (2s + 1)(W - 1). A bound lets workers run ahead while one is slow for a moment. If
+one is always slow, all take its pace. Bound 0 is not synchronous: it applies the gradients of a
+round one by one, with staleness 0, 1, ..., W - 1.
 
-Several servers share the parameters. Each counts its own updates, so a worker may compute on
+Several servers share the parameters. Each counts its own updates. So a worker may compute with
 version 7 of one server's part and version 8 of another's.
 
-Cost a batch: the server's link carries S bytes in and S out for each worker, so W S each way a
-round, where a ring all-reduce sends 2 (W-1)/W S a rank; K servers carry about S/K each. Memory: a
-copy of the weights a worker; weights and optimizer state a server, and one sum if synchronous.
+Bytes: each worker's batch takes S bytes into the server and S out of it. In a round its link
+carries W S each way; in a ring all-reduce a rank sends 2 (W-1)/W S. K servers carry about S/K each.
+Memory: a worker has a copy of the weights. A server has weights and optimizer state, and one sum if
+synchronous.
 Source: Dean et al. 2012, Large scale distributed deep networks (NIPS), section 4.1; Ho et al. 2013,
 More effective distributed ML via a stale synchronous parallel parameter server (NIPS), section 3;
 Li et al. 2014, Scaling distributed machine learning with the parameter server (OSDI), section 3.
@@ -41,8 +42,8 @@ from .server_plan import order, shares
 
 
 class Worker(Work):
-    """Worker's part of the plan. `loss(number)` -> the loss of batch `number`; `shards`: the
-    parameters of each server."""
+    """Worker's part of the plan. `loss`: number of a batch -> its loss; `shards`: the parameters of
+    each server."""
 
     def __init__(self, loss: Callable[[int], Tensor], shards: Sequence[Sequence[nn.Parameter]]):
         self.loss_of, self.shards, self.loss = loss, shards, None
@@ -67,7 +68,7 @@ class Worker(Work):
 
 
 class Update(NamedTuple):
-    """Staleness, in updates, of a worker's gradient when it was applied."""
+    """Staleness, in updates, of a worker's gradient when the server used it."""
 
     worker: int
     batch: int
@@ -86,7 +87,8 @@ class Server(Work):
     ):
         self.parameters, self.optimizer, self.average = parameters, optimizer, average
         self.sum = torch.zeros_like(flat(parameters)) if average > 1 else None
-        self.version, self.read = 0, [0] * workers  # updates made; those that each worker has read
+        # updates made; the version that each worker read last
+        self.version, self.read = 0, [0] * workers
         self.applied: list[Update] = []
 
     def request(self, place, number, tensor):
@@ -111,21 +113,21 @@ class Server(Work):
 
 
 class ParameterServer:
-    """The training of a module by servers; every rank makes one and calls `run`.
+    """Training of a module by servers; every rank makes one and calls `run`.
 
         service = ParameterServer(model, partial(SGD, lr=0.1), requests=100, servers=1, bound=3)
         service.run(lambda number: loss_fn(model(x[number]), y[number]))
 
-    optimizer    parameters -> a torch optimizer, which each server makes over its own
+    optimizer    parameters -> a torch optimizer; each server makes one for its own parameters
     requests     batches of each worker; a number: the same for all
-    servers      the last so many ranks; each keeps whole parameters, about as many bytes as others
+    servers      number of servers, the last ranks; each has whole parameters, about equal bytes
     bound        how many batches a worker may be ahead of the slowest; None: any number
     synchronous  one update a round, by the mean of all workers' gradients
     group        None (torch's default group), a ProcessGroup, or a Group
 
-    Parameters and buffers come from rank 0. After `run` all ranks have the last weights; buffers,
-    such as a batch norm's, stay each rank's own. Without a modelled clock a server takes requests
-    in turns, batch by batch: which comes first by the wall is chance, and would not come again.
+    Parameters and buffers are those of rank 0 at first. After `run` all ranks have the last
+    weights; buffers, such as a batch norm's, are each rank's own. Without a modelled clock a server
+    takes the workers' requests in turn, since their order on the wall clock is chance.
     """
 
     def __init__(
@@ -155,12 +157,12 @@ class ParameterServer:
             )
 
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
-        """Train; `loss` is asked on workers only. Returns the updates of this server, [] on a
+        """Train; `loss` is called on workers only. Return the updates of this server; [] on a
         worker."""
         guard.refuse_no_loss(loss, self)
         for shard in self.shards:
             for parameter in shard:
-                parameter.grad = None  # what another backward left is no part of a batch's gradient
+                parameter.grad = None  # drop what an earlier backward left there
         work = self.server or Worker(loss, self.shards)
         run(self.plan.lanes[self.group.rank, "compute"], self.group, work, {}, {})
         for number, shard in enumerate(self.shards):

@@ -1,24 +1,24 @@
-"""Pipeline parallelism: each rank holds a stage of the model and runs the schedule's actions.
+"""Pipeline parallelism: each rank has a stage of the model and runs the schedule's actions.
 
     F    y = stage(x)                       x comes from the stage before, y goes to the next
     B    dL/dx, and w.grad += dL/dw         dL/dy comes from the next stage, dL/dx goes back
     I W  B in two halves: dL/dx at once, dL/dw later (split_backward.py)
     U    w' = optimizer(w, w.grad)          w.grad is the sum of dL/dw / update_size
 
-Stages are called, and gradients come, as in plain torch: hooks of parameters, masters of mixed
-precision, recompute and optimizers around it need not know. Only a schedule that never drains
-needs several versions of the weights at once (weight_versions.py). The order itself is not here:
-it is data (order/schedules/), lowered to operations (order/plan.py).
+Stages are called, and gradients accumulate, as in plain torch. So hooks of parameters, masters of
+mixed precision, recompute and optimizers work as without a pipeline. Only a schedule that never
+drains needs several versions of the weights at once (weight_versions.py). The order is data
+(order/schedules/), lowered to operations (order/plan.py).
 
-Time of a step: the schedule's makespan. Memory: what the schedule holds, plus AHEAD received
-messages. Each micro-batch sends one activation and one gradient per boundary.
+Time of a step: the schedule's makespan. Memory: the schedule's micro-batches in flight, and AHEAD
+received messages. Each micro-batch sends one activation and one gradient per boundary.
 Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019),
 section 3.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 
@@ -37,25 +37,25 @@ from .split_backward import WeightGradientsLater
 from .tied import TiedWeight
 from .weight_versions import WeightVersions
 
-AHEAD = 4  # receives posted before their turn: messages travel during the work; room for one each
+AHEAD = 4  # receives posted before their turn, each with a buffer: messages travel during compute
 
 
 class Pipeline:
-    """The executor of a schedule on one rank.
+    """Executor of a schedule on one rank.
 
-    stage_module  this rank's stage; a list of modules, in order of stage, where it holds several
+    stage_module  this rank's stage; if it has several, a list of modules in order of stage
     loss_fn       loss_fn(output, target) -> scalar, called on the last stage
     group         None (torch's default group), a ProcessGroup, or a Group: its rank r is the
                   schedule's rank r
-    optimizer     parameters -> torch optimizer, used at U. Without it, U leaves the gradients in
-                  `.grad`, where those of several steps add up, for an optimizer of your own after
-                  `step` (synchronous schedules only)
+    optimizer     parameters -> torch optimizer, used at U. Without it, gradients of several steps
+                  add up in `.grad`, for an optimizer of your own after `step` (synchronous
+                  schedules only)
     context       micro-batch number -> tuple of further arguments of the stage's forward
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
     update        stage -> None, called at U in place of `optimizer`, when the stage's gradients are
-                  whole (synchronous schedules only)
-    whole         called before the first update of a batch, when this rank's gradients are there
-                  and tied weights' are not summed yet
+                  complete (synchronous schedules only)
+    whole         called once a batch, before the first U. This rank's gradients are complete then,
+                  but those of tied weights are not yet summed over their stages
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span
@@ -127,10 +127,10 @@ class Pipeline:
         self.updates_done = after.updates_done if after else 0
 
     def step(self, inputs=None, targets=None, weights=None) -> Tensor | None:
-        """Run one batch; returns its loss where the last stage is, None elsewhere. A batch here is
-        one call. `op.step` is a tuple of actions run together.
+        """Run one batch; return its loss on the rank of the last stage, None elsewhere. A batch
+        here is one call. `op.step` is a tuple of actions run together.
 
-        inputs   on the first stage: a tensor that divides into the micro-batches along dim 0, or a
+        inputs   on the first stage: a tensor that is split into micro-batches along dim 0, or a
                  list of them
         targets  on the last stage: likewise
         weights  on the last stage: what each micro-batch's loss is multiplied by, such as
@@ -174,10 +174,12 @@ class Pipeline:
         else:
             x = self._take("F", stage - 1, micro_batch).requires_grad_()
             given = Entrance.apply(x)
-        with self.later.get((stage, micro_batch), nullcontext()), self._weights(action) as module:
-            y = module(given, *self.context(self._numbered(action).micro_batch))
+        with self.later.get((stage, micro_batch), nullcontext()):
+            y = self._call(action)(given, *self.context(self._numbered(action).micro_batch))
+        self._release(action)
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
+        # The check of weights that W postpones walks the graph: make it in the first batch only.
         guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
         if not is_last:
             self.results_of_this_op[result_key(action)] = y.detach()
@@ -187,12 +189,14 @@ class Pipeline:
         self.graphs[stage, micro_batch] = x, edge
 
     def _backward(self, action: Action) -> None:
+        """Run B or I. Before I, the forward ran under a mode of `self.later`. That makes this
+        backward queue the weights' gradients of Linears and Embeddings, for W."""
         _, stage, micro_batch = action
         x, edge = self.graphs.pop((stage, micro_batch))
         dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss
-        with self._weights(action):  # only the release matters here
-            if edge is not None:
-                torch.autograd.backward(edge, dy)
+        if edge is not None:
+            torch.autograd.backward(edge, dy)
+        self._release(action)
         if stage > 0:
             self.results_of_this_op[result_key(action)] = guard.gradient(action, x)
 
@@ -265,20 +269,22 @@ class Pipeline:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    @contextmanager
-    def _weights(self, action: Action):
-        """Yield the stage with the weight version that the action uses. On exit, release one use of
-        that version."""
-        versions = self.versions.get(action.stage)
-        if versions is None:
-            yield self.calls[action.stage]
-        else:
-            version = self.schedule.version(action) + self.updates_done
-            yield lambda *arguments: versions.call(versions[version], *arguments)
-            versions.release(version)
+    def _call(self, action: Action) -> Callable:
+        """Return the stage as a function, with the weight version that the action uses."""
+        if versions := self.versions.get(action.stage):
+            return partial(versions.call, versions[self._version(action)])
+        return self.calls[action.stage]
+
+    def _release(self, action: Action) -> None:
+        """End one use of the weight version that the action used."""
+        if versions := self.versions.get(action.stage):
+            versions.release(self._version(action))
+
+    def _version(self, action: Action) -> int:
+        return self.schedule.version(action) + self.updates_done
 
     def _copies(self, tied: Mapping[str, Mapping[int, str]]) -> list[TiedWeight]:
-        """Return the tied weights copied on this rank; of a half weight its master learns."""
+        """Return the tied weights that this rank has a copy of; of a half weight, its master."""
         ties = []
         for name, places in tied.items():
             own = {
@@ -302,8 +308,8 @@ class Pipeline:
     # -- names -----------------------------------------------------------------------------------
 
     def holdings(self, *optimizers) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors that this rank holds now, by kind and name. What autograd saved
-        belongs to the graphs and is not listed. `optimizers`: the caller's own."""
+        """Return this rank's tensors now, by kind and name, without those that autograd saved.
+        `optimizers`: the caller's own."""
         of = {stage: f" of stage {stage}" * (len(self.modules) > 1) for stage in self.modules}
         held = owned.named(
             {of[stage]: module for stage, module in self.modules.items()},
@@ -331,7 +337,7 @@ class Pipeline:
         }
 
     def actions(self) -> list[Action]:
-        """Of the next batch on this rank, numbered through the whole run."""
+        """Return this rank's actions of the next batch, numbered through the whole run."""
         return [self._numbered(action) for step in self.order for action in step]
 
     def _span(self, op: Compute):

@@ -1,17 +1,21 @@
-"""The levels of mixed precision by name: a format, and which of the safeguards are there.
+"""The levels of mixed precision by name: a format, and some of the safeguards.
 
-fp32, fp16-operators, fp16, fp16-pure   Apex's O0 to O3, by which names they are found too
-bf16-throughout                         Megatron-LM's: weights and activations in 16 bits, masters
-                                        and sums of gradients in float32
+fp32, fp16-operators, fp16, fp16-pure   Apex's O0 to O3; those names work too
+bf16-throughout                         Megatron-LM's: masters and sums of gradients in float32,
+                                        all else in 16 bits
 """
 
 from typing import NamedTuple
 
 
 class Level(NamedTuple):
-    """`policy`: operators that need range run in float32; else all run in `format`. `rounded`:
-    weights are stored in it; else an operator of the policy casts them as it uses them.
-    `masters`: the optimizer steps float32 copies. `scaling`: the loss is scaled."""
+    """Level of precision; each of its four safeguards may be off.
+
+    policy    operators that need range run in float32; if off, all run in `format`
+    masters   the optimizer steps float32 copies of the weights
+    scaling   the loss is scaled
+    rounded   weights are stored in `format`; if off, the policy casts them in each operator
+    """
 
     name: str
     format: str
@@ -42,5 +46,5 @@ LEVELS = {
     )
 }
 APEX = {"O0": "fp32", "O1": "fp16-operators", "O2": "fp16", "O3": "fp16-pure"}
-# whatever formats the model has
+# the model keeps the formats that it has
 AS_IT_IS = Level("as it is", "float32", policy=False, masters=False, scaling=False)

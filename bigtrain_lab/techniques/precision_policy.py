@@ -1,22 +1,22 @@
-"""An operator policy: which operators may compute in 16 bits, and which must not. Active inside
-`with Policy(dtype):`.
+"""An operator policy: which operators compute in 16 bits, and which in float32.
 
-    LOW      products of matrices: the work, and what fast units do in 16 bits with float32 sums
-             inside
+It is in force inside `with Policy(dtype):`.
+
+    LOW      matrix products, in 16 bits: most of the work; fast units sum them in float32
     FULL     exp, powers, logarithms, norms, losses and long sums, in float32: exp(11.1) and 256^2
              are inf in fp16, and a sum of 1 + 1 + ... stalls at 2,048 (256 in bf16)
-    WIDEST   operators of several tensors that torch itself refuses to mix: all in the widest type
-             among them
-    others   as they are: torch's own promotion makes float16 + float32 a float32
+    WIDEST   operators of several tensors of which torch refuses a mixture: in the widest type
+    others   as torch has them: float16 + float32 is a float32
 
-Never cast: integers and bools (ids 2,049 and up are not exact in fp16; labels index; masks are no
-numbers), float64, and results written in place or to `out=`, whose type their owner chose. Mind
-float masks such as -1e9, no fp16 number: -inf is. A cast is an operator that autograd records, so
-each gradient comes back in the type of what it is the gradient of. The tables hold torch.autocast's
-for CUDA, on every device (its CPU tables differ: there a softmax stays in bf16), and what is as
-delicate: mean, var, exp2, lerp ... A matrix inverse or a solve is in none: it wants float32, as
-under autocast. Cost: 1 to 2 us an operator in Python, and the casts. Source: Micikevicius et al.
-2018 (arXiv:1710.03740), section 3.3.
+Never cast: integers and bools (ids, labels, masks), float64, and results written in place or to
+`out=`. A float mask of -1e9 overflows fp16: use -inf. Autograd records a cast as an operator, so a
+gradient has the type of its tensor.
+
+The tables contain torch.autocast's for CUDA, for every device. (Its CPU tables differ: they leave a
+softmax in bf16.) They add what overflows or stalls alike: mean, var, exp2, lerp ... An inverse or a
+solve is in none of them: give it float32, as under autocast.
+Cost: 1 to 2 us an operator in Python, and the casts.
+Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.3.
 """
 
 from functools import reduce
@@ -111,21 +111,21 @@ class Policy(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def inside(self, func):
-        """Open what torch composes in Python, as multi_head_attention_forward: the policy holds for
-        its parts, and so for what checkpointing computes again in a backward.
+        """Return a Python function of torch, such as multi_head_attention_forward, that runs under
+        the policy. Tensor.backward is one too, for what torch's checkpoint reruns in it.
 
-        It would hand itself to this policy again, for ever, so it is run in a copy that does not
-        ask who overrides it.
+        Called as it is, the function would dispatch to this mode again without end. So run a copy
+        whose has_torch_function is always False.
         """
         if func not in self.opened:
-            silent = {
+            no_dispatch = {
                 name: lambda *_: False
                 for name in func.__globals__
                 if name.startswith("has_torch_function")
             }
             copy = FunctionType(
                 func.__code__,
-                func.__globals__ | silent,
+                func.__globals__ | no_dispatch,
                 func.__name__,
                 func.__defaults__,
                 func.__closure__,
@@ -141,8 +141,8 @@ class Policy(TorchFunctionMode):
 
 
 def cast(value, to: torch.dtype | None):
-    """Cast a floating tensor to that type (None where there is none to cast), and tensors inside
-    lists and tuples; everything else, float64 too, stays as it is."""
+    """Cast a floating tensor, or those in a list or tuple, to that type. Everything else, float64
+    too, stays as it is. `to` is None if there is no floating tensor."""
     if isinstance(value, Tensor):
         own = value.dtype
         return (
@@ -156,8 +156,8 @@ def cast(value, to: torch.dtype | None):
 
 
 def widest(values) -> torch.dtype | None:
-    """Return the type that all floating tensors among the values fit in: float32 for float16 and
-    bfloat16."""
+    """Return the type to which torch promotes all floating tensors among the values: float32 for
+    float16 and bfloat16."""
     tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
     found = [each.dtype for each in tensors if each.is_floating_point()]
     return reduce(torch.promote_types, found) if found else None

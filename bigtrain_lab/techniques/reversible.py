@@ -1,27 +1,31 @@
-"""Reversible layers: the backward computes each block's input from its output, so no block keeps
-anything.
+"""Reversible layers: the backward computes each block's input from its output.
 
-    y1 = x1 + F(x2)     x2 = y2 - G(y1)     two streams of one shape; F and G are any functions:
-    y2 = x2 + G(y1)     x1 = y1 - F(x2)     they are only added, and so can be subtracted
+So no block keeps anything.
 
-    x --block 0-- block 1 -- ... -- block n-1--> y     forward: nothing is kept but y
-    x <----------------------------------------- y     backward: undo a block, record its F and G,
-                                                       take their gradients, go on
+    forward             backward
+    y1 = x1 + F(x2)     x2 = y2 - G(y1)     x1, x2: two streams of one shape. F and G are any
+    y2 = x2 + G(y1)     x1 = y1 - F(x2)     functions: they are added, and so can be subtracted
 
-Activations: the two streams at the end and one block's record, whatever the depth; where F or G
-draws random numbers, the state to draw them again, 5 kB each, which a ledger does not see
-(checkpoint/conditions.py). Time: F and G run twice, as under recompute: with F:B = 1:2 a third
-more. The price is rounding: (x1 + F) - F is not x1 in floating point, and each block passes the
-error on to the one before it (`rounding_by_depth`). In float64 a gradient is right to 1e-12; in
-bfloat16 watch it. The sequence is one node of the graph, and runs backwards inside its own, by
-which weights gather their gradients. So
-    torch.autograd.grad    asks for gradients in another place than .grad, and a backward of a
-                           backward for a graph of this: refused
-    a tensor with a graph  that F or G uses beside its input is reached by each inner backward, and
-                           the first one frees its graph: refused at the second; `checkpoint`, whose
-                           graph is the plain one, has no such limit
-    hooks of a weight      that several functions share run once a use, where one backward runs them
-                           once with the sum
+    x --block 0-- block 1 -- ... -- block n-1--> y     forward: only y is kept
+    x <----------------------------------------- y     backward, block by block: compute its input;
+                                                       run F and G recorded, for their gradients
+
+Activations: the two streams at the end and one block's record, for any depth. And a random state
+of 5 kB for each run of F and G, which a ledger does not count.
+Time: F and G run twice, as under recompute: with F:B = 1:2 a third more.
+Rounding: (x1 + F) - F is not x1 in floating point. Each block passes its error to the one before
+(`rounding_by_depth`). In float64 a gradient is right to 1e-12. In bfloat16 check it.
+
+The sequence is one autograd node. Its backward calls torch.autograd.backward once for each F and G,
+so weights get their .grad directly. Hence:
+
+    torch.autograd.grad     is refused: it wants gradients elsewhere than in .grad
+    create_graph            is refused: this backward leaves no graph
+    a tensor with a graph   that F or G uses beside its input: each inner backward reaches its
+                            graph, and the first frees it. The second is refused. `checkpoint`,
+                            whose graph is the plain one, has no such limit
+    hooks of a weight       that several functions share run once for each, not once for the sum
+
 Sources: Gomez et al. 2017, RevNet (arXiv:1707.04585), section 3; Kitaev et al. 2020, Reformer
 (arXiv:2001.04451), section 3.
 """
@@ -37,8 +41,8 @@ from .guards import checkpoint as guard
 
 
 class ReversibleBlock(nn.Module):
-    """F and G, modules or functions that keep the shape. Alone it is a ReversibleSequence of
-    one."""
+    """Block of F and G, modules or functions that keep the shape. Called alone, it is a
+    ReversibleSequence of one."""
 
     def __init__(self, f: Callable, g: Callable):
         super().__init__()
@@ -48,8 +52,7 @@ class ReversibleBlock(nn.Module):
         return reversible([self], x1, x2)
 
     def couple(self, x1: Tensor, x2: Tensor, call=lambda fn, x: fn(x)) -> tuple[Tensor, Tensor]:
-        """Compute the block as plain operations, which autograd records: every block keeps what it
-        saves."""
+        """Compute the block by plain operations: if autograd records, it keeps what they save."""
         y1 = x1 + call(self.f, x2)
         return y1, x2 + call(self.g, y1)
 
@@ -59,9 +62,10 @@ class ReversibleBlock(nn.Module):
 
 
 class ReversibleSequence(nn.Module):
-    """Blocks one after the other, of which only the last one's output is kept. It runs each block's
-    F and G, and not the block itself: hooks on F and G run (in the forward and again in the
-    backward), hooks on a ReversibleBlock do not.
+    """Blocks one after the other, of which only the last one's output is kept.
+
+    It calls each block's F and G, not the block. Hooks on F and G run in the forward, and again in
+    the backward. Hooks on a ReversibleBlock do not run.
     """
 
     def __init__(self, blocks: Iterable[ReversibleBlock]):
@@ -73,7 +77,7 @@ class ReversibleSequence(nn.Module):
 
 
 def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (y1, y2). Weights gather gradients as the backward runs: call loss.backward() once."""
+    """Return (y1, y2). Call loss.backward(): weights get their .grad while it runs."""
     guard.refuse_streams(x1, x2)
     blocks = list(blocks)
     if not torch.is_grad_enabled() or not learns(
@@ -86,8 +90,8 @@ def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tup
 
 
 class _Reversible(torch.autograd.Function):
-    """All blocks as one node of the graph. `token` has a gradient, so that the node is there even
-    where x has none."""
+    """All blocks as one node of the graph. `token` requires a gradient, so there is a node even if
+    x requires none."""
 
     @staticmethod
     def forward(ctx, blocks, token, *x):  # autograd turns gradients off here
@@ -122,8 +126,8 @@ class _Reversible(torch.autograd.Function):
 def recorded(
     fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what
-    no loss depends on."""
+    """Return (fn(x), dL/dx), and add the gradients of fn's weights to their .grad. A gradient is
+    None if no loss depends on the tensor."""
     x = x.detach().requires_grad_()
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
@@ -146,11 +150,11 @@ def rounding_by_depth(
     x2: Tensor,
     dtypes=(torch.float64, torch.float32, torch.bfloat16),
 ) -> dict[torch.dtype, list[float]]:
-    """Return |x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the
-    end; blocks that draw no random numbers.
+    """Return |x rebuilt - x| / |x| over both streams, after undoing the last 1, 2, ... blocks. The
+    blocks must draw no random numbers.
 
-    Each number format has a copy of the sequence, and compares with its own forward: what is seen
-    is the inverse's error alone.
+    Each number format has a copy of the sequence, and is compared with its own forward. So this is
+    the inverse's error alone.
     """
     return {
         dtype: rounding(deepcopy(sequence).to(dtype), x1.to(dtype), x2.to(dtype))

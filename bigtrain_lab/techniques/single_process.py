@@ -1,16 +1,19 @@
-"""Data parallelism in one process: scatter the batch, copy the weights to every device, gather the
-outputs.
+"""Data parallelism in one process: scatter the batch, copy the weights, gather the outputs.
 
     y = [f(w, x_0), f(w, x_1), ...]        x_i: part i of the batch, on device i, in thread i
 
     forward    scatter x | replicate w | N threads run the parts | gather y on the first device
-    backward   autograd runs the same backwards: gradients of all copies are summed on the first
+    backward   the same steps in reverse: the gradients of all copies are summed on the first device
 
-It needs no process group and no change of the loop, and it is slower than a process a device: the
-weights are copied in every forward, (N-1) S bytes out of the first device, and as many bytes of
-gradients come back after the backward has ended; one interpreter launches the operators of all
-devices; and the first device alone holds the outputs, the loss and the optimizer's state. Source:
-Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 2.2, on torch's DataParallel.
+It needs no process group and no change of the loop. It is slower than one process per device:
+
+    weights         are copied in every forward: (N-1) S bytes leave the first device
+    gradients       come back in the backward, as many bytes
+    operators       of all devices are launched by one interpreter
+    first device    it alone has the outputs, the loss and the optimizer's state
+
+Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 2.2, on torch's
+DataParallel.
 """
 
 from collections.abc import Sequence
@@ -25,15 +28,15 @@ from .guards.single_process import refuse, refuse_outputs
 
 
 class SingleProcessDataParallel(nn.Module):
-    """The module, whose batch is split over the devices along the first dimension.
+    """Module whose batch is split over the devices along the first dimension.
 
         model = SingleProcessDataParallel(model, ["cuda:0", "cuda:1"])
         loss_fn(model(x), y).backward()         # the gradients are those of the whole batch
 
-    devices    one a part; a device may stand there several times, such as ["cpu", "cpu"]
+    devices    one for each part; a device may be listed several times, such as ["cpu", "cpu"]
 
-    Inputs are tensors with as many rows, or anything else, which every part gets as it is. The
-    output is one tensor. Buffers that a forward changes stay changed on the first device only.
+    Inputs that are tensors are split, and must have equally many rows. Others go to every part. The
+    output is one tensor. Changes of buffers in a forward are kept on the first device only.
     Parameters are those of `module`, on the first device.
     """
 
@@ -42,7 +45,8 @@ class SingleProcessDataParallel(nn.Module):
         self.devices = [torch.device(device) for device in devices]
         refuse(self.devices)
         self.module = module.to(self.devices[0])
-        # a thread swaps weights into a shape of its own; kept from state_dict and parameters()
+        # Each thread needs a module of its own to put weights in: on meta, without values. In a
+        # tuple it is no submodule, so not in state_dict() and parameters().
         self._shapes = [(deepcopy(module).to("meta"),) for _ in self.devices]
 
     def forward(self, *inputs) -> Tensor:
@@ -62,7 +66,7 @@ class SingleProcessDataParallel(nn.Module):
         return torch.cat([output.to(self.devices[0]) for output in outputs])
 
     def scatter(self, inputs: tuple) -> list[tuple]:
-        """Split the inputs by part; fewer parts than devices where the batch has fewer rows."""
+        """Split the inputs into parts, at most one for each row of the batch."""
         rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.dim()}
         refuse(self.devices, rows)
         count = max(1, min(len(self.devices), *rows))
@@ -75,11 +79,13 @@ class SingleProcessDataParallel(nn.Module):
         return list(zip(*map(split, inputs)))
 
     def replicate(self, number: int) -> dict[str, Tensor]:
-        """Copy the weights and buffers to a part's device. The copy of a weight is an operation of
-        the graph, so its backward adds the gradient to the module's own."""
+        """Copy the weights and buffers to a part's device. Autograd records the copy of a weight:
+        its backward adds the gradient to the module's own."""
         device, module = self.devices[number], self.module
         weights = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        copies = {id(weight): weight.to(device) for weight in weights.values()}  # ties stay ties
+        copies = {
+            id(weight): weight.to(device) for weight in weights.values()
+        }  # tied weights stay tied
         copies |= {id(each): each.to(device, copy=number > 0) for each in buffers.values()}
         return {name: copies[id(each)] for name, each in (weights | buffers).items()}

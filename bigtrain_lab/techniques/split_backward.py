@@ -1,13 +1,13 @@
-"""Split backward: what the stage before waits for now (I), what only the optimizer needs later (W).
+"""Split backward: first the input's gradient (I), later the weights' (W).
 
     y = x w^T + b     I   dL/dx = dL/dy w                               and (x, dL/dy) into a queue
                       W   dL/dw = dL/dy^T x,   dL/db = sum of dL/dy     from the queue
 
-Half of a linear layer's backward is W, and nobody but the update needs it: zero-bubble schedules
-run it in the bubbles. I frees the graph with all that it saved; the queue keeps x and dL/dy of each
-Linear and Embedding. Parameters that reach the loss in another way (layer norms, a position table)
-get their gradients in I. W ends in autograd's own accumulation, once a weight, so that hooks run as
-in a whole backward.
+The stage before waits for I. Only the update needs W, half of a linear layer's backward, so
+zero-bubble schedules run it in the bubbles. I frees the graph with all that it saved. The queue
+keeps x and dL/dy of each Linear and Embedding. Other parameters (layer norms, a position table) get
+their gradients in I. W ends in autograd's own accumulation, once a weight, so hooks run as in a
+whole backward.
 Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241), section 2.
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-TOGETHER = 8  # gradients held at once: a call of autograd takes as long as a product
+TOGETHER = 8  # weights per call of autograd, which costs about one product
 
 
 class Left(NamedTuple):
-    """Product that I leaves for W: dL/dweight = gradient(*of), of = (dL/dy, x)."""
+    """Product that I leaves to W: dL/dweight = gradient(*of), where `of` is (dL/dy, x)."""
 
     weight: Tensor
     gradient: Callable[..., Tensor]
@@ -31,13 +31,13 @@ class Left(NamedTuple):
 
 
 class WeightGradientsLater(TorchFunctionMode):
-    """Mode of a forward: its Linears and Embeddings leave their weights' gradients in `queue`. The
-    backward of that forward fills it, `run()` adds dL/dw to each weight's `.grad`."""
+    """Mode of a forward whose backward is I: it puts products of Linears and Embeddings into
+    `queue`. `run()` is W: it adds dL/dw to each weight's `.grad`."""
 
     def __init__(self):
         super().__init__()
         self.queue: list[Left] = []
-        self.postponed: list[Tensor] = []  # the weights that the forward met
+        self.postponed: list[Tensor] = []  # weights that the forward used
         self.anchor = torch.empty(0, requires_grad=True)  # autograd records a node where x has none
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
@@ -47,8 +47,8 @@ class WeightGradientsLater(TorchFunctionMode):
         return function(*arguments, **keywords)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what the queue keeps alive, numbered as W will take them; ids are the stage's own
-        input, which lives anyway."""
+        """Return the queue's tensors, numbered in W's order. Ids are left out: they are the stage's
+        own input."""
         return {
             f"{what} {number}": tensor
             for number, left in enumerate(self.queue)
@@ -57,8 +57,8 @@ class WeightGradientsLater(TorchFunctionMode):
         }
 
     def run(self) -> None:
-        """Run W: the products that I left out, a few weights at a time. Weights that were computed
-        from parameters, as a cast is, go all together: two may come from one parameter."""
+        """Run W, the products that I left, a few weights at a time. Weights that are computed from
+        parameters, such as casts, go all together, since two may come from one parameter."""
         self.postponed.clear()
         terms: dict[Tensor, list[Left]] = {}
         while self.queue:
@@ -74,7 +74,7 @@ class WeightGradientsLater(TorchFunctionMode):
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd sees no weight here. A policy or autocast may compute y in fewer bits than x has."""
+    """Linear whose weight is no input of the node. A policy may compute y in fewer bits than x."""
 
     @staticmethod
     def forward(ctx, anchor, x, unseen):

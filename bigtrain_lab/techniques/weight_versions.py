@@ -1,11 +1,12 @@
-"""Weight stashing: a stage's weights as numbered values, each kept while a computation needs it.
+"""Weight stashing: a stage's weights as numbered versions, each kept while a computation needs it.
 
-    version v = the weights after v updates;   newest = v of the last update;   y = stage(w_v, x)
-    dL/dw_v is added to the module's own parameter, whichever version it was taken at
+    version v     the weights after v updates; the newest is that of the last update
+    forward       y = stage(w_v, x)
+    gradient      dL/dw_v is added to the module's own parameter, whatever v is
 
-An update that finds the newest version still in use leaves it alone and makes a new value beside
-it; otherwise it writes in place. Without stashing it always writes in place, and a backward then
-meets other weights than its forward did.
+If the newest version is in use, an update copies it and writes to the copy. Otherwise it writes in
+place. Without stashing it always writes in place, so a backward may find newer weights than its
+forward.
 Memory: as many copies as versions in use, p - s on stage s of PipeDream.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
@@ -22,7 +23,7 @@ class AtVersion(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parameter, value):
-        return value.data  # autograd will not notice a write in place: so it is without stashing
+        return value.data  # autograd does not notice a write in place, which happens unstashed
 
     @staticmethod
     def backward(ctx, gradient):
@@ -30,18 +31,18 @@ class AtVersion(torch.autograd.Function):
 
 
 class WeightVersions:
-    """The versions of one stage's weights. The module's parameters are always the newest."""
+    """Versions of one stage's weights. The module's parameters are always the newest."""
 
     def __init__(self, module: nn.Module, stashing: bool = True, run: Callable | None = None):
-        """`run`: what `call` runs with a version's weights in the module; without it the module
-        itself."""
+        """Begin with version 0, the module's weights. `run`: what `call` runs with a version's
+        weights in the module, such as recompute of it; None: the module."""
         self.module, self.run, self.stashing, self.newest = module, run or module, stashing, 0
         self.held: dict[int, dict[str, Tensor]] = {}
-        self.uses: Counter = Counter()  # version -> computations to come that need it
+        self.uses: Counter = Counter()  # version -> number of later computations that need it
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the newest version from the module: its owner may have replaced parameters."""
+        """Take the newest version from the module, whose parameters may have been replaced."""
         self.parameters = dict(self.module.named_parameters())
         self.held[self.newest] = values(self.parameters)
         names = {parameter: name for name, parameter in self.parameters.items()}
@@ -60,8 +61,9 @@ class WeightVersions:
         }
 
     def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
-        """Compute the stage's output as a function of its weights: torch.func.functional_call,
-        whose search of the module (a tenth of a small stage's forward) is done once a step."""
+        """Compute the stage's output as a function of its weights, as torch.func.functional_call.
+        That searches the module in each call, a tenth of a small stage's forward; this once a
+        step."""
         try:
             for place, key, name in self.places:
                 place[key] = weights[name]
@@ -74,7 +76,7 @@ class WeightVersions:
         return self.stashing and self.uses[version] > 0
 
     def release(self, version: int) -> None:
-        """End one use of the version; one that is neither needed nor the newest is dropped."""
+        """End one use of the version. Free it if it has no other and is not the newest."""
         self.uses[version] -= 1
         if version != self.newest and not self.in_use(version):
             self.held.pop(version, None)

@@ -1,6 +1,11 @@
-"""Recompute, in the order to read: `again` is the idea and checkpoint(fn), `chain` carries out a
-plan of many layers, `inside` recomputes a part of a module only. `conditions` says what a rerun
-depends on beside its arguments, `weigh` what layers weigh for a plan to choose by."""
+"""Recompute, in the order to read.
+
+again        the idea, and checkpoint(fn)
+chain        a plan for many layers
+inside       recompute of a part of a module
+conditions   what a rerun depends on beside its arguments
+weigh        bytes and work of each layer, for a plan to choose by
+"""
 
 from .again import checkpoint, checkpoint_by_function
 from .chain import checkpoint_sequential, recomputed

@@ -1,10 +1,10 @@
 """Recompute: throw activations away in the forward; run the forward again when its backward comes.
 
     plain        x o###o###o###o###o loss      each layer's record is kept until its backward
-    checkpoint   x *---o---o---o---o loss      of all layers only the input is kept
-                   *###o###o###o###o <--       they run again, recorded, and then backwards
-    every-2      x *---o---o###o###o loss      of each segment the input is kept. The last segment
-                   *###o###o <--               is recorded at once, each other in its backward
+    checkpoint   x *---o---o---o---o loss      the first layer's input alone is kept
+                   *###o###o###o###o <--       the backward runs all layers again, recorded
+    every-2      x *---o---o###o###o loss      each segment's input is kept, the last one's record
+                   *###o###o <--               the backward runs the first segment again, recorded
 
     ---  a layer that runs     ###  and is recorded     *  a state that is kept     o  that is not
 
@@ -14,18 +14,19 @@ A layer that runs twice costs a second forward: with F:B = 1:2 a third more work
 when to run what again, is a plan (order/recompute/plan.py). Sources: Griewank and Walther 2000,
 Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
 
-The idea in ten lines is `checkpoint_by_function`: a node whose forward records nothing, and whose
-backward records and ends that record. But autograd sees such a node alone: `torch.autograd.grad`
-finds no weights, inputs without a gradient leave it out of the graph, and hooks of a weight that
-two nodes share run twice. So `checkpoint` leaves the graph as it is and replaces what it saves:
+The idea in ten lines is `checkpoint_by_function`, one node of the graph. Its forward records
+nothing; its backward runs the function again, recorded, and then that record's backward. But the
+graph has no other trace of the function. `torch.autograd.grad` finds no weights in it. Inputs
+without a gradient leave the node out. Hooks of a weight that two nodes share run twice.
+So `checkpoint` leaves the graph as it is and replaces what it saves:
 
     first run    autograd saves t0, t1, t2, ...     and is given empty slots in their place
-    backward     it asks for the first slot         the function runs again: what is saved first,
-                                                    second, third fills slots 0, 1, 2
+    backward     autograd asks for a slot           the function runs again; the tensors that it
+                                                    saves fill slots 0, 1, 2, ... in that order
 
 Everything that works on a plain graph works: several outputs, torch.autograd.grad, hooks, a
-backward of a backward, a checkpoint inside another. Where the graph is retained, filled slots
-stay filled until it goes.
+backward of a backward, nested checkpoints. With retain_graph, filled slots live as long as the
+graph.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +95,8 @@ def checkpoint(fn, /, *args, **kwargs):
 
 
 def own(kept):
-    """An argument as it was: a tensor cut from its graph, with a gradient where it had one."""
+    """Return an argument as it was. A tensor is cut from its graph, and has a gradient again if it
+    had one."""
     if not isinstance(kept, SavedTensor):
         return kept
     tensor = kept.unpack()
@@ -102,15 +104,16 @@ def own(kept):
 
 
 def keep(tensor: Tensor) -> SavedTensor:
-    """Hold a tensor as autograd holds what it saves, so that whoever counts saved tensors counts it
-    and a change in place is found. torch has no public name for that."""
+    """Save a tensor as autograd does: meters of saved tensors count it, and a later change in place
+    is an error. torch has no public name for that."""
     return _make_saved_tensor(tensor, is_output=False)
 
 
 class Record:
-    """What autograd saves in one call of a function: a slot each. The record keeps weak references
-    to its slots. Each slot holds `fill`, which holds the record. The slots die with the graph.
-    `lock`: in a backward each device has a thread."""
+    """Slots, one for each tensor that autograd saves in one call of a function.
+
+    A slot refers to `fill`, and that to the record. The record refers to its slots weakly, so they
+    die with the graph. `lock`: in a backward each device has a thread."""
 
     def __init__(self, name: str, lock):
         self.name, self.lock, self.begun = name, lock, False  # begun: the first call is under way
@@ -120,7 +123,8 @@ class Record:
 
     @contextmanager
     def slots(self, fill: Callable[[], None], inputs: Iterable[Tensor]) -> Iterator[None]:
-        """The context of the first call, on these inputs; `fill()` will call `self.fill`."""
+        """Give autograd slots in the first call, on these inputs. A slot that is asked for calls
+        fill(), which calls `self.fill`."""
         known, begin, outside = {id(root(x)) for x in inputs}, _get_sequence_nr(), {}
 
         def slot(tensor: Tensor) -> Slot:
@@ -129,7 +133,7 @@ class Record:
             if not made_by_fn and id(of) not in known:
                 outside[id(of)] = ref(of)
                 weight = of if isinstance(of, nn.Parameter) else None
-            made = Slot(fill, self.lock, looks(tensor), weight)
+            made = Slot(fill, self.lock, signature(tensor), weight)
             self.given.append(ref(made))
             return made
 
@@ -143,8 +147,8 @@ class Record:
         self.outside = [(each, there._version) for each in tensors if (there := each()) is not None]
 
     def fill(self, call: Callable, whole: bool = False):
-        """Rerun call() and fill the slots still alive. Stop at the last one. If `whole`, run to the
-        end and return the result."""
+        """Rerun call() and fill the slots that still exist. Stop at the last one, or, if `whole`,
+        run to the end and return the result."""
         guard.refuse_moved(
             [(there, n) for each, n in self.outside if (there := each()) is not None], self.name
         )
@@ -157,7 +161,7 @@ class Record:
             tensor = tensor.detach()
             if len(saved) <= last:
                 if slot := slots[len(saved)]:
-                    guard.refuse_other(self.name, len(saved), slot, looks(tensor), root(tensor))
+                    guard.refuse_other(self.name, len(saved), slot, signature(tensor), root(tensor))
                 saved.append((tensor, tensor._version))
                 if len(saved) > last and not whole:
                     raise _Enough
@@ -186,12 +190,13 @@ class Record:
 
 
 class Slot:
-    """What autograd holds in place of a saved tensor."""
+    """Stand-in for a saved tensor in autograd's graph."""
 
-    __slots__ = ("fill", "lock", "looks", "weight", "kept", "__weakref__")
+    __slots__ = ("fill", "lock", "signature", "weight", "kept", "__weakref__")
 
-    def __init__(self, fill: Callable[[], None], lock, looks: tuple, weight: Tensor | None):
-        self.fill, self.lock, self.looks, self.weight, self.kept = fill, lock, looks, weight, None
+    def __init__(self, fill: Callable[[], None], lock, signature: tuple, weight: Tensor | None):
+        self.fill, self.lock, self.kept = fill, lock, None
+        self.signature, self.weight = signature, weight
 
     def tensor(self) -> Tensor:
         with self.lock:
@@ -201,19 +206,19 @@ class Slot:
 
 
 class _Enough(BaseException):
-    """The end of a run whose last wanted tensor is there. No Exception, so that no `except
-    Exception` in the function stops it."""
+    """End of a rerun, once the last slot is filled. It is no Exception, so no `except Exception` in
+    the function stops it."""
 
 
 def same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def looks(tensor: Tensor) -> tuple:
-    """What a rerun can be held to without keeping the tensor."""
+def signature(tensor: Tensor) -> tuple:
+    """Return what a rerun's tensor is compared with, since the first one is not kept."""
     return tensor.shape, tensor.dtype, tensor.device
 
 
 def root(tensor: Tensor) -> Tensor:
-    """The tensor whose memory this one is a view of."""
+    """Return the tensor that this one is a view of, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base

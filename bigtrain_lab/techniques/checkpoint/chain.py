@@ -1,20 +1,28 @@
-"""A chain of layers under a recompute plan, which is carried out as it is written.
+"""Recompute of a chain of layers, by a plan.
 
-                 forward     backward                          of three layers
+The plan "every k layers" takes one `checkpoint` for each segment:
+
+    for i in range(0, len(layers), k):
+        x = checkpoint(nn.Sequential(*layers[i : i + k]), x)
+
+Only each segment's input is kept. But this runs the last segment twice for nothing, and within a
+rerun nothing is recomputed again. A plan in general (order/recompute/plan.py) is a list of
+operations, which `checkpoint_sequential` carries out one by one. Of three layers:
+
+                 forward     backward
     keep-all     0F 1F 2F    2B 1B 0B
-    keep-none    0A 1A 2F    2B 0A 1F 1B 0F 0B                 x_0 alone is kept: 0A makes x_1 anew
-    every-2      0A 1A 2F    2B 0F 1F 1B 0B                    layers 0 and 1 are recorded together
+    keep-none    0A 1A 2F    2B 0A 1F 1B 0F 0B      x_0 alone is kept: 0A computes x_1 again
+    every-2      0A 1A 2F    2B 0F 1F 1B 0B         layers 0 and 1 are recorded together
 
-    A   in the forward, a graph with empty slots; in the backward, no graph
-    F   saved tensors are kept
-    B   the backward
+    A   in the forward, record with empty slots (again.py); in the backward, record nothing
+    F   record with saved tensors
+    B   the backward of a layer
 
-The graph stays the plain one: a record's slots (again.py) stand for what each layer saves. When
-autograd reaches the node that made x_{i+1}, a prehook runs all operations up to B(i). Then layer
-i's backward runs. The plan (order/recompute/plan.py) says after each operation which states stay
-kept. Those, and filled slots, are held as autograd holds what it saves. Whoever counts saved
-tensors counts exactly them, and the peak is the plan's own. Source: Griewank and Walther 2000,
-Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
+The graph stays the plain one. Before autograd runs the node that made x_{i+1}, a prehook carries
+out all operations up to B(i). After each operation the plan names the states x_i to keep. They are
+saved as autograd saves tensors, so a meter of saved tensors reads the plan's own peak.
+Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016
+(arXiv:1604.06174), algorithm 1.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,14 +53,15 @@ def checkpoint_sequential(
     """Run layers[-1](... layers[0](x)), and again in the backward as the plan says. A state is a
     tensor or a tuple of tensors.
 
-    plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or
+    plan           a name ("sqrt", "every-2", "optimal"), a Recompute, actions in order, or
                    operations
-    budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed
-                   (`weigh`) in each call: in a training loop make the operations once, by plan_of,
-                   and pass them
+    budget_bytes   the most bytes of saved tensors: the plan is chosen by it, or must keep to it.
+                   Each call then weighs the layers (`weigh`). For a training loop make operations
+                   once, by plan_of
     span(action)   a context manager around each operation, such as Rank.span. The span of a B is
                    entered in one autograd hook and left in another. It must not change grad mode
-    Impossible for a plan that cannot be carried out, and a layer that changes its input in place or
+
+    Impossible: a plan that cannot be carried out; a layer that changes its input in place or
     returns no tensor.
     """
     guard.refuse_layers(layers)
@@ -72,18 +81,18 @@ def checkpoint_sequential(
 
 
 class _Walk:
-    """A plan as it is carried out, operation by operation.
+    """Executor of a plan, operation by operation.
 
-        forward     each layer once, in order      A  what it saves becomes slots
-                                                   F  autograd saves as always
-        backward    when dL/dx_{i+1} comes, all operations up to B(i)
-                                                   A  advance from a kept state, nothing recorded
-                                                   F  advance that fills layer i's slots
-                                                   B  autograd's own backward of layer i
+        forward     each layer once, in order         A  what autograd saves becomes slots
+                                                      F  autograd saves as always
+        backward    before dL/dx_{i+1} is used, all operations up to B(i)
+                                                      A  layer i without a record
+                                                      F  layer i again; its slots are filled
+                                                      B  autograd's own backward of layer i
 
-    After each operation the states x_i that the plan does not name are let go of. Not carried out,
-    since nobody asks: passes of layers below the first one that has a gradient. The graph holds the
-    walk, by slots and hooks; the walk holds nothing of the graph.
+    After each operation only the states x_i that the plan names are kept. Layers below the first
+    one with a gradient have no backward, so the plan ends there. Slots and hooks of the graph refer
+    to the walk. It does not refer back, so both die together.
     """
 
     def __init__(
@@ -97,16 +106,17 @@ class _Walk:
         self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
         self.lock = RLock()
         self.records = [Record(f"Layer {i}", self.lock) for i in range(len(layers))]
-        # number -> state: those that the plan keeps; the one that this operation or the next reads
-        self.kept, self.hand = {}, {}
+        # {i: x_i}: states that the plan keeps; the state that this operation or the next one reads
+        self.kept, self.current = {}, {}
         # of each layer's first pass; whether each of its inputs has a gradient
         self.conditions, self.needs_grad = [], []
-        self.backward = None  # the B that is under way: how to leave its span, and what stays after
+        # of the B that is running: a function that leaves its span, and the states to keep after it
+        self.backward = None
 
     def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # a node of its own, where the backward of layer 0 ends
+        # x_0 gets a node of this graph: a hook before it ends the backward of layer 0
         x = tuple([t.view_as(t) if t.requires_grad else t for t in x])
-        self._announce(0, x)
+        self._hook_gradient(0, x)
         for op in self.ops[: self.forward_ops]:
             with self.span(op.action):
                 x = self._first(op, x)
@@ -114,35 +124,35 @@ class _Walk:
         return x
 
     def _first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (kind, layer, _), stays = op
-        self._settle(layer, x, stays)
-        self.hand = {layer: x}
+        (kind, layer, _), to_keep = op
+        self._keep_input(layer, x, to_keep)
+        self.current = {layer: x}
         self.conditions.append(Conditions(x, self.layers[layer], f"layer {layer}"))
         self.needs_grad.append([t.requires_grad for t in x])
         record = self.records[layer].slots(partial(self._fill, layer), x)
         with record if kind == "A" else nullcontext():
             y = self._run(layer, x)
-        self.hand = {}
+        self.current = {}
         self.conditions[layer].ran()
-        self._announce(layer + 1, y)
-        if layer + 1 in stays:
+        self._hook_gradient(layer + 1, y)
+        if layer + 1 in to_keep:
             self.kept[layer + 1] = [keep(t.detach()) for t in y]
         return y
 
     def _again(self, op: Op) -> None:
-        (kind, layer, _), stays = op
-        # An output that nobody reads is not made: the rerun stops at the last slot.
-        x, read = self.hand.pop(layer, None), is_read(self.ops, self.at - 1)
+        (kind, layer, _), to_keep = op
+        # If no later operation reads the output, the rerun stops at the last slot.
+        x, read = self.current.pop(layer, None), is_read(self.ops, self.at - 1)
         x = x or tuple([each.unpack() for each in self.kept[layer]])
-        self._settle(layer, x, stays)
+        self._keep_input(layer, x, to_keep)
         with self.conditions[layer].restored():
             if kind == "F":
                 y = self._record(layer, x, read)
             else:
                 y = torch.no_grad()(self._run)(layer, x)
-        self.hand = {layer + 1: tuple([t.detach() for t in y])} if read else {}
-        if layer + 1 in stays:
-            self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
+        self.current = {layer + 1: tuple([t.detach() for t in y])} if read else {}
+        if layer + 1 in to_keep:
+            self.kept[layer + 1] = [keep(t) for t in self.current[layer + 1]]
 
     def _record(self, layer: int, x: tuple[Tensor, ...], whole: bool):
         x = tuple([t.detach().requires_grad_(g) for t, g in zip(x, self.needs_grad[layer])])
@@ -155,36 +165,38 @@ class _Walk:
         self.bare[layer + 1] = isinstance(result, Tensor)
         return tensors_of(result, f"Layer {layer} returned")
 
-    def _settle(self, layer: int, x: tuple[Tensor, ...], stays: tuple[int, ...]) -> None:
-        """Keep x_layer where it stays, and let go of the others before the layer needs room."""
-        if layer in stays and layer not in self.kept:
+    def _keep_input(self, layer: int, x: tuple[Tensor, ...], to_keep: tuple[int, ...]) -> None:
+        """Keep x_layer if the plan says so. Free the other states before the layer runs."""
+        if layer in to_keep and layer not in self.kept:
             self.kept[layer] = [keep(t.detach()) for t in x]
-        self._let_go([i for i in stays if i != layer + 1])
+        self._free_all_but([i for i in to_keep if i != layer + 1])
 
-    def _let_go(self, stays: Sequence[int]) -> None:
-        self.kept = {i: state for i, state in self.kept.items() if i in stays}
+    def _free_all_but(self, to_keep: Sequence[int]) -> None:
+        self.kept = {i: state for i, state in self.kept.items() if i in to_keep}
 
-    def _announce(self, i: int, x: tuple[Tensor, ...]) -> None:
-        """Have autograd tell when dL/dx_i is there: before the node that made x_i runs."""
+    def _hook_gradient(self, i: int, x: tuple[Tensor, ...]) -> None:
+        """Begin B(i-1) when dL/dx_i is complete: before autograd runs the node that made x_i."""
         for node in {t.grad_fn for t in x} - {None}:
-            node.register_prehook(lambda _: self._to(self.begins[i - 1] if i else len(self.ops)))
+            node.register_prehook(
+                lambda _: self._advance_to(self.begins[i - 1] if i else len(self.ops))
+            )
 
     def _fill(self, layer: int) -> None:
-        """Fill the slots of a layer, of which an empty one was asked for."""
-        if self.at < self.forward_ops:  # its own forward asks for gradients
+        """Fill the slots of a layer; autograd has asked for an empty one."""
+        if self.at < self.forward_ops:  # the layer's own forward calls torch.autograd.grad
             with self.conditions[layer].restored():
-                self._record(layer, self.hand[layer], False)
+                self._record(layer, self.current[layer], False)
         else:
-            self._to(self.begins[layer])
+            self._advance_to(self.begins[layer])
 
-    def _to(self, goal: int) -> None:
-        """Carry out all operations up to this one; if it is a backward, it begins."""
+    def _advance_to(self, goal: int) -> None:
+        """Carry out all operations up to number `goal`. If it is a B, its span begins."""
         with self.lock:
             while self.at <= min(goal, len(self.ops) - 1):
                 op, self.at = self.ops[self.at], self.at + 1
                 self._end_backward()
                 if op.action.kind == "B":
-                    self.hand, self.backward = {}, (entered(self.span(op.action)), op.keep)
+                    self.current, self.backward = {}, (entered(self.span(op.action)), op.keep)
                     at_the_end(self._end_backward)
                 else:
                     with self.span(op.action):
@@ -194,22 +206,23 @@ class _Walk:
 
     def _end_backward(self) -> None:
         if self.backward:
-            (leave, stays), self.backward = self.backward, None
-            self._let_go(stays)
+            (leave, to_keep), self.backward = self.backward, None
+            self._free_all_but(to_keep)
             leave()
 
 
 def at_the_end(callback: Callable) -> None:
-    """Have autograd call it when the backward that is under way ends; torch has no public name for
+    """Have autograd call it at the end of the running backward. torch has no public name for
     that."""
     if torch._C._current_graph_task_id() != -1:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def entered(context) -> Callable[[], None]:
-    """Enter a context between two of autograd's nodes, to be left between two others by what is
-    returned. Autograd sets the hooks on saved tensors anew for each node: those that the context
-    sets, as a meter's does, are laid aside until they are to be taken off.
+    """Enter a context in one of autograd's hooks. Return a function that leaves it in a later one.
+
+    Autograd sets the hooks on saved tensors anew for each node. So those of the context, such as a
+    meter's, are popped here, and pushed again before it is left.
     """
     before, aside = top_hooks(), []
     context.__enter__()
@@ -233,10 +246,11 @@ def top_hooks() -> tuple[Callable, Callable] | None:
 
 
 def recomputed(plan) -> Callable:
-    """Make (stage, x, *context) -> the stage's output, run again in the backward by the plan: a
-    name, or a Recompute. A stage is a chain whose forward is nn.Sequential's, or whose class says
-    so: its `chained_layers` are called one after the other, each with the context too. Any other
-    stage is one layer."""
+    """Return a function: (stage, x, *context) -> the stage's output, recomputed by the plan, a name
+    or a Recompute.
+
+    A stage is a chain if its forward is nn.Sequential's, or if its class has `chained_layers`. They
+    are called one after the other, each with the context too. Any other stage is one layer."""
     plan = named(plan) if isinstance(plan, str) else plan
 
     def forward(stage, x, *context):
@@ -260,9 +274,10 @@ def recomputed(plan) -> Callable:
 
 
 def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
-    """Layers that are the whole of the stage's forward, in order; None where nobody says so. A
-    forward that is more derived than `chained_layers`, or the instance's own, does something else;
-    torch's name for one that `stage.compile()` made is private.
+    """Return the layers whose chain is the stage's forward; None where nothing says so.
+
+    A forward does something else if it is more derived than `chained_layers`, or the instance's
+    own. torch's name for a forward that `stage.compile()` made is private.
     """
     if {"forward", "_compiled_call_impl"} & vars(stage).keys():
         return None

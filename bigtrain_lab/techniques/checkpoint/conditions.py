@@ -1,19 +1,20 @@
 """What a function's result depends on beside its arguments: noted once, set again for each rerun.
 
-    random state      of the CPU and of each device of a tensor among the arguments. After the rerun
-                      it is where it was before, so later numbers are those of plain training
+    random state      of the CPU, and of each device of a tensor among the arguments. After the
+                      rerun the state of before is set again: later numbers are plain training's
     autocast          of each type of device: on or off, its number format, its cache
-    function modes    torch's TorchFunctionModes, such as a precision policy or a default device
-    modules           the weights and buffers of each module that the function reaches: a forward in
-                      torch.func.functional_call, or on another version of the weights
-                      (weight_versions.py), has others than its backward finds
-    closures          what a variable of the function held: Python looks it up anew in each call
-    changes in place  of weights and of tensors in a closure. They cannot be undone, so a rerun
-                      after one is refused: its gradient would be that of neither point
+    function modes    torch's TorchFunctionModes, such as a precision policy or a default device.
+                      MixedPrecision.backward sets its policy itself, for torch's own checkpoint
+    modules           the weights and buffers of each module that the function reaches. A backward
+                      may find others than a forward in torch.func.functional_call had, or one on
+                      another version of the weights (weight_versions.py)
+    closures          the values of the function's free variables; Python reads them in each call
+    changes in place  of weights and of tensors in a closure. They cannot be undone. A rerun after
+                      one is refused, since its gradient would be that of neither point
 
-Not noted: generators of one's own (seed them anew in each call), globals, and state that the
-function changes, such as batch norm's running averages, which a rerun moves a second time.
-Cost: 5 kB a random state, which torch makes without an operator, so that a ledger does not see it.
+Not noted: your own generators (seed them in each call), globals, and state that the function
+changes. A rerun moves batch norm's running averages a second time.
+Cost: 5 kB a random state. torch makes it without an operator, so a ledger does not count it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +33,7 @@ KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast
 
 
 class Conditions:
-    """The conditions under which `fn` runs now, on these tensors."""
+    """Conditions under which `fn` runs now, on these tensors."""
 
     def __init__(self, tensors: Iterable[Tensor], fn: Callable | None = None, name: str = ""):
         self.name, self.moved = name, {}
@@ -63,13 +64,13 @@ class Conditions:
                 self._note(child, counts)
 
     def ran(self) -> None:
-        """Note how often each weight, and each tensor in a closure, has been changed in place."""
+        """Note each weight's, and each closure tensor's, number of changes in place."""
         with suppress(RuntimeError):  # those made in inference mode have no count
             self.moved = {each: each._version for each in self.weights}
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, all is as it was noted; after it, as it was before."""
+        """Set what was noted, for the time of a rerun; then set again what was there before."""
         guard.refuse_moved(self.moved.items(), self.name)
         before = random_states(self.random)
         with ExitStack() as stack:
@@ -87,7 +88,7 @@ class Conditions:
                 for kind, (dtype, cache) in self.autocast.items():
                     stack.enter_context(torch.autocast(kind, dtype, True, cache))
             if self.modes != (present := _get_current_function_mode_stack()):
-                for mode in reversed(present):  # torch has no public name for setting them aside
+                for mode in reversed(present):  # torch has no public name for this
                     _pop_mode()
                     stack.callback(_push_mode, mode)
                 for mode in self.modes:
@@ -99,8 +100,8 @@ class Conditions:
 
 
 def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tensor | CellType]:
-    """The modules and tensors that a function, method or partial is made of, and the cells of its
-    closure that hold one."""
+    """Yield the modules and tensors that a function, method or partial refers to, and the closure
+    cells that contain one."""
     if isinstance(fn, nn.Module | Tensor):
         yield fn
         return
@@ -122,8 +123,8 @@ def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tens
 
 
 def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
-    """Whether a backward may find a gradient. Functions that are no modules may hold weights that
-    nobody sees."""
+    """Tell whether a backward may find a gradient. A function that is no module may use weights
+    that cannot be found."""
     return any(t.requires_grad for t in tensors) or any(
         not isinstance(fn, nn.Module) or any(w.requires_grad for w in fn.parameters()) for fn in fns
     )
@@ -145,8 +146,8 @@ def set_random_states(states: dict[torch.device, Tensor]) -> None:
 
 
 def autocast() -> dict[str, tuple[torch.dtype, bool]]:
-    """Of each kind of device on which autocast is on: the number format, and whether casts are
-    cached."""
+    """Return the number format, and whether casts are cached, of each kind of device on which
+    autocast is on."""
     return {
         kind: (torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
         for kind in KINDS

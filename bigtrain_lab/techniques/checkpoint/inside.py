@@ -1,13 +1,14 @@
-"""Selective recompute: of a module, only the part that weighs much and costs little is run again.
+"""Selective recompute: run again only that part of a module which saves much and costs little.
 
-    attention    q, k, v  --core-->  mixed           core(q, k, v) = dropout(softmax(q k^T /
-                                                     sqrt(K))) v
-                 kept                kept            inside core: B H S^2 numbers, two to three
-                                                     times, for 4 B S^2 D flops
+    core(q, k, v) = dropout(softmax(q k^T / sqrt(D / H))) v
 
-A model needs no change for it but that the part is a method. Bytes of a layer in half precision: s
-b h (34 + 5 a s / h) without, 34 s b h with; in the backward one layer's square at a time. Source:
-Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
+    q, k, v and the result    kept
+    inside the core           run again: B H S^2 numbers, two to three times, for 4 B S^2 D FLOPs
+
+B: batch, S: sequence, H: heads, D: width. The part must be a method; the model does not change.
+Bytes of a transformer layer in half precision: B S D (34 + 5 H S / D) without, 34 B S D with. In
+the backward one layer's core is there at a time.
+Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +21,18 @@ from .again import checkpoint
 
 
 def selective(module: nn.Module, part: str = "core") -> Callable:
-    """`module` as a function in which the method `part` of each of its submodules that has one is
-    checkpointed.
+    """Return a function that calls `module` with the method `part` checkpointed, in each submodule
+    that has one.
 
-    The module itself stays as it is for everyone else who calls it.
+    Other callers of the module see no change.
     """
     (run,) = selective_layers([module], part)
     return run
 
 
 def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Callable]:
-    """The same for a chain of layers; one that has no such part stays as it is, and one of them
-    must have it."""
+    """Do so for each layer of a chain. A layer without the part stays as it is; at least one must
+    have it."""
     owners = [owners_of(layer, part) for layer in layers]
     refuse(
         (

@@ -1,13 +1,13 @@
-"""What the layers of a chain weigh, for a plan to choose by: each layer is recorded once, alone,
-and what autograd saves is counted.
+"""Bytes and work of each layer of a chain, for a plan to choose by.
 
-    states       bytes of x_0 .. x_n                saved     bytes of distinct storages that the
-                                                              record holds, less its states,
-    forwards     operations multiplied and added              the layer's own weights and all other
-                 weights (matmuls and convolutions); 1 each where a chain has none
+Each layer runs once, recorded alone, and the bytes that autograd saves are counted.
 
-Cost: one forward of every layer, with one record alive at a time. Random numbers and gradients are
-left as they were; state that a layer changes, such as running averages, moves once.
+    states      bytes of x_0 .. x_n
+    saved       bytes of distinct storages in the layer's record, less states, weights and buffers
+    forwards    multiply-adds of matmuls and convolutions; 1 each in a chain without any
+
+Cost: one forward of every layer, with one record alive at a time. Random states and gradients stay
+as they were. State that a layer changes, such as running averages, moves once.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ from .conditions import Conditions
 
 
 def weigh(layers: Sequence[Callable], x) -> Chain:
-    """The Chain of these layers for this input, a tensor or a tuple of tensors; a backward is taken
-    to cost two forwards."""
+    """Return the Chain of these layers for this input, a tensor or a tuple of tensors. A backward
+    counts as two forwards."""
     states, saved, forwards, saves_input, saves_output = [storages(x)], [], [], [], []
     with Conditions(tensors_in(x)).restored(), torch.enable_grad():
         for number, layer in enumerate(layers):
-            result, record, worked = recorded(layer, x if not number else started(x))
+            result, record, worked = recorded(layer, x if not number else as_leaves(x))
             x = result
             states.append(storages(x))
             for flags, state in ((saves_input, states[-2]), (saves_output, states[-1])):
@@ -50,7 +50,7 @@ def weigh(layers: Sequence[Callable], x) -> Chain:
 
 
 def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
-    """(output, {address: bytes} of what autograd saves of it, operations)."""
+    """Run a layer; return its output, {address: bytes} that autograd saves, and multiply-adds."""
     inputs, record = storages(x), {}
     own = storages((*layer.parameters(), *layer.buffers())) if isinstance(layer, nn.Module) else {}
 
@@ -69,11 +69,11 @@ def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
     return result, record, counter.get_total_flops() // 2
 
 
-def started(x):
-    """The state cut from the graph that made it, with gradients to record."""
+def as_leaves(x):
+    """Cut the state from the graph that made it, so that the next record begins there."""
     if isinstance(x, Tensor):
         return x.detach().requires_grad_(x.is_floating_point())
-    return tuple(map(started, x))
+    return tuple(map(as_leaves, x))
 
 
 def tensors_in(x) -> tuple[Tensor, ...]:
@@ -81,8 +81,8 @@ def tensors_in(x) -> tuple[Tensor, ...]:
 
 
 def storages(x) -> dict[int, int]:
-    """{address: bytes} of the distinct storages that a state lies in. The address is that of
-    torch's record of a storage, which a meta tensor's has too."""
+    """Return {address: bytes} of a state's distinct storages. The address is that of torch's
+    StorageImpl, which a meta tensor has too."""
     sizes = ((t.untyped_storage()._cdata, t.untyped_storage().nbytes()) for t in tensors_in(x))
     return {address: size for address, size in sizes if size}
 

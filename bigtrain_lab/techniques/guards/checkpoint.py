@@ -134,10 +134,10 @@ def refuse_moved(noted: Iterable[tuple[Tensor, int]], name: str) -> None:
 
 def refuse_other(name: str, number: int, slot, now: tuple, of: Tensor) -> None:
     """`of`: whose memory the tensor is that the rerun saves."""
-    if slot.looks != now:
+    if slot.signature != now:
         raise Impossible(
             f"{name} did not do the same when it ran again: tensor {number} that "
-            f"autograd saves was {described(slot.looks)}, and is now {described(now)}. {AGAIN}"
+            f"autograd saves was {described(slot.signature)}, and is now {described(now)}. {AGAIN}"
         )
     weight = slot.weight
     if weight is None:  # none, or one of torch.func.functional_call's
@@ -164,15 +164,14 @@ def refuse_fewer(name: str, saved: int, wanted: int, before: int) -> None:
 def refuse_written(name: str, tensor: Tensor, version: int) -> None:
     """A tensor that fn saves and then changes: autograd's own check is off where hooks pack."""
     if tensor._version != version:
-        looks = tensor.shape, tensor.dtype, tensor.device
         raise Impossible(
-            f"{name} changed a {described(looks)} in place which its backward needs: "
-            "write the result to a new tensor."
+            f"{name} changed a {described((tensor.shape, tensor.dtype, tensor.device))} in place "
+            "which its backward needs: write the result to a new tensor."
         )
 
 
-def described(looks: tuple) -> str:
-    shape, dtype, device = looks
+def described(signature: tuple) -> str:
+    shape, dtype, device = signature
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
 
 

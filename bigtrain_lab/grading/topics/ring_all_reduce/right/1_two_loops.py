@@ -3,8 +3,8 @@ import torch
 
 @torch.no_grad()
 def answer(tensor, group):
-    """Replace a flat tensor on every rank by the sum over the ranks; returns it. Between
-    processes N divides the length, since a site's messages have one shape."""
+    """Replace a flat tensor on every rank by the sum over the ranks; return it. Between processes
+    N must divide its length: messages from one place in the program have one shape."""
     rank, size = group.rank, group.size
     after, before = (rank + 1) % size, (rank - 1) % size
     chunks = tensor.tensor_split(size)
