@@ -53,6 +53,7 @@ PICTURES = {  # name -> experiment and settings
             "layouts": ("layouts", {}),
             "combined": ("combined", {}),
             "compile": ("compile", {}),
+            "plan": ("plan", {}),
         }.items()
     },
 }

@@ -31,7 +31,6 @@ REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw
 PAUSE_S = 0.1
 LEAST_SHARE = 0.05  # of a run, from which the time left is told
 BUSY = 4  # pause at least so many times as long as the reading took
-PREDICTING = "predicting these settings"
 FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
 
 
@@ -131,7 +130,6 @@ class Panel(widgets.VBox):
     def _on_waiting(self) -> None:
         """The prediction takes long: what is shown is that of other settings."""
         self._enable()
-        self.player.note = PREDICTING
         self.add_class("btl-waiting")
 
     def _on_prediction(self, tried: Prediction | str, offer: dict) -> None:

@@ -83,7 +83,7 @@ class Rivals(Rows):
             )
         title = {
             "modelled": "The last row ran; the others are predicted.",
-            "measured": "All predicted: what the wall clock measured is on the timeline.",
+            "measured": "All predicted; the measured run is on the timeline.",
         }
         if trace.clock == "modelled":
             rows.append(table.Rival("this run, modelled", True, trace))

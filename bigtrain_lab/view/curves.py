@@ -10,7 +10,7 @@ from ..core.words import number
 from ..order.rates import ACCURACY
 from .words import axis_unit
 
-LEAST, HIGH = 300, 310  # of a chart, in pixels
+LEAST, HIGH = 300, 286  # of a chart, in pixels
 LEFT, TOP, BOTTOM = 64, 26, 24
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 

@@ -124,10 +124,10 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         rival.trace and rival.trace.step_time * (rival.trace.steps if whole else 1)
         for rival in given
     ]
-    times = sorted(filter(None, takes)) or [0]
-    if earlier := any(rival.stale for rival in given):
-        left = sum(rival.stale for rival in given)
-        title = f"{left} of {len(given)} are being predicted; until then, grey, what they were."
+    large = [bool(limit and held and held.bytes > limit) for held in fullest]
+    fits = [spent for spent, over in zip(takes, large) if spent and not over]
+    if stale := sum(rival.stale for rival in given):
+        title = f"Grey: {stale} of {len(given)} are still to be predicted."
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
     body = "".join(
@@ -137,15 +137,18 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
             spent,
             held,
             several,
-            (None if earlier else times[0], times[-1] or 1, most, limit),
+            over,
+            (
+                min(fits, default=None) if not stale else None,
+                max(filter(None, takes), default=0) or 1,
+                most,
+                limit,
+            ),
         )
-        for at, (rival, spent, held) in enumerate(zip(given, takes, fullest))
+        for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
     kinds = {kind for held in fullest if held for kind in held.held}
-    key = [
-        *(f'<i class="btl-{name}"></i>{name}' for name in (LOOKS if several else ("compute",))),
-        *(f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds),
-    ]
+    key = [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
     sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
     heads = (
         f"{sorts('time', 'time of the run' if whole else 'time a step')}<th></th>"
@@ -169,7 +172,13 @@ def fullest_rank(trace: Trace) -> Peak | None:
 
 
 def rival_row(
-    at: int, rival: Rival, spent: float | None, held: Peak | None, several: bool, scale: tuple
+    at: int,
+    rival: Rival,
+    spent: float | None,
+    held: Peak | None,
+    several: bool,
+    over: bool,
+    scale: tuple,
 ) -> str:
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
@@ -187,10 +196,10 @@ def rival_row(
         for kind, colour in palette.MEMORY.items()
         if held and kind in held.held
     ]
-    over = bool(limit and total > limit)
     name += " \u00b7 fastest" * (spent == least < longest)
-    memory = f"<td>{size(total)}{' over the limit' * over}</td>"
-    memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
+    line = f' style="--limit:{100 * limit / most:.2f}%"' if limit and limit <= most else ""
+    memory = f"<td>{f'over {size(limit)}: ' if over else ''}{size(total)}</td>"
+    memory += f'<td class="btl-shares"><p{line}>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (
         '<td data-do="run" tabindex="0" role="button"'
@@ -261,11 +270,11 @@ def told_changes(changes: list[str]) -> str:
 
 
 def why(sentences: list[str], of: str = "") -> str:
-    """What is said of the whole comes first and bold, then the ranks. `of`: the clock that they
-    are of, where another one is shown."""
+    """What is said of the whole comes first, and its first sentence is bold; then the ranks. `of`:
+    the clock that they are of, where another one is shown."""
     told = [
-        f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
-        for s in report.whole_first(sentences)
+        f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
+        for at, s in enumerate(report.whole_first(sentences))
     ]
     head = f'<p class="btl-soft">Of what is {escape(of)}:</p>' * bool(of)
     return f'<div class="btl-why">{head}{"".join(told)}</div>' if told else ""

@@ -139,7 +139,7 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
         expect(shown.now).to_contain_text(f"rank {trace.ranks - 1} failed.")
         assert shown.pixels("97, 0, w - 97, h")[194, 65, 12] > 20  # the cross
     assert (68, 119, 170) not in shown.pixels("w * 0.6, 200, w * 0.3, 10")  # of rank 1: its weights
-    assert not (  # a thick line at the base of rank 0's memory
+    assert not (  # a grey line at the base of rank 0's memory
         shown.pixels("w * 0.2, 161, w * 0.2, 1").keys()
         & shown.pixels("w * 0.6, 161, w * 0.2, 1").keys()
     )
@@ -147,7 +147,7 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
     for part, y, told in (
         (0.1, 54, "until F0 at 0.3 slots, which needs F0 from rank 0"),
         (0.3, 115, "rank 0 at 0.6 slots: 200 bytes"),
-        (0.7, 115, "read only at the ends of actions here"),
+        (0.7, 115, "what rises inside them is not drawn here"),
         (0.3, 180, "rank 1 at 0.6 slots: 100 bytes"),
         (0.7, 180, "rank 1 at 1.4 slots: 0 bytes"),
     ):

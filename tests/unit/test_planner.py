@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from bigtrain_lab import Schedule, simulate
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
@@ -13,9 +14,8 @@ from bigtrain_lab.core.peak import readings
 from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig, theory
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.planner import End, Facts, Plan, Search, Way
+from bigtrain_lab.view import table
 
 SIZES = {"layers": 4, "width": 128, "heads": 16, "sequence": 64, "vocabulary": 512}
 ROOM = {"hardware": "a100-nvlink", "memory_mb": 80_000}
@@ -147,9 +147,8 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     """The winner's regret is 1, and no contender's is less; what would be faster does not fit."""
     lab = LAB.replace(memory_mb=7)
     name, seconds = lab.best
-    chosen, traces = lab.replace(**lab.contenders[name]), {}
-    for rival, settings in lab.rivals().items():
-        traces[rival] = lab.replace(**settings).predict()
+    chosen = lab.replace(**lab.contenders[name])
+    traces = {rival: lab.replace(**how).predict() for rival, how in lab.rivals().items()}
     assert chosen.regret(chosen.predict()) == 1
     assert min(lab.regret(traces[each]) for each in lab.contenders) == 1
     assert lab.regret(traces["mine"]) > 1.05
@@ -157,9 +156,12 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     assert large == f"{lab.search.larger.plan}, too large"
     most = max(read.bytes for rank in range(4) for read in readings(traces[large], rank))
     assert most > 7e6 > max(each.bytes for each in lab.search.fitting)
+    drawn = table.rivals([table.Rival(each, trace=of) for each, of in traces.items()], 7 * 10**6)
+    assert f"{name} · fastest<" in drawn and "over 7 MB: " in drawn
     said = " ".join(lab.explain(traces["mine"]))
-    assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said
-    assert f"{len(lab.search.fitting)} fit 7 MB" in said
+    assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said and (
+        f"{len(lab.search.fitting)} fit 7 MB" in said
+    )
 
 
 def test_the_command_names_the_fastest_plan(capsys):

@@ -296,17 +296,18 @@ class Ledger:
     def _declared(self) -> list[tuple[Storage, str, str]]:
         """(storage, kind, name), each storage once, by the first kind that has it."""
         found = {}
-        for kind, name, tensor in held(self.holdings()):
-            for part in owned.plain(tensor):
-                storage = part.untyped_storage()
-                known = self._seen.known.get(storage._cdata)
-                if known is None and self._seen.counts(storage):
-                    known = self._seen.record(storage, part, name or kind)
-                    known.declared, known.bytes = kind, storage.nbytes()
-                    self._seen.total += known.bytes * (kind not in APART)
-                    self._balance.change(known, (kind, known.bytes), self.looked)
-                if known is not None:
-                    found.setdefault(known, (known, kind, name))
+        with torch._C.DisableTorchFunction():  # no mode of precision is asked at each question
+            for kind, name, tensor in held(self.holdings()):
+                for part in owned.plain(tensor):
+                    storage = part.untyped_storage()
+                    known = self._seen.known.get(storage._cdata)
+                    if known is None and self._seen.counts(storage):
+                        known = self._seen.record(storage, part, name or kind)
+                        known.declared, known.bytes = kind, storage.nbytes()
+                        self._seen.total += known.bytes * (kind not in APART)
+                        self._balance.change(known, (kind, known.bytes), self.looked)
+                    if known is not None:
+                        found.setdefault(known, (known, kind, name))
         return list(found.values())
 
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:

@@ -195,7 +195,7 @@ def order_of(key):
 
 
 def hover(trace: Trace, span, start: int, wait: Waited | None) -> str:
-    """The lines that name a box: times, version, and what it waited for."""
+    """The lines that name a box: times, version, and until when its lane was free."""
 
     def time(ticks):
         return duration(trace.units(ticks), trace.unit)
@@ -209,9 +209,9 @@ def hover(trace: Trace, span, start: int, wait: Waited | None) -> str:
     if wait:
         message = wait.message
         lines.append(
-            f"waited {time(wait.ticks)}"
+            f"its lane was free for {time(wait.ticks)} before it"
             + (
-                f" for {message.name} from rank {message.src}, {size(message.bytes)}"
+                f", until {message.name} came from rank {message.src}, {size(message.bytes)}"
                 if message
                 else ""
             )

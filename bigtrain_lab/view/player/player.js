@@ -190,7 +190,8 @@ function render({ model, el }) {
   function tellNow() {
     data.time = v.t / v.scene.ticks; data.playing = playing; data.lens = v.lens;
     data.from = v.from / v.scene.ticks; data.to = v.to / v.scene.ticks;
-    d.time.textContent = `${digits(v.t * v.scene.factor)} of ${clockTime(v.scene, v.scene.end)}`;
+    const { step_ends: { length: steps }, end, factor } = v.scene;
+    d.time.textContent = `${digits(v.t * factor)} of ${clockTime(v.scene, end)}${steps > 1 ? `, ${steps} steps` : ""}`;
     d.scrub.setAttribute("aria-valuetext", clockTime(v.scene, v.t));
     d.now.textContent = nowText(v);
     d.canvas.setAttribute("aria-label", `${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}. ${d.now.textContent}`);
@@ -332,7 +333,8 @@ function render({ model, el }) {
     else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "mend") setTimeout(() => {  // the setting to change, where a hand is in this panel
       const panel = d.root.closest(".btl-panel");
-      if (panel?.contains(document.activeElement)) panel.querySelector(".btl-pane .btl-wrong :is(.noUi-handle, select, input)")?.focus();
+      const wrong = panel?.contains(document.activeElement) && panel.querySelector(".btl-pane .btl-wrong :is(.noUi-handle, select, input)");
+      if (wrong) { wrong.focus({ preventScroll: true }); wrong.scrollIntoView({ block: "nearest" }); }  // and the sentence over the picture stays in sight
     }, 100);
     else if (what === "copy") Promise.resolve(navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => say("copied"), () => say("this browser does not let a page copy: mark the text"));
     else if (v.scene && what === "play" && !still.matches && v.listed === null) { act.seek(0); setPlaying(true); }

@@ -399,7 +399,7 @@ function paintMemory(c, v, look) {
     });
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
-    c.fillStyle = theme.ink;
+    c.fillStyle = theme.soft;
     for (const [start, end] of scene.unread[rank]) c.fillRect(xOf(v, start), Math.round(y(rank, 0)) - 1, xOf(v, end) - xOf(v, start), 3);
     if (onScale) {
       const h = Math.round(y(rank, limit)) + 0.5;
@@ -425,7 +425,7 @@ function paintMemory(c, v, look) {
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; thick line: read only at the ends of actions" : "";
+  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
   const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}; \u25cb the peak, \u25c2 \u25b8 beyond this view`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
@@ -587,7 +587,7 @@ function tell(v, u) {
     const kinds = look.memory.map(([kind], k) => [kind, level[k + 1] || 0]).filter(([, b]) => b).reverse();
     const unread = scene.unread[u.memory].some(([start, end]) => start <= u.t && u.t < end);
     return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`),
-      ...(unread ? ["read only at the ends of actions here"] : [])];
+      ...(unread ? ["at the ends of actions alone: what rises inside them is not drawn here"] : [])];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
   return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
