@@ -3,16 +3,16 @@
     all-reduce = reduce-scatter + all-gather        so the same bytes travel, and between the two
                                                     each rank has 1/t of the tokens
 
-    x_S/t -> norm --gather_sequence--> [ column ... row ] --scatter_sum--> dropout, + x_S/t
+    x_{S/t} -> norm --gather_sequence--> [ column ... row ] --scatter_sum--> dropout, + x_{S/t}
 
 A norm sees one token at a time, and needs no communication. Its weights are the same on all ranks,
 and each rank finds the gradient of its own tokens: `sum_duplicates` adds those up once an update.
 
 Matrices that share an input gather its tokens once in the forward, and once in the backward:
 
-    forward    x_S/t --gather--> x_S --> Q, K, V            autograd would save x_S; it saves x_S/t
-    backward   x_S/t --gather--> x_S;  dW_Q = dQ^T x_S, ... at the first product that asks
-               dx_S = dQ W_Q + dK W_K + dV W_V --scatter_sum--> dx_S/t
+    forward    x_{S/t} --gather--> x_S --> Q, K, V      autograd would save x_S; it saves x_{S/t}
+    backward   x_{S/t} --gather--> x_S;  dW_Q = dQ^T x_S, ... at the first product that asks
+               dx_S = dQ W_Q + dK W_K + dV W_V --scatter_sum--> dx_{S/t}
 
 Autograd saves tensors through hooks, and asks the innermost ones alone. So those of `SharedGather`
 wrap one product, replace x_S, and hand all else to the hooks around them: a checkpoint, a ledger.
@@ -47,12 +47,12 @@ OF_TOKENS = WeakIdKeyDictionary()  # the parameters that see this rank's tokens 
 
 
 def gather_sequence(x: Tensor, group=None, name: str = "gather") -> Tensor:
-    """All tokens, of which each rank has a part; the sum of the ranks' gradients is scattered."""
+    """Join the ranks' tokens. The backward scatters the sum of the ranks' gradients."""
     return crossing(x, group, name, tokens_gathered, tokens_summed)
 
 
 def scatter_sum(x: Tensor, group=None, name: str = "scatter") -> Tensor:
-    """This rank's tokens of the sum of the ranks' x; the gradients of all tokens are gathered."""
+    """Return this rank's tokens of the sum of the ranks' x. The backward joins the gradients."""
     return crossing(x, group, name, tokens_summed, tokens_gathered)
 
 
@@ -66,7 +66,7 @@ def tokens_summed(x: Tensor, group: Group, name: str) -> Tensor:
 
 
 def own_tokens(group: Group, module: nn.Module, given, output: Tensor) -> Tensor:
-    """A hook: of what a module makes the same on all ranks, this rank's tokens."""
+    """Cut a module's output, which is the same on all ranks, to this rank's tokens: a hook."""
     return own_part(output, group, "its tokens", SEQUENCE)
 
 
@@ -92,33 +92,37 @@ def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of dupl
 
 
 class SharedGather:
-    """The last input of a model's column-parallel matrices: this rank's `own` tokens, and the
-    `whole` that was gathered of all. Its `product` is that of the layers."""
+    """The last input of a model's column-parallel matrices: this rank's `local` tokens, and the
+    `whole` that was gathered of all. Layers that share the input share it, by `product`. `key`:
+    what must be as it was for the gathered tokens to be used again."""
 
     def __init__(self):
         self.forget()
 
     def forget(self, _=None) -> None:
-        self.of, self.own, self.whole, self.like, self.again = (lambda: None), None, None, (), None
+        self.of, self.local, self.whole, self.key, self.again = (lambda: None), None, None, (), None
 
     def product(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, name: str
     ) -> Tensor:
-        """x W^T + b for the tokens of all ranks, of which x has this rank's."""
-        like = weight.dtype, torch.is_grad_enabled(), x.is_inference() or x._version
-        if self.of() is not x or self.like != like:
-            own = in_format(x, weight)
-            self.of, self.own, self.like = ref(x, self.forget), own.detach(), like
-            self.whole = gather_sequence(own, group, name)
+        """Compute x W^T + b for the tokens of all ranks, of which x has this rank's."""
+        key = weight.dtype, torch.is_grad_enabled(), x.is_inference() or x._version
+        if self.of() is not x or self.key != key:
+            local = in_format(x, weight)
+            self.of, self.local, self.key = ref(x, self.forget), local.detach(), key
+            self.whole = gather_sequence(local, group, name)
             self.again = Again(partial(tokens_gathered, group=group, name=f"{name}: once more"))
-        places, again = {address(self.whole): self.own}, self.again
+        places, again = {address(self.whole): self.local}, self.again
 
         def pack(tensor: Tensor):
-            if (own := places.get(address(tensor))) is None:
+            if (local := places.get(address(tensor))) is None:
                 return kept_beyond(tensor).unpack
             again.products += 1
-            own, look = kept_beyond(own), (tensor.shape, tensor.stride(), tensor.storage_offset())
-            return lambda: again.take(own.unpack()).as_strided(*look)
+            local, view = (
+                kept_beyond(local),
+                (tensor.shape, tensor.stride(), tensor.storage_offset()),
+            )
+            return lambda: again.take(local.unpack()).as_strided(*view)
 
         with saved_tensors_hooks(pack, lambda unpack: unpack()):
             y = F.linear(self.whole, weight, bias)
@@ -127,7 +131,7 @@ class SharedGather:
 
 
 class Again:
-    """The gather of a backward, for so many `products`."""
+    """The gather of a backward, once for so many `products`; the last one drops it."""
 
     def __init__(self, gather):
         self.gather, self.whole, self.products, self.left = gather, None, 0, 0
@@ -142,13 +146,13 @@ class Again:
 
 
 def address(tensor: Tensor) -> int:
-    """Of torch's record of a storage, which a meta tensor has too."""
+    """Return the address of torch's record of a storage, which a meta tensor has too."""
     return tensor.untyped_storage()._cdata
 
 
 def kept_beyond(tensor: Tensor):
-    """A handle with .unpack(), as the hooks around the innermost ones keep the tensor. Torch has no
-    public way to ask them."""
+    """Save the tensor by the saved-tensor hooks outside ours; return a handle with .unpack(). Torch
+    has no public way to ask them."""
     innermost = top_hooks()
     torch._C._autograd._pop_saved_tensors_default_hooks()
     try:

@@ -58,8 +58,8 @@ __all__ = ["Cut", "cut_of", "load_whole_state_dict", "sliced", "sum_duplicates",
 def sliced(
     module: nn.Module, plan: Mapping[str, str], group=None, sequence: bool = False
 ) -> nn.Module:
-    """The module, with the submodules that the plan names cut in place; every rank calls it, with
-    the same values. `sequence`: what is not cut by the plan is cut along the sequence.
+    """Cut the submodules that the plan names, in place, and return the module; every rank calls it,
+    with the same values. `sequence`: what is not cut by the plan is cut along the sequence.
 
     Impossible, on every rank, where the plan or the sizes do not fit, or the ranks' differ.
     """
@@ -98,7 +98,7 @@ def sliced(
 def layer_of(
     whole: nn.Module, way: str, path: str, group: Group, gather: SharedGather | None, kv_heads: int
 ) -> nn.Module:
-    """A sliced layer of the whole one's sizes, without values; with `gather` its input or its
+    """Make a sliced layer of the whole one's sizes, without values; with `gather` its input or its
     result is cut along the sequence."""
     kind = RowParallelLinear if way.endswith("row") else ColumnParallelLinear
     if way == "kv heads" and kv_heads < group.size:
@@ -127,7 +127,7 @@ def layer_of(
 
 @torch.no_grad()
 def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> nn.Parameter:
-    """This rank's part of a parameter; the same one for the same whole."""
+    """Return this rank's part of a parameter; the same one for the same whole."""
     if whole not in made:
         own = whole
         if cut:
@@ -137,14 +137,14 @@ def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> n
 
 
 def cuts(module: nn.Module) -> dict[str, Cut]:
-    """Of each parameter that is cut, by all of its names."""
+    """Return how each parameter is cut that is, by all of its names."""
     named = module.named_parameters(remove_duplicate=False)
     return {name: cut for name, parameter in named if (cut := cut_of(parameter))}
 
 
 def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:
-    """The state of the model that was sliced, by its names and in its shapes, on every rank: it
-    loads at any degree."""
+    """Return the state of the model that was sliced, by its names and in its shapes, on every rank:
+    it loads at any degree."""
     cut = cuts(module)
     return {
         name: whole_of(own, cut.get(name), group, name) for name, own in module.state_dict().items()
@@ -153,7 +153,7 @@ def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def whole_of(own: Tensor, cut: Cut | None, group=None, name: str = "") -> Tensor:
-    """What a rank's part was cut from; every rank calls it. A duplicate is whole."""
+    """Return what a rank's part was cut from; every rank calls it. A duplicate is whole."""
     if cut is None:
         return own
     parts = [torch.empty_like(own) for _ in range(Group.of(group).size)]

@@ -37,27 +37,27 @@ from .weight_shapes import Cut
 
 
 def copy_to_slices(x: Tensor, group=None, name: str = "copy") -> Tensor:
-    """x, which all ranks have; in the backward its gradient is the sum of the ranks'."""
+    """Return x, which all ranks have. In the backward its gradient is the sum of the ranks'."""
     return crossing(x, group, name, same, summed)
 
 
 def sum_of_slices(x: Tensor, group=None, name: str = "sum") -> Tensor:
-    """The sum of the ranks' x, on each; in the backward the gradient goes to all as it is."""
+    """Return the sum of the ranks' x. In the backward the gradient goes to all as it is."""
     return crossing(x, group, name, summed, same)
 
 
 def gather_slices(x: Tensor, group=None, name: str = "gather", dim: int = -1) -> Tensor:
-    """The ranks' x one after the other; a gradient, the same on all ranks, is cut likewise."""
+    """Join the ranks' x. In the backward each takes its part of the gradient, which all have."""
     return crossing(x, group, name, partial(gathered, dim=dim), partial(own_part, dim=dim))
 
 
 def split_to_slices(x: Tensor, group=None, name: str = "split", dim: int = -1) -> Tensor:
-    """This rank's part of x, which all ranks have; the parts of its gradient are gathered."""
+    """Return this rank's part of x, which all ranks have. The backward joins the gradients."""
     return crossing(x, group, name, partial(own_part, dim=dim), partial(gathered, dim=dim))
 
 
 def crossing(x: Tensor, group, name: str, there: Callable, back: Callable) -> Tensor:
-    """there(x, group, name) in the forward, back(gradient, group, name) in the backward."""
+    """Call there(x, group, name) in the forward, back(gradient, group, name) in the backward."""
     group = Group.of(group)
     if group.size == 1:
         return x
@@ -104,7 +104,7 @@ class ColumnParallelLinear(nn.Module):
 
     x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t,
     in_features), since torch keeps W transposed. `drawn` draws the values from `seed`.
-    `product` is f(x) W_r^T; the result goes through `leave`: gather_slices makes it whole.
+    `product` computes f(x) W_r^T + b_r. Its result goes through `leave`: gather_slices joins all.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class ColumnParallelLinear(nn.Module):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, name: str) -> Tensor:
-    """f(x) W^T + b."""
+    """Compute f(x) W^T + b."""
     return F.linear(copy_to_slices(in_format(x, weight), group, name), weight, bias)
 
 
 def in_format(x: Tensor, weight: Tensor) -> Tensor:
-    """x, cast to the format of half weights: half the bytes travel."""
+    """Cast x to the format of half weights: half the bytes travel."""
     return x.to(weight.dtype) if weight.itemsize == 2 else x
 
 
@@ -202,7 +202,7 @@ class SharedHeadsLinear(nn.Module):
         return self.product(x, self.own("weight"), bias, self.group, self.name)
 
     def own(self, field: str) -> Tensor:
-        """The rows of this rank's head."""
+        """Return the rows of this rank's head."""
         whole, head = getattr(self, field), self.group.rank * self.heads // self.group.size
         whole = self.share(whole, self.group, f"{self.name}.{field}") if self.share else whole
         return Cut(0, 2).part(whole, head, self.heads)
@@ -238,7 +238,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def own_ids(ids: Tensor, rows: int, group: Group) -> tuple[Tensor, Tensor]:
-    """(places in this rank's rows, any where the id is another rank's; whether it is ours)."""
+    """Return the ids' places in this rank's rows, and whether each is there; else any place."""
     own = ids - group.rank * rows
     mine = (own >= 0) & (own < rows)
     return own.clamp_(0, rows - 1), mine
@@ -254,8 +254,8 @@ def vocab_parallel_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """torch's cross_entropy, the mean over the targets that count, of logits of which each rank has
-    the next V/t columns: (..., V/t) and (...).
+    """Compute torch's cross_entropy, the mean over the targets that count, of logits of which each
+    rank has the next V/t columns: (..., V/t) and (...).
 
         loss = log sum_v exp(z_v - m) - (z_target - m),   m = max_v z_v
 
@@ -318,7 +318,7 @@ ROWS = 64  # of a block that one generator draws
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How a parameter is cut; None of a duplicate, which is equal on all ranks, or of one rank."""
+    """Return how a parameter is cut; None of a duplicate, equal on all ranks, or of one rank."""
     return getattr(parameter, "cut", None)
 
 
@@ -331,7 +331,7 @@ def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
 def drawn(
     shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable, seed: int, name: str
 ) -> nn.Parameter:
-    """This rank's part of a parameter whose first values do not depend on the number of ranks.
+    """Draw this rank's part of a parameter whose first values do not depend on the number of ranks.
 
     Each ROWS rows of the whole have a generator of their own, seeded by (seed, name, number of the
     block). A rank draws the blocks that its part touches and keeps its part of each: no rank has
