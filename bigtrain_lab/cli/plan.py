@@ -1,12 +1,18 @@
-"""`bigtrain plan`: the fastest plan for a model on these devices, in a sentence, a table and a
-command."""
+"""`bigtrain plan`: the fastest plan for a model on these devices, in a sentence, a table and, where
+asked, the settings that say it to another library."""
 
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ..core import Hardware
+from ..core import Hardware, Impossible
 from ..core.words import counted, duration, size
+
+if TYPE_CHECKING:
+    from ..planner import Plan
+
+MEGATRON = {2: "optim_grads", 3: "optim_grads_params"}  # its sharding strategy, by stage of ZeRO
 
 
 def plan(
@@ -23,9 +29,12 @@ def plan(
     precision: Annotated[str, Parameter(help="none or bf16")] = "bf16",
     optimizer: Annotated[str, Parameter(help="the update's rule")] = "adam",
     show: Annotated[int, Parameter(help="how many plans to list")] = 5,
+    settings_for: Annotated[
+        Literal["megatron", "torchtitan", "deepspeed"] | None,
+        Parameter(help="print the fastest plan as settings of this library"),
+    ] = None,
 ) -> int:
     """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO."""
-    from ..core import Impossible
     from ..experiments.plan import gpt_job
     from ..models import GPTConfig
     from ..planner import Search
@@ -55,4 +64,66 @@ def plan(
         for each in found[:show]
     ]
     out.print(table(("plan", "a step", "memory", ""), rows))
+    if settings_for:
+        write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}
+        print(write[settings_for](plan, batch))
     return 0
+
+
+def for_megatron(plan: "Plan", batch: int) -> str:
+    """Write the plan as Megatron-LM's arguments."""
+    how = plan.way.recompute
+    words = [
+        f"--tensor-model-parallel-size {plan.way.tp} --pipeline-model-parallel-size {plan.pp}",
+        f"--micro-batch-size {plan.rows} --global-batch-size {batch}",
+        "--sequence-parallel" * plan.way.sequence_parallel,
+        f"--recompute-granularity {how}" * (how != "none"),
+        "--recompute-method uniform --recompute-num-layers 1" * (how == "full"),
+        "--use-distributed-optimizer" * (plan.zero > 0),
+    ]
+    if plan.zero > 1:
+        words.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {MEGATRON[plan.zero]}")
+    return " \\\n  ".join(filter(None, words))
+
+
+def for_torchtitan(plan: "Plan", batch: int) -> str:
+    """Write the plan as torchtitan's TOML."""
+    if plan.zero == 1:
+        raise Impossible("torchtitan has no stage 1 of ZeRO: take settings for another library.")
+    shards = plan.dp if plan.zero else 1
+    local = batch // plan.dp if plan.pp > 1 else plan.rows
+    tables = {
+        "training": {"local_batch_size": local, "global_batch_size": batch},
+        "parallelism": {
+            "data_parallel_replicate_degree": plan.dp // shards,
+            "data_parallel_shard_degree": shards,
+            "fsdp_reshard_after_forward": "always" if plan.zero == 3 else "never",
+            "tensor_parallel_degree": plan.way.tp,
+            "enable_sequence_parallel": plan.way.sequence_parallel,
+            "pipeline_parallel_degree": plan.pp,
+            "pipeline_parallel_schedule": "1F1B",
+            "pipeline_parallel_microbatch_size": plan.rows,
+        },
+        "activation_checkpoint": {"mode": plan.way.recompute},
+    }
+    return "\n\n".join(
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in own.items())])
+        for name, own in tables.items()
+    )
+
+
+def for_deepspeed(plan: "Plan", batch: int) -> str:
+    """Write the plan as DeepSpeed's JSON, of what its file can say."""
+    if plan.pp > 1 or plan.way.recompute != "none" or plan.way.sequence_parallel:
+        raise Impossible(
+            "DeepSpeed's pipelines, recompute and sequence parallelism are said in the script, not"
+            " in its file: take settings for another library."
+        )
+    told = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": plan.rows,
+        "gradient_accumulation_steps": batch // (plan.dp * plan.rows),
+        "zero_optimization": {"stage": plan.zero},
+        "tensor_parallel": {"autotp_size": plan.way.tp},
+    }
+    return json.dumps(told, indent=2)

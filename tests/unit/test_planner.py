@@ -1,6 +1,8 @@
 """The planner's closed forms beside its lab's predictions, what it refuses, and the lab."""
 
+import json
 import random
+import tomllib
 from dataclasses import replace
 from itertools import product
 
@@ -8,6 +10,7 @@ import pytest
 
 from bigtrain_lab import Schedule, simulate
 from bigtrain_lab.cli import main
+from bigtrain_lab.cli.plan import for_deepspeed, for_megatron, for_torchtitan
 from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
 from bigtrain_lab.core.peak import readings
@@ -169,3 +172,25 @@ def test_the_command_names_the_fastest_plan(capsys):
     assert main(["plan", *small.split(), "--show", "2"]) == 0
     assert "The fastest is" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "--hardware", "unit"]) == 2
+
+
+def test_a_plan_is_said_to_other_libraries():
+    """As numbers that each multiplies out to the batch and the devices."""
+    sharded = Plan(4, 2, Way(2, True, "selective"), 2, 3)
+    words = for_megatron(sharded, 64).replace("\\\n", "").split()
+    told = dict(zip(words, words[1:]))
+    assert told["--pipeline-model-parallel-size"] == told["--tensor-model-parallel-size"] == "2"
+    assert told["--recompute-granularity"] == "selective" and "--sequence-parallel" in words
+    assert told["--data-parallel-sharding-strategy"] == "optim_grads_params"
+    read = tomllib.loads(for_torchtitan(sharded, 64))
+    assert read["training"] == {"local_batch_size": 16, "global_batch_size": 64}
+    assert read["parallelism"]["data_parallel_shard_degree"] == 4
+    assert read["activation_checkpoint"]["mode"] == "selective"
+    plain = json.loads(for_deepspeed(Plan(4, 1, Way(2), 2, 1), 64))
+    assert plain["gradient_accumulation_steps"] * 2 * 4 == plain["train_batch_size"] == 64
+    for write, plan, told in (
+        (for_torchtitan, Plan(4, 1, Way(), 2, 1), "no stage 1"),
+        (for_deepspeed, sharded, "said in the script"),
+    ):
+        with pytest.raises(Impossible, match=told):
+            write(plan, 64)
