@@ -22,7 +22,6 @@ from string import Template
 from typing import Annotated, Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
-import ipywidgets
 from cyclopts import Parameter
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
@@ -104,7 +103,7 @@ def offered(cls: type[Experiment]) -> list[dict[str, Any]]:
             else "choice"
             if knob.menu()
             else "range",
-            "values": values(name, knob, cls.model_fields[name].annotation, first[name]),
+            "values": values(knob, cls.model_fields[name].annotation, first[name]),
             "value": first[name],
         }
         for name, knob in cls.knobs().items()
@@ -113,20 +112,14 @@ def offered(cls: type[Experiment]) -> list[dict[str, Any]]:
     return [row for row in rows if len(row["values"]) > 1]
 
 
-def values(name: str, knob: Knob, kind: type, value) -> list:
-    """Of a menu all, of a slider some of its positions, of a number that is typed its doublings."""
-    if kind is bool:
-        return [False, True]
+def values(knob: Knob, kind: type, value) -> list:
+    """Of a menu all; of whole numbers few or doublings; of others some."""
     if menu := knob.menu():
         return [each for each in menu if each not in HERE]
-    made = controls.control(name, knob, kind, value)
-    places = getattr(made, "positions", getattr(made, "options", ()))
-    if isinstance(made, ipywidgets.IntSlider):
-        places = range(made.min, made.max + 1, made.step)
-    elif isinstance(made, ipywidgets.IntText):
-        places = controls.doublings(int(knob.low), int(knob.high), value)
-    step = -(-len(places) // MOST) or 1
-    return sorted({*places[::step], *places[-1:], value}) if step > 1 else [*places]
+    if kind is int and knob.high - knob.low > MOST:
+        return controls.doublings(int(knob.low), int(knob.high), value)
+    found = sorted({value, *controls.nearby(knob, kind, value)})
+    return sorted({value, *found[-1:], *found[:: -(-len(found) // MOST)]})
 
 
 def settings(cls: type[Experiment]) -> Iterator[dict[str, Any]]:
