@@ -20,7 +20,7 @@ from bigtrain_lab.view import live
 from tests.browser.lab import LAPTOP, Watched
 
 pytestmark = pytest.mark.slow
-PYTHON = os.environ.get("BIGTRAIN_PYODIDE", "")  # a folder that is no part of the repository
+PYTHON = os.environ.get("BIGTRAIN_PYODIDE", "")  # a folder: docs/site.md says how to fill it
 MOVED = {"pipeline": {"micro_batches": 16}, "all-reduce": {"collective": "tree", "ranks": 6}}
 LIVE_MS = 120_000
 
@@ -94,7 +94,7 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     assert not [url for url in front.requests if not url.startswith(site)]
 
 
-@pytest.mark.skipif(not PYTHON, reason="BIGTRAIN_PYODIDE names no folder: docs/site.md fills one")
+@pytest.mark.pyodide
 @pytest.mark.parametrize("lab", MOVED)
 def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site, lab):
     page = Opened(browser, site, lab, MOVED[lab])
