@@ -1,8 +1,8 @@
-"""In Chromium: how soon a lab's page shows its first picture and its first live prediction, how soon
-a moved slider is drawn, how much is fetched, and of every lab three settings, whether the browser
+"""In Chromium: how soon a lab's page shows its first picture and its first live prediction, how
+soon a moved slider is drawn, how much is fetched, and of every lab at three settings whether it
 predicts what CPython does, event for event.
 
-    BIGTRAIN_PYODIDE=FOLDER python -m benchmarks site        docs/site.md says how to fill the folder
+    BIGTRAIN_PYODIDE=FOLDER python -m benchmarks site      docs/site.md fills the folder
 
 Each lab's page is opened with nothing kept by the browser. A slider's move is timed from the event
 until after the frame that shows its picture.
