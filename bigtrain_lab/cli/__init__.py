@@ -1,5 +1,5 @@
-"""The command line: lab, list, run, predict, show, compare, export, doctor, plan and course, a skin
-over Experiment, Run and Trace.
+"""The command line: lab, list, run, predict, show, compare, export, doctor, plan, site and course,
+a skin over Experiment, Run and Trace.
 
 Nothing heavy is imported before a command needs it: `bigtrain --help` is instant. Exit codes: 0
 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130
@@ -31,6 +31,7 @@ app.command("bigtrain_lab.cli.lab:lab", name="lab", help="Open the lessons in Ju
 app.command(
     "bigtrain_lab.cli.plan:plan", name="plan", help="Find the fastest plan that fits your devices."
 )
+app.command("bigtrain_lab.cli.site:site", name="site", help="Write the labs as static pages.")
 Words = Annotated[
     str, Parameter(show=False, allow_leading_hyphen=True)
 ]  # passed on to the experiments' own commands

@@ -13,7 +13,8 @@ from ..core import CLOCKS, Impossible, Memory, Trace
 from ..core.trace import IN_TIME
 from ..view import figures
 from ..view.curves import curves, reported
-from ..view.player import Player, comparable
+from ..view.packed import comparable
+from ..view.player import Player
 from .compared import Pinned
 from .controls import fixed
 from .rivals import Rivals

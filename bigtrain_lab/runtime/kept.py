@@ -9,6 +9,7 @@ Cost: 1024 results of a function in memory, and `MOST` files in all, some 50 kB 
 are more, all go.
 """
 
+import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from ..core import Impossible, write_whole
 from .machine import kept_in
 
 MOST = 4096
+MADE_BY = "BIGTRAIN_LAB_MADE_BY"  # names it where results came along, and torch did not
 
 
 def kept(function: Callable) -> Callable:
@@ -73,5 +75,7 @@ def told(value: Any) -> str:
 @cache
 def made_by() -> str:
     """A name of what makes results."""
+    if told := os.environ.get(MADE_BY):
+        return told
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest() + version("torch")

@@ -7,7 +7,7 @@ from bigtrain_lab.core.peak import Peak, peak
 from bigtrain_lab.panel.picture import window
 from bigtrain_lab.view import player
 from bigtrain_lab.view.figures import memory
-from bigtrain_lab.view.player import LISTED, pack
+from bigtrain_lab.view.packed import LISTED, pack
 
 
 def test_of_very_many_readings_inside_actions_each_action_s_highest_is_kept(monkeypatch):

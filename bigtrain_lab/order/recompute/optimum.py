@@ -25,12 +25,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-import numpy as np
-
 from ...core import Impossible
+from ...core.later import later
 from ...core.words import size
 from .plan import A, Action, B, Chain, F, Op, each_anew, extra_cost, peak_bytes, planned
 from .search import cheapest
+
+with later():
+    import numpy as np
 
 ENTRIES = 2_500_000  # of a table, 20 MB
 LEVELS = 1000
@@ -149,12 +151,12 @@ class Recursion:
         for (s, t), like_next in slices(chain).items():
             self._costs[s, t] = self._costs[s + 1, t + 1] if like_next else self._worked_out(s, t)
 
-    def _less(self, size: int) -> np.ndarray:
+    def _less(self, size: int) -> "np.ndarray":
         """For each level, where among the levels the memory lies that is left when `size` bytes are
         taken; -1, the last: too little."""
         return np.append(np.searchsorted(self.levels, self.levels - size, side="right") - 1, -1)
 
-    def _worked_out(self, s: int, t: int) -> np.ndarray:
+    def _worked_out(self, s: int, t: int) -> "np.ndarray":
         """C(s, t, .) on the levels, and one entry more at the end: infinite, for the place -1."""
         if s == t:
             return np.append(np.where(self.levels >= self.chain.record(t), 0, np.inf), np.inf)
@@ -163,7 +165,7 @@ class Recursion:
             np.minimum(best, cost, out=best)
         return best
 
-    def _ways(self, s: int, t: int, at) -> Iterator[np.ndarray]:
+    def _ways(self, s: int, t: int, at) -> "Iterator[np.ndarray]":
         """The cost of each way to begin on s..t at these levels: keep x_j next for j = s+1 .. t,
         then, where allowed, record s at once."""
         left = self._beside[s][at]
@@ -177,7 +179,7 @@ class Recursion:
             yield self._costs[s + 1, t][self._recorded[s][at]]
 
     @property
-    def costs(self) -> np.ndarray:
+    def costs(self) -> "np.ndarray":
         """The least cost of advances for the whole chain, at each level."""
         return self._costs[0, self.chain.layers - 1][:-1]
 

@@ -20,10 +20,10 @@ from ...core.words import counted
 from ...experiments import Experiment
 from ...experiments.experiment import asked
 from .. import report, table
-from ..player import LOOK, Player, pack
+from ..packed import LOOK, pack
+from ..player import Player
 
 HERE = Path(__file__).parent
-PAGE = Template((HERE / "page.html").read_text(encoding="utf-8"))
 STILL = "Its ranks were still at work when this page was written."
 
 
@@ -43,8 +43,8 @@ def page(
     whole = not first.settings.get("unfinished")
     failed = run and run.state != "done"
     ended = [table.trouble(run.diagnosis or STILL, run, first)] if failed else []
-    style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE])
-    script = f"\n{Player._esm}\n{(HERE / 'page.js').read_text(encoding='utf-8')}"
+    style = "".join([asset("page.css"), Player._css, table.STYLE])
+    script = f"\n{Player._esm}\n{asset('stand_in.js')}\n{asset('page.js')}"
     name = (
         run.settings["name"]
         if run
@@ -52,7 +52,7 @@ def page(
         if experiment
         else str(first.settings.get("experiment", "a trace"))
     )
-    written = PAGE.substitute(
+    written = Template(asset("page.html")).substitute(
         version=__version__,
         style=style,
         style_hash=allowed(style),
@@ -89,6 +89,11 @@ def page(
     return written.encode(
         errors="replace"
     ).decode()  # a path may hold half characters, which no file of text can
+
+
+def asset(name: str) -> str:
+    """A file of this folder."""
+    return (HERE / name).read_text(encoding="utf-8")
 
 
 def about(name: str, trace: Trace, run) -> str:
@@ -137,7 +142,7 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
     clocks = {}
     for trace in given:
         head = f'{{"clock":"{trace.clock}",'.encode()
-        body = b64encode(gzip.compress(pack(trace).removeprefix(head), mtime=0)).decode()
+        body = packed_text(pack(trace).removeprefix(head))
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
     limit = experiment.capacity_bytes if experiment else None
@@ -145,6 +150,11 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         {"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK},
         separators=(",", ":"),
     )
+
+
+def packed_text(body: bytes) -> str:
+    """What stand_in.js unpacks."""
+    return b64encode(gzip.compress(body, mtime=0)).decode()
 
 
 def allowed(text: str) -> str:

@@ -1,25 +1,9 @@
 /* The page's half of the player: what the kernel is to the widget. It unpacks the traces, hands the player one at a time,
- * and changes clocks by tabs. Joined behind player_picture.js and player.js by page.py, so their names are known here.
+ * and changes clocks by tabs. Joined behind the player and stand_in.js by page/__init__.py, so their names are known here.
  */
 
 const told = JSON.parse(document.getElementById("btl-run").textContent);
 const place = document.getElementById("btl-play"), tabs = [...document.querySelectorAll("[role=tab]")];
-
-function standIn(values) {  // for the model that anywidget gives a widget
-  const hears = {};
-  return {
-    get: (name) => values[name], off() {}, send() {},
-    on(what, hear) { (hears[what] ||= []).push(hear); },
-    set(name, value) { values[name] = value; for (const hear of hears[`change:${name}`] || []) hear(); },
-  };
-}
-
-async function unpack(body) {
-  const packed = Uint8Array.from(atob(body), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-function onDark(dark) { document.body.dataset.jpThemeLight = !dark; }  // the name that JupyterLab gives it, which the player watches
 
 function choose(model, bodies, clock) {
   for (const tab of tabs) {
@@ -53,8 +37,6 @@ async function start() {
   });
 }
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-onDark(dark.matches); dark.addEventListener("change", () => onDark(dark.matches));
 start().catch((error) => {
   place.textContent = typeof DecompressionStream === "undefined"
     ? "This browser is too old to unpack the run: open the page in one of 2023 or later." : `The run cannot be shown: ${error}`;

@@ -1,0 +1,104 @@
+/* A lab on a page: its controls, and the player beside them. What was predicted beforehand is shown at once; the rest is asked of
+ * Python, which a worker loads meanwhile. Settings live in the address. Joined behind the player and stand_in.js.
+ */
+
+const lab = JSON.parse(document.getElementById("btl-lab").textContent), at = (id) => document.getElementById(`btl-${id}`);
+const model = standIn({ data: null, note: "", live: false, look: lab.look, limit_bytes: null, height: null });
+const defaults = Object.fromEntries(lab.controls.map((each) => [each.name, each.value])), settings = { ...defaults }, made = {};
+let worker = null, asking = null, next = null, loading = "Python is loading: until then only what was made beforehand can be shown.";
+
+function changed() { return Object.fromEntries(Object.entries(settings).filter(([name, value]) => value !== defaults[name])); }
+function key(of) { return JSON.stringify(Object.entries(of).sort()); }
+
+function show(answer) {
+  at("trouble").hidden = !answer.refused; at("trouble").textContent = answer.refused ?? "";
+  model.set("note", answer.refused ? "of the settings before" : "");
+  for (const row of at("controls").children) row.hidden = answer.idle.includes(row.dataset.name);
+  at("status").textContent = worker || lab.alone ? "" : "This copy of the page was built without Python: one setting at a time, as made beforehand.";
+  if (!answer.refused) {
+    model.set("data", new TextEncoder().encode(answer.data));
+    for (const part of ["answers", "numbers", "why"]) at(part).innerHTML = answer[part];
+    if (at("about")) at("about").textContent = answer.about;
+  }
+  globalThis.btlAnswer = { ...answer, settings: { ...settings } };  // what a test reads, or a reader's console
+}
+
+async function ask() {
+  const of = changed(), known = made[key(of)];
+  history.replaceState(null, "", location.pathname + location.search + (Object.keys(of).length ? `#${new URLSearchParams(of)}` : ""));
+  if (known) { next = null; return show(JSON.parse(await known())); }
+  if (!worker) return show({ refused: "This page holds no prediction of these settings, and no Python to make one.", idle: [] });
+  next = of;
+  if (!asking) send();
+}
+
+function send() {
+  [asking, next] = [next, null];
+  at("status").textContent = loading;
+  worker.postMessage({ lab: lab.name, changed: JSON.stringify(asking) });
+}
+
+function heard({ data }) {
+  if (data.ready) { loading = "predicting"; at("status").textContent = ""; document.body.dataset.python = "ready"; return; }
+  const of = asking; asking = null;
+  if (data.answer) made[key(of)] = () => data.answer;
+  if (next) return send();
+  if (key(of) !== key(changed())) return;  // what was made beforehand is shown since
+  show(data.answer ? JSON.parse(data.answer) : { refused: `Python failed in this page: ${data.failed}`, idle: [] });
+}
+
+function control({ name, label, help, kind, values, value }) {
+  const row = element("label", "", "", { title: help, "data-name": name }), told = element("output", "", "");
+  row.append(element("span", "", label));
+  let input;
+  if (kind === "choice") {
+    input = element("select", "", "", { name });
+    input.append(...values.map((each) => element("option", "", String(each))));
+    input.selectedIndex = values.indexOf(value);
+  } else if (kind === "yes") {
+    input = element("input", "", "", { name, type: "checkbox" });
+    input.checked = value;
+  } else {
+    input = element("input", "", "", { name, type: "range", min: 0, max: values.length - 1, step: 1 });
+    input.value = values.indexOf(value);
+  }
+  const tell = () => { told.textContent = kind === "range" ? Number(settings[name]).toLocaleString("en") : ""; };
+  const put = (to) => {
+    settings[name] = to; tell();
+    if (kind === "choice") input.selectedIndex = values.indexOf(to);
+    else if (kind === "yes") input.checked = to; else input.value = values.indexOf(to);
+  };
+  input.addEventListener("input", () => {
+    settings[name] = kind === "choice" ? values[input.selectedIndex] : kind === "yes" ? input.checked : values[input.value];
+    tell(); ask();
+  });
+  tell(); row.append(input, told);
+  return [row, put];
+}
+
+const puts = {};
+for (const each of lab.controls) {
+  const [row, put] = control(each);
+  at("controls").append(row); puts[each.name] = put;
+}
+for (const [text, body] of Object.entries(lab.made)) made[text] = () => unpack(body);
+
+function fromAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  for (const { name, values, value } of lab.controls) {
+    const found = values.find((each) => String(each) === asked.get(name));
+    puts[name](found === undefined ? value : found);
+  }
+}
+
+document.body.classList.toggle("btl-embedded", self !== top);
+render({ model, el: at("play") });
+fromAddress();
+addEventListener("hashchange", () => { fromAddress(); ask(); });
+if (lab.python) {
+  worker = new Worker("worker.js", { type: "module" });
+  worker.onmessage = heard;
+}
+if (key(changed()) !== "[]") made["[]"]().then((first) => { show(JSON.parse(first)); ask(); }); else ask();
+if (lab.plays) setTimeout(() => at("play").querySelector("[title^='play']").click(), 400);
+if ("serviceWorker" in navigator && location.protocol !== "file:") navigator.serviceWorker.register("offline.js").catch(() => {});

@@ -1,0 +1,109 @@
+"""The site in Chromium: each lab's first picture stands before Python is loaded, what Python then
+predicts in the browser is what it predicts here, event for event, and no request leaves the
+machine."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.view import live
+from tests.browser.lab import LAPTOP, Watched
+
+pytestmark = pytest.mark.slow
+PYTHON = os.environ.get("BIGTRAIN_PYODIDE", "")  # a folder: docs/site.md says how to fill it
+MOVED = {"pipeline": {"micro_batches": 16}, "all-reduce": {"collective": "tree", "ranks": 6}}
+LIVE_MS = 120_000
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, and nothing said of them."""
+
+    def log_message(self, *about):
+        pass
+
+
+@contextmanager
+def served(folder: Path):
+    """The address of a server of the folder's files."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+class Opened(Watched):
+    """A lab's page."""
+
+    def __init__(self, browser, address: str, lab: str, changed: dict | None = None):
+        self.context = browser.new_context(viewport=LAPTOP)
+        super().__init__(self.context.new_page())
+        self.page.goto(f"{address}/{lab}.html#{urlencode(changed or {})}")
+
+    def answer(self, changed: dict, timeout: float = LIVE_MS) -> dict:
+        """What the page shows once it has these settings."""
+        self.page.wait_for_function(
+            "changed => globalThis.btlAnswer && Object.entries(JSON.parse(changed)).every("
+            "([name, value]) => btlAnswer.settings[name] === value)",
+            arg=json.dumps(changed),
+            timeout=timeout,
+        )
+        return self.page.evaluate("btlAnswer")
+
+    def move(self, changed: dict) -> dict:
+        self.page.evaluate("asked => { location.hash = asked; }", urlencode(changed))
+        return self.answer(changed)
+
+
+def alike(shown: dict, lab: str, changed: dict) -> bool:
+    """Whether a page shows what is predicted here, event for event."""
+    here = live.answer(lab, changed)
+    return all(shown.get(name) == told for name, told in here.items())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    asked = [*MOVED, *(["--pyodide", PYTHON] if PYTHON else [])]
+    command = [sys.executable, "-m", "bigtrain_lab", "site", str(folder), *asked]
+    subprocess.run(command, check=True, env=os.environ | {"XDG_CACHE_HOME": str(folder / "made")})
+    with served(folder) as address:
+        yield address
+
+
+def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, site):
+    front = Opened(browser, site, "index")
+    first = front.answer({"micro_batches": 8})
+    assert alike(first, "pipeline", {})
+    front.page.locator("input[name=micro_batches]").press("ArrowRight")
+    assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
+    front.until("playing", "value === 'true'")
+    for lab in MOVED:
+        shown = Opened(browser, site, lab)
+        assert alike(shown.answer({}), lab, {})
+    assert not [url for url in front.requests if not url.startswith(site)]
+
+
+@pytest.mark.pyodide
+@pytest.mark.parametrize("lab", MOVED)
+def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site, lab):
+    page = Opened(browser, site, lab, MOVED[lab])
+    assert alike(page.answer(MOVED[lab]), lab, MOVED[lab])
+    several = {name: Experiment.named(lab).model_fields[name].default for name in MOVED[lab]}
+    assert alike(page.move(several), lab, {})
+    refused = page.move(
+        {"ranks": 8, "schedule": "dualpipe-v"} if lab == "pipeline" else {"ranks": 1}
+    )
+    assert refused.get("refused"), refused
+    assert page.complaints == []
+    assert not [url for url in page.requests if not url.startswith((site, "blob:"))]
