@@ -124,7 +124,9 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         rival.trace and rival.trace.step_time * (rival.trace.steps if whole else 1)
         for rival in given
     ]
-    large = [bool(limit and held and held.bytes > limit) for held in fullest]
+    large = [
+        f"over {size(limit)}: " if limit and held and held.bytes > limit else "" for held in fullest
+    ]
     fits = [spent for spent, over in zip(takes, large) if spent and not over]
     if stale := sum(rival.stale for rival in given):
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
@@ -142,13 +144,15 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
                 min(fits, default=None) if not stale else None,
                 max(filter(None, takes), default=0) or 1,
                 most,
-                limit,
             ),
         )
         for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
-    kinds = {kind for held in fullest if held for kind in held.held}
-    key = [f'<i style="background:{c}"></i>{k}' for k, c in palette.MEMORY.items() if k in kinds]
+    key = [
+        f'<i style="background:{colour}"></i>{kind}'
+        for kind, colour in palette.MEMORY.items()
+        if any(held and kind in held.held for held in fullest)
+    ]
     sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
     heads = (
         f"{sorts('time', 'time of the run' if whole else 'time a step')}<th></th>"
@@ -157,8 +161,10 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
         + "<th></th>"
     )
+    place = f"--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"  # beyond its column: none
     return (
-        f'<div class="btl-rivals"><div class="btl-shares"><span><b>{escape(title)}</b> Click a row'
+        f'<div class="btl-rivals" style="{place}"><div class="btl-shares"><span>'
+        f"<b>{escape(title)}</b> Click a row"
         f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
         f"<table><thead><tr><th>{escape(by)}</th>{heads}</tr></thead><tbody>{body}</tbody></table>"
         "</div>"
@@ -177,14 +183,14 @@ def rival_row(
     spent: float | None,
     held: Peak | None,
     several: bool,
-    over: bool,
+    over: str,
     scale: tuple,
 ) -> str:
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
-    least, longest, most, limit = scale
+    least, longest, most = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
     time = [
@@ -197,16 +203,15 @@ def rival_row(
         if held and kind in held.held
     ]
     name += " \u00b7 fastest" * (spent == least < longest)
-    line = f' style="--limit:{100 * limit / most:.2f}%"' if limit and limit <= most else ""
-    memory = f"<td>{f'over {size(limit)}: ' if over else ''}{size(total)}</td>"
-    memory += f'<td class="btl-shares"><p{line}>{"".join(kinds)}</p></td>'
+    memory = f"<td>{over}{size(total)}</td>"
+    memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (
         '<td data-do="run" tabindex="0" role="button"'
         ' title="pin what is shown, and run this beside it">run</td>'
     )
     return (
-        f'<tr class="{look} {"btl-over-limit" * over}" data-row="{at}" tabindex="0"'
+        f'<tr class="{look} {"btl-over-limit" * bool(over)}" data-row="{at}" tabindex="0"'
         f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
         f'<td>{duration(spent, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
         f"</p></td>{memory if most else ''}{more if several else ''}{run}</tr>"

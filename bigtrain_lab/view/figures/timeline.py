@@ -58,7 +58,13 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
     figure = go.Figure()
     draw_rows(figure, trace, colour)
     figure.update_xaxes(title=f"time ({words.axis_unit(trace)[0]})", range=[0, None])
-    return framed(figure, title or heading(trace), 130 + 38 * len(words.rows_of(trace)))
+    lines = {"margin_t": 84, "title_y": 0.98, "title_yanchor": "top"}  # of a long legend, below it
+    return framed(
+        figure,
+        title or heading(trace),
+        130 + 38 * len(words.rows_of(trace)),
+        **(lines if len(figure.data) > 7 else {}),
+    )
 
 
 def heading(trace: Trace) -> str:

@@ -589,8 +589,9 @@ function tell(v, u) {
     return [`${scene.names[u.memory]} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`),
       ...(unread ? ["at the ends of actions alone: what rises inside them is not drawn here"] : [])];
   }
-  const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
-  return [`${rowName(scene, scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : `is ${doing(scene, u.idle, u.t)}`}`, next
+  const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1], name = rowName(scene, scene.rows[u.idle]);
+  const is = scene.rows[u.idle][1] === "compute" && name.startsWith("ranks ") ? "are" : "is";
+  return [`${name} ${scene.chunks ? "receives nothing" : `${is} ${doing(scene, u.idle, u.t)}`}`, next
     ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which needs ${messageOf(scene, next)}` : "")
     : "nothing more to do"];
 }
