@@ -408,12 +408,10 @@ def with_masters(given, prepared_first=True, **options):
 
 
 MASTERS = {
-    "no backward brought, as a master of MixedPrecision has": partial(
+    "by prepare.model, masters=False., and give model.parameters": partial(
         with_masters, lambda model, mp: mp.parameters()
     ),
-    "lost its gradient to a hook, as that of MixedPrecision's masters is": partial(
-        with_masters, lambda model, mp: model.parameters()
-    ),
+    "The weights have masters already": partial(with_masters, lambda model, mp: model.parameters()),
     "prepare the model before it, by": partial(
         with_masters, lambda model, mp: model.parameters(), False
     ),
@@ -476,7 +474,7 @@ def across(name):
         (lambda: made(stage=3), "FullyShardedDataParallel"),
         *((partial(across, name), f"{name} looks") for name in ("Muon", "Adafactor", "Trust")),
         (partial(across, "LBFGS"), "LBFGS could not be tried .*'closure'.*element_wise"),
-        (moved, "Parameter 0 on rank 0 became float32 of shape .*in other memory"),
+        (moved, "Parameter 0 on rank 0 was .* and is float32 of shape .*in other memory"),
         (kept, "zero_grad"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),
     ],
