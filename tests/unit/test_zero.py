@@ -23,7 +23,8 @@ from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from bigtrain_lab.techniques.shards import CUTS
+from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, Cut, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, NaiveZero, ZeroOptimizer
 
 from .threads import WIDTH, Model, on_processes, on_threads
@@ -264,6 +265,8 @@ def over_pieces():
 
 def over_slices():
     model = nn.ModuleList([ColumnParallelLinear(4, 6, Alone()), RowParallelLinear(6, 4, Alone())])
+    column, row = model  # as if others had the rest of them
+    CUTS.update({column.weight: Cut(0), column.bias: Cut(0), row.weight: Cut(1)})
     model[1](model[0](torch.ones(2, 4))).square().sum().backward()
     return [*model.parameters()]
 
