@@ -257,7 +257,7 @@ class Layered(OfGPT, Pipelined):
         weights, units = weights_of(
             self.stages_at(self.further.get("precision")), self.order, self.place(rank)
         )
-        parts, _ = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
+        parts = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
         total = 0
         for part in parts:
             own = [weights[n] for n in part.members]

@@ -278,7 +278,7 @@ class Evaluation(Lens):
             return 0
         state, origin = saved.load(last), self.asked.batches.origin
         with guard.read(last):
-            guard.refuse_other_data(state.get("data", origin), origin, last)
+            guard.refuse_other(state.get("data", origin), origin, last)
             done = saved.restore(state, self.whole, self.group.rank, last)
             self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
             own = state["sums"][

@@ -28,14 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from ..order.schedule import Action
 from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
 from .guards import replicas as guard
-from .replica_rules import Uses
 from .replicas import Replicas
 from .shards import home_of
 from .units import units_of
@@ -134,10 +133,9 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
             allow_unused=allow_unused,
             alike=alike,
         )
-        self.replicas.rules.uses = Uses(
-            [Action("F", unit.number, 0) for unit in self.units]
-            + [Action("B", unit.number, 0) for unit in reversed(self.units)]
-        )
+        self.replicas.rules.uses = [("F", unit.number) for unit in self.units] + [
+            ("B", unit.number) for unit in reversed(self.units)
+        ]
         self.recorded = None  # whether the forward under way is for a backward
         self.begun: dict[Unit, None] = {}  # whose backward began, and whose gradients are not sent
         for unit in self.units:
@@ -157,8 +155,6 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
             with nullcontext() if self.replicas.rules.numbers else guard.Watch(self):
                 return self.module(*args, **kwargs)
         finally:
-            if not self.recorded and not before:
-                self.replicas.read()
             self.recorded = before
 
     def _open(self, unit: "Unit", kind: str) -> None:
@@ -329,13 +325,10 @@ class Call:
 
 
 def cast_inputs(dtype: torch.dtype, module: nn.Module, args: tuple, kwargs: dict):
-    """A hook: floating inputs in this format."""
-
-    def cast(value):
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if floating else value
-
-    return tree_map(cast, (args, kwargs))
+    """Cast floating inputs to this format, as a hook."""
+    return tree_map_only(
+        Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs)
+    )
 
 
 def in_backward() -> bool:

@@ -51,7 +51,7 @@ from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
 from .prepared_model import ToMaster, adapt
-from .shards import STEPPED, home_of
+from .shards import CUTS, STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights, and their running statistics, stay float32: the policy runs them in float32.
@@ -176,7 +176,7 @@ class MixedPrecision:
 
     def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
         master = home_of("", weight, whole).stepped
-        vars(master).update(vars(weight))  # its attributes, such as how it is sliced
+        CUTS[master] = CUTS.get(weight)
         self.moves[weight] = ToMaster(weight, master)
         STEPPED[weight], guard.PREPARED[master] = master, ref(self)
 
@@ -192,6 +192,7 @@ class MixedPrecision:
         """Yield what the optimizer updates, by the weights' names: masters, and the weights that
         need none. Clip and zero the gradients of these. A weight that was frozen in prepare() and
         is not now gets its master here, from its rounded value."""
+        self.settle()
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
                 if self._lacks_master(weight):

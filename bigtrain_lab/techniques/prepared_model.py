@@ -4,7 +4,6 @@
                       no digit is lost. If the file holds half weights, an element of a master
                       takes the loaded value, unless it rounds to exactly that value
     state_dict        weights first follow their masters, whoever stepped them
-    zero_grad         the gradients are the masters': they are cleared too
     LSTM, GRU, RNN    compare their input's type with their weights' before any operator runs: the
                       input is cast before that
     any call          outside `with mp:`, where operators would refuse to mix types or run in half,
@@ -39,7 +38,6 @@ def adapt(model: nn.Module, mp) -> None:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow, mp))
         model.register_state_dict_pre_hook(partial(follow, mp))
-        model.zero_grad = partial(zero_grad, model, mp)
         model._apply = partial(converted, model, mp)
     if mp.level.policy:
         for module in (m for m in model.modules() if isinstance(m, nn.RNNBase)):
@@ -98,16 +96,6 @@ def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_)
 def follow(mp, *_) -> None:
     """Masters take what was loaded in half, element by element; weights follow their masters."""
     mp._round()
-
-
-def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
-    for weight, moves in mp.moves.items():
-        weight.grad = None
-        if moves.master.grad is not None and not set_to_none:
-            moves.master.grad.zero_()
-            moves.arrived = False
-    mp.settle()
-    type(model).zero_grad(model, set_to_none)
 
 
 def converted(model: nn.Module, mp, *given, **named) -> nn.Module:

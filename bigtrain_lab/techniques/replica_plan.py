@@ -12,7 +12,7 @@ Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 
 from ..core import Mesh
 from ..core.later import later
@@ -32,7 +32,7 @@ from ..order.plan import (
 from ..order.schedule import Schedule
 from .all_reduce import ring_all_reduce
 from .flat import Flat
-from .reducers import BUCKET_BYTES, Bucket, Buckets, OneServerARank, push_pull
+from .reducers import BUCKET_BYTES, Buckets, OneServerARank, push_pull
 from .replica_rules import LANE, Drop, Part, Rules, name
 
 with later():
@@ -50,9 +50,9 @@ def parts_of(
     timed: bool = True,
     apart: Collection[int] = (),
     compute_dtype: "torch.dtype | None" = None,
-) -> tuple[list[Part], list[Bucket]]:
+) -> list[Part]:
     """Cut weights, given in the module's order, into parts: buckets in the order of the backward,
-    or at stage 3 one a unit and dtype. Returns the parts, and at stage 0 each part's bucket.
+    or at stage 3 one a unit and dtype.
 
     units          for each weight, the numbers of the units that use it
     strategy       stage 0: how buckets are cut
@@ -61,31 +61,25 @@ def parts_of(
     compute_dtype  format of the messages at stage 3
     """
     learnt = [n for n, w in enumerate(weights) if w.requires_grad][::-1]
-    buckets = (strategy if stage == 0 else Buckets()).pieces(
-        [weights[n] for n in learnt], bucket_bytes, timed
-    )
-    groups = [[learnt[member] for member in bucket.members] for bucket in buckets]
-    if stage == 3:
-        kinds: dict[tuple, list[int]] = {}
-        for n, w in enumerate(weights):
-            alike = w.dtype, w.device, w.requires_grad, n if n in apart else -1
-            kinds.setdefault((frozenset(units[n]), *alike), []).append(n)
-        groups = [*kinds.values()]
-    elif apart and stage:
-        groups = [
-            [*own]
-            for members in groups
-            for _, own in groupby(members, lambda n: n if n in apart else -1)
-        ]
+    cut = (strategy if stage == 0 else Buckets()).pieces
+    buckets = cut([weights[n] for n in learnt], bucket_bytes, timed) if stage < 3 else []
+    groups: dict[tuple, list[int]] = {}
+    for k, bucket in enumerate(buckets):
+        for n in (learnt[member] for member in bucket.members):
+            groups.setdefault((k, n if n in apart and stage else -1), []).append(n)
+    for n, w in enumerate(weights) if stage == 3 else ():
+        alike = w.dtype, w.device, w.requires_grad, n if n in apart else -1
+        groups.setdefault((frozenset(units[n]), *alike), []).append(n)
     parts = []
-    for k, members in enumerate(groups):
+    for (k, *_), members in groups.items():
         own = [weights[n] for n in members]
+        bucket = () if stage else (buckets[k].kind, buckets[k].start, buckets[k].stop)
         count = Flat(own, ranks, 0).length if stage else buckets[k].stop - buckets[k].start
         size = count * (compute_dtype or own[0].dtype).itemsize
         every = frozenset().union(*(units[n] for n in members))
         shared = any(len(units[n]) > 1 for n in members)
-        parts.append(Part((*members,), every, shared, own[0].requires_grad, size))
-    return parts, buckets
+        parts.append(Part((*members,), every, shared, own[0].requires_grad, size, *bucket))
+    return parts
 
 
 def with_replicas(
@@ -119,13 +113,13 @@ def with_replicas(
     lanes = {}
     for (rank, _), ops in plan.lanes.items():
         own = weights_of(stages, order, mesh.coords(rank)["pp"])
-        parts, buckets = parts_of(
+        parts = parts_of(
             *own, zero, replicas, bucket_bytes, strategy=strategy, compute_dtype=compute_dtype
         )
         peers, cycles = mesh.peers(rank, "dp"), zero == 0 and bool(strategy.every_ticks)
         rules = Rules(parts, zero, peers, ahead=ahead, overlap=overlap, cycles=cycles)
-        average = partial(messages, buckets, rank, peers, all_reduce or strategy.all_reduce)
-        program = partial(strategy.program, buckets, bucket_bytes, peers, average)
+        average = partial(messages, parts, rank, peers, all_reduce or strategy.all_reduce)
+        program = partial(strategy.program, parts, bucket_bytes, peers, average)
         lanes[rank, "compute"], lanes[rank, LANE] = both_lanes(ops, rules, average, program, inside)
     return Plan(lanes, mesh.size, steps)
 
@@ -135,16 +129,12 @@ def weights_of(
 ) -> "tuple[list[torch.Tensor], list[set[int]]]":
     """Return the weights of the pipeline stages at a place, and the stages that use each weight. A
     module that stands for several stages counts once for each."""
-    weights, units, known = [], [], {}
-    for at in (at for at in sorted(stages) if order.rank_of(at, 0) == place):
+    own, found = [at for at in sorted(stages) if order.rank_of(at, 0) == place], {}
+    for n, at in enumerate(own):
+        again = sum(stages[other] is stages[at] for other in own[:n])
         for p in stages[at].parameters():
-            module, number = known.setdefault(p, (stages[at], len(weights)))
-            if number == len(weights) or module is stages[at]:
-                weights.append(p)
-                units.append(set())
-                number = len(weights) - 1
-            units[number].add(at)
-    return weights, units
+            found.setdefault((p, again), set()).add(at)
+    return [p for p, _ in found], [*found.values()]
 
 
 def both_lanes(
@@ -184,16 +174,16 @@ def both_lanes(
 
 
 def messages(
-    buckets: Sequence[Bucket],
+    parts: Sequence[Part],
     rank: int,
     peers: tuple[int, ...],
     all_reduce: Callable,
     batch: int,
     numbers: Sequence[int],
 ) -> list:
-    """Return the operations by which a rank and its peers average these buckets."""
-    first, label = buckets[numbers[0]], name(numbers, batch)
-    tensor = buckets[numbers[-1]].stop - first.start, first.kind[0].itemsize
+    """Return the operations by which a rank and its peers average these parts."""
+    first, label = parts[numbers[0]], name(numbers, batch)
+    tensor = parts[numbers[-1]].stop - first.start, first.kind[0].itemsize
     place, ranks = peers.index(rank), len(peers)
     if all_reduce is ring_all_reduce:
         parts = chain(*pipelined_ring(place, ranks, *tensor, label))

@@ -6,7 +6,7 @@
     again()                         stage 2: another backward of the same gradient begins
     finished()                      the last backward is over: send the rest, wait for all sums
     stepped()                       the optimizer has run: gather the new weights (stages 1, 2)
-    read()                          forwards without a backward have ended
+    discard()                       what was gathered ahead is not used next (stage 3)
 
     stage 1   [2B0] S0 [1B0] S1    [0B0] S2    s0 s1 s2 [0U0] G0 G1 G2 g0 g1 g2
     stage 2   [2B0] S0 [1B0] s0 S1 [0B0] s1 S2 s2       [0U0] G0 G1 G2 g0 g1 g2
@@ -57,6 +57,9 @@ class Part(NamedTuple):
     shared    one of its weights is used by several units
     learns    its weights have gradients
     bytes     of its weights, and of their gradients, in a message with padding
+    kind      stage 0: dtype and device of its gradients
+    start, stop
+              stage 0: its elements in the flat tensor of its kind
     """
 
     members: tuple[int, ...]
@@ -64,6 +67,9 @@ class Part(NamedTuple):
     shared: bool
     learns: bool
     bytes: int
+    kind: tuple | None = None
+    start: int = 0
+    stop: int | None = None
 
 
 class Call(NamedTuple):
@@ -91,34 +97,6 @@ def name(numbers: Sequence[int], batch: int) -> str:
 def batch_label(batch: int) -> str:
     """Name the one wait for all messages of a batch."""
     return f"the gradient of batch {batch}"
-
-
-class Uses:
-    """The expected order of forwards and backwards, by which stage 3 gathers ahead. It repeats the
-    last update; from the first surprise on it is recorded anew.
-
-    at        how many of the expected uses have begun
-    fetched   how many of them have had their weights gathered
-    """
-
-    def __init__(self, expected: Sequence[Action] = ()):
-        self.expected, self.at, self.fetched = [*expected], 0, 0
-
-    def advance(self, action: Action) -> bool:
-        """Advance by one use. Return whether it was expected; if not, forget the later ones."""
-        use = action[:2]  # of whichever micro-batch
-        if self.at and self.at == len(self.expected) and self.expected[0][:2] == use:
-            self.expected += self.expected  # another micro-batch begins: expect it to be alike
-        met = self.at < len(self.expected) and self.expected[self.at][:2] == use
-        if not met:
-            self.expected[self.at :] = [action]
-        self.at += 1
-        return met
-
-    def end(self) -> None:
-        """Rewind: the next update is expected to repeat the uses of this one."""
-        del self.expected[self.at :]
-        self.at = self.fetched = 0
 
 
 class Rules:
@@ -156,61 +134,62 @@ class Rules:
         self.open: Counter = Counter()  # part -> forwards and backwards that compute with it now
         self.gathered: set[int] = set()  # parts whose all-gather was launched, and no drop since
         self.gathering: dict[int, str] = {}  # part -> label of its all-gather, until a wait for it
-        self.uses, self.reading = Uses(), Uses()  # in training; in forwards without a backward
-        self.now = self.uses
+        # The expected forwards and backwards of an update, by which stage 3 gathers ahead, and how
+        # many of them have begun. From the first surprise on they are recorded anew.
+        self.uses: list[tuple[str, int]] = []
+        self.at = 0
         self.begin()
 
     def begin(self, actions: Sequence[Action] | None = None) -> None:
         """Begin an update. `actions`: this rank's actions of it, if a schedule is known. Else
         stages 0 to 2 send the parts in order of their numbers. Stage 3 sends a part at once when it
-        is full, and learns the order of the uses."""
-        self.known = actions is not None
-        late = self.stage < 3 or not self.overlap
-        self.queue = [*self.learning] if late else []  # parts to send, in order
-        self.are_full: set[int] = set()  # parts that were full since they were sent
-        self.leaving = dict.fromkeys(actions or (), ())  # action -> the parts it completes
-        # how many parts of the queue may be sent now: with known actions those that the present
-        # one completes, and that by its end
-        self.due = 0 if self.known else len(self.queue)
-        if not self.known:
-            return
-        self.now = self.uses = Uses([action for action in actions if action.kind in "FBI"])
+        is full, and expects the uses of the last update."""
+        self.known, self.are_full = actions is not None, set()  # parts full since they were sent
+        self.uses, self.at = self.uses[: self.at] or self.uses, 0
+        self.leaving = defaultdict(list)  # number of an action -> the parts it completes
+        self.actions = {action: at for at, action in enumerate(actions or ())}
+        early = self.overlap and (self.known or self.stage == 3)
+        self.queue = [] if early else [*self.learning]  # parts to send, in order
+        self.due = len(self.queue) * self.overlap  # how many of them may be sent now
+        if self.known:
+            self.uses = [action[:2] for action in actions if action.kind in "FBI"]
+            if self.overlap:
+                self._plan()
+
+    def _plan(self) -> None:
+        """Say which parts each known action completes, and queue them in that order."""
         seen: Counter = Counter()
-        ends: dict[int, list[Action]] = defaultdict(list)  # part -> last backwards of micro-batches
-        for action in (each for each in actions if each.kind in "BW"):
-            for k in self.parts_of[action.stage]:
+        ends: dict[int, list[int]] = defaultdict(list)  # part -> last backwards of micro-batches
+        for action, at in self.actions.items():
+            for k in self.parts_of[action.stage] if action.kind in "BW" else ():
                 seen[k, action.micro_batch] += 1
-                if self.parts[k].learns and seen[k, action.micro_batch] == len(self.parts[k].units):
-                    ends[k].append(action)
-        last, number = 0, {action: at for at, action in enumerate(actions)}
-        for k in self.learning if self.overlap else ():
-            if self.stage > 1:
-                for action in ends[k]:
-                    self.leaving[action] += (k,)
-            elif ends[k]:  # in order of the parts
-                last = max(last, number[ends[k][-1]])
-                self.leaving[actions[last]] += (k,)
-        if self.overlap:
-            self.queue = [k for action in actions for k in self.leaving[action]]
+                if seen[k, action.micro_batch] == len(self.parts[k].units):
+                    ends[k].append(at)
+        last = 0
+        for k in self.learning:
+            if self.stage < 2:  # once an update, in order of the parts
+                last = max([last, *ends[k]])
+                ends[k] = [last]
+            for at in ends[k]:
+                self.leaving[at].append(k)
+        self.queue = [k for at in sorted(self.leaving) for k in self.leaving[at]]
 
     def needed(self, action: Action) -> list:
         """Begin an action. At stage 3 wait for the unit's weights, and gather those of the next;
-        W, the backward for the weights alone, does not read them."""
-        self.due += len(self.leaving.get(action, ()))
+        W, the backward for the weights alone, does not read them. E, a forward without a backward,
+        is no expected use."""
+        self.due += len(self.leaving[self.actions.get(action)])
         if self.stage < 3 or action.kind == "W":
             return []
-        uses, ops = self.reading if action.kind == "E" else self.uses, []
-        met, at = uses.advance(action), uses.at - 1
-        if not met or uses is not self.now:
-            ops, uses.fetched = self._discard(), at
-        self.now = uses
-        if uses.fetched == at:
-            ops += self._gather(uses)
-        ops += [
-            Wait(self.gathering.pop(k)) for k in self.parts_of[action.stage] if k in self.gathering
-        ]
-        self.open.update(self.parts_of[action.stage])
-        return ops + self._gather_ahead(uses)
+        if action.kind != "E":
+            if self.uses[self.at : self.at + 1] != [action[:2]]:
+                self.uses[self.at :] = [action[:2]]
+            self.at += 1
+        own = self.parts_of[action.stage]
+        ops = self._gather(*action[:2])
+        ops += [Wait(self.gathering.pop(k)) for k in own if k in self.gathering]
+        self.open.update(own)
+        return ops + self._gather_ahead(action)
 
     def done(self, action: Action) -> list:
         """End an action: drop the unit's weights (stage 3), and send what it completed."""
@@ -219,7 +198,7 @@ class Rules:
             self.open.subtract(own := self.parts_of[action.stage])
             last = [k for k in own if not self.open[k]]
             self.gathered.difference_update(last)
-            ops = [*map(Drop, last), *self._gather_ahead(self.now)]
+            ops = [*map(Drop, last), *self._gather_ahead(action)]
         return ops + self._leave_all(self.due)
 
     def full(self, k: int) -> list:
@@ -227,12 +206,11 @@ class Rules:
 
         With known actions: the parts that this action completes, as far as they are full. Else
         stage 3 sends the part at once; the other stages send in order of the parts."""
-        if self.stage == 3 and self.overlap and not self.known:
+        if self.stage == 3 and not self.known:
             self.queue.append(k)
             self.due += 1
-        if not self.due or not self.overlap or self.known and self.parts[k].shared:
-            return []
-        self.are_full.add(k)
+        if self.due and not (self.known and self.parts[k].shared):
+            self.are_full.add(k)
         ops: list = []
         while self.due and self.queue[0] in self.are_full:
             ops += self._leave()
@@ -241,7 +219,7 @@ class Rules:
     def again(self) -> list:
         """Another backward of the same gradient begins, at stage 2: what did not come leaves."""
         ops = self._leave_all(len(self.queue))
-        self.queue, self.due, self.are_full = [*self.learning], len(self.learning), set()
+        self.begin()
         return ops
 
     def finished(self) -> list:
@@ -250,15 +228,9 @@ class Rules:
         if self.cycles and self.under_way:
             self.under_way = [batch_label(self.batch)]
             self.calls[batch_label(self.batch)] = Call(None, -1, self.batch)
-        ops += [*map(Wait, self.under_way), *self._discard()]
+        ops += [*map(Wait, self.under_way), *self.discard()]
         self.under_way, self.batch = [], self.batch + 1
-        self.uses.end()
         return ops
-
-    def read(self) -> list:
-        """End a pass of forwards without a backward: drop what was gathered ahead."""
-        self.reading.end()
-        return self._discard()
 
     def stepped(self) -> list:
         """All-gather the stepped pieces, at stages 1 and 2. Stage 3 gathers before each use."""
@@ -269,6 +241,13 @@ class Rules:
         ops = [self._launch(label, "all_gather", k) for label, k in zip(labels, self.learning)]
         return [*ops, *map(Wait, labels)]
 
+    def discard(self) -> list:
+        """Drop what was gathered ahead and never used."""
+        ops = [op for k, label in self.gathering.items() for op in (Wait(label), Drop(k))]
+        self.gathered.difference_update(self.gathering)
+        self.gathering = {}
+        return ops
+
     def _leave(self) -> list:
         """Send the first part of the queue; at stages 2 and 3 wait for the one before."""
         k, ops = self.queue.pop(0), []
@@ -276,11 +255,10 @@ class Rules:
         self.are_full.discard(k)
         if len(self.under_way) >= self.most:
             ops.append(Wait(self.under_way.pop(0)))
-        number = self.numbers[k]
-        self.numbers[k] += 1
-        label = name([k], number)
+        label = name([k], self.numbers[k])
         if self.stage == 3:
-            label = f"gradients of {self._named(k, min(self.parts[k].units), 'B', number)}"
+            label = f"gradients of {self._named(k, min(self.parts[k].units), 'B', self.numbers[k])}"
+        self.numbers[k] += 1
         self.under_way.append(label)
         ops.append(self._launch(label, "reduce_scatter" if self.stage else "all_reduce", k))
         return ops
@@ -289,33 +267,25 @@ class Rules:
         """Send the first `count` parts of the queue."""
         return [op for _ in range(count) for op in self._leave()]
 
-    def _gather_ahead(self, uses: Uses) -> list:
-        """Gather for the next `ahead` uses, in order. Stop at one whose weights are still
-        here: they are dropped after this use, and gathered again then."""
+    def _gather_ahead(self, action: Action) -> list:
+        """Gather for the next `ahead` expected uses, in order. Stop at one whose weights are in
+        use: they are dropped after this use, and gathered again then."""
         ops: list = []
-        while uses.fetched < min(uses.at + self.ahead, len(uses.expected)):
-            if self.gathered & {*self.parts_of[uses.expected[uses.fetched].stage]}:
+        for use in self.uses[self.at : self.at + self.ahead] if action.kind != "E" else ():
+            if any(self.open[k] for k in self.parts_of[use[1]]):
                 break
-            ops += self._gather(uses)
+            ops += self._gather(*use)
         return ops
 
-    def _gather(self, uses: Uses) -> list:
-        kind, unit, _ = uses.expected[uses.fetched]
-        uses.fetched += 1
-        number, ops = self.numbers[kind, unit], []
-        self.numbers[kind, unit] += 1
-        for k in self.parts_of[unit]:
-            if k not in self.gathered:
-                self.gathered.add(k)
-                self.gathering[k] = f"parameters of {self._named(k, unit, kind, number)}"
-                ops.append(self._launch(self.gathering[k], "all_gather", k))
-        return ops
-
-    def _discard(self) -> list:
-        """Drop parts that were gathered ahead, and are not used next."""
-        ops = [op for k, label in self.gathering.items() for op in (Wait(label), Drop(k))]
-        self.gathered.difference_update(self.gathering)
-        self.gathering = {}
+    def _gather(self, kind: str, unit: int) -> list:
+        """Gather the parts of a unit that are not here."""
+        ops: list = []
+        for k in (k for k in self.parts_of[unit] if k not in self.gathered):
+            self.gathered.add(k)
+            label = f"parameters of {self._named(k, unit, kind, self.numbers[kind, unit])}"
+            self.gathering[k] = label
+            ops.append(self._launch(label, "all_gather", k))
+        self.numbers[kind, unit] += bool(ops)
         return ops
 
     def _named(self, k: int, unit: int, kind: str, number: int) -> str:

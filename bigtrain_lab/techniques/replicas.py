@@ -10,35 +10,34 @@
     * of a known schedule; else the first outside no_sync()
 
 Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: the
-step lies between the two. A part is a bucket of weights, or at stage 3 those of a unit. They lie
-side by side in one flat tensor, of which each rank keeps an equal piece. `Rules` say when something
-is sent (replica_rules.py). `Replicas` turns hooks into their events, and carries their operations
-out.
+step lies between the two. A part is what one message carries: a bucket of weights, or at stage 3
+those of a unit. `Rules` say when something is sent (replica_rules.py). `Replicas` turns hooks into
+their events, and carries their operations out.
 
     Home      a weight, and what is stepped in its place: a master, this rank's piece   shards.py
-    Averaged  a part at stage 0: gradients
-    Held      a part at stages 1 to 3: its weights, their gradients, the piece
+    Held      weights side by side, their gradients, this rank's piece of both
+    Site      where a weight's gradient goes, once a backward has brought it
     Replicas  hooks in, operations on the lane out
 
-At stage 3 a weight is dropped between uses: its storage has no bytes, and it reads as nan in its
-shape. A gradient that was taken for a message leaves a stand-in in `.grad`, which refuses all use.
+A gradient is divided by N into its place in a flat tensor, so that the sum over ranks is the mean.
+Stage 3 does so for a whole unit at once, when its backward is over.
 
-Where the gradient is      before it is sent      mean, after finish_gradient_synchronization()
-    stage 0                bucket `flat`          the same place; stepped.grad is a view of it
-    stage 1                bucket `flat`          this rank's piece of it -> stepped.grad
-    stage 2                bucket `flat`          `mean`, the sum over backwards -> stepped.grad
-    stage 3                `unsent`, by weight    `mean`, the sum over backwards -> stepped.grad
+    stage             0             1              2, 3
+    flat tensor of    a dtype       a part         a part
+    it stays          always        always         until its message has arrived
+    mean              all of it     own piece      own piece, added up over the backwards
 
-Stages 0 to 2 divide by N before they send. Stage 3 divides the sum, but in fp16 it divides before,
-against overflow.
+A gradient that was taken for a message leaves a stand-in in `.grad`, which refuses all use. At
+stage 3 a weight is dropped between uses: its storage has no bytes, and it reads as nan in its
+shape.
 
 Bytes of psi parameters a rank, in mixed precision with Adam:
     stage 0   18 psi                     stage 1   4 psi + 16 psi / N
     stage 2    2 psi + 16 psi / N        stage 3   16 psi / N
 Stage 0 keeps gradients in float32 where there are masters. The paper's are half: 16 psi. Of 16 psi
 / N, 4 psi / N are the float32 gradient of the pieces. Stages 2 and 3 keep it from the first
-backward on. In a backward stage 3 also stores the gradients of two units. Stage 2 stores those of
-two buckets, and more if they come in another order than the parts.
+backward on. In a backward they also store the whole gradients of two parts. Stage 2 stores more if
+they come in another order than the parts. Stage 3 stores a unit's twice for a moment.
 Padding: at most N - 1 elements a part.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7; Zhao et al. 2023,
 PyTorch FSDP (arXiv:2304.11277), section 3.
@@ -49,12 +48,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ..order.plan import Launch, Together, Wait
 from ..order.schedule import Action
@@ -63,149 +61,68 @@ from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
 from .flat import Flat
 from .guards import replicas as guard
-from .reducers import Bucket, Buckets
+from .guards.gone import is_gone, real
+from .reducers import Buckets
 from .replica_plan import parts_of
-from .replica_rules import Call, Drop, Part, Rules, batch_label, name
+from .replica_rules import Call, Drop, Rules, batch_label, name
 from .shards import STEPPED, Home
 
 
-class PartGradients:
-    """The gradients of a part. Its members are the places in `homes`, 0, 1, ...
+class Held:
+    """Weights of one dtype and device on this rank, side by side, and their gradients. At stage 0
+    all of a kind; else those of a part.
 
-    came    members with a gradient in `flat` that was not sent yet: the next one is added to it
-    fresh   members with a gradient from this backward; the part is full when all have one
-    used    members with a gradient since the last update
-    earlier stage 3: `.grad` of a piece from before this update, which the mean is added to
-    unsent  stage 3: member -> its whole gradient, until the unit's backward is over
-    """
-
-    includes_earlier = False  # whether the mean has in it what the last update left in `.grad`
-
-    def __init__(self, homes: Sequence[Home], size: int, learns: bool):
-        self.homes, self.size, self.learns = homes, size, learns
-        self.came: set[int] = set()
-        self.fresh: set[int] = set()
-        self.used: set[int] = set()
-        self.earlier: dict[int, Tensor] = {}
-        self.unsent: dict[int, Tensor] = {}
-
-    def forget(self, n: int) -> None:
-        """Forget a member's unsent gradient, since somebody set its `.grad` to None."""
-        for members in (self.came, self.fresh, self.used):
-            members.discard(n)
-        self.earlier.pop(n, None)
-        self.unsent.pop(n, None)
-
-    def own(self, n: int, tensor: Tensor) -> Tensor:
-        """Return the elements of a member's tensor that lie in this part."""
-        return tensor.reshape(-1)
-
-    def add(self, n: int, gradient: Tensor) -> None:
-        """Add 1/N of a member's gradient to the flat tensor; the sum over ranks is the mean."""
-        place, gradient = self.place(n), self.own(n, gradient)
-        if n in self.came:
-            place.add_(gradient, alpha=1 / self.size)
-        else:
-            torch.div(gradient, self.size, out=place)
-        self.came.add(n)
-        self.used.add(n)
-
-    def complete(self, n: int) -> bool:
-        """Note a member's gradient, its second one as the first of a new backward. Return whether
-        the part is full."""
-        if n in self.fresh:
-            self.fresh.clear()
-        self.fresh.add(n)
-        return len(self.fresh) == len(self.homes)
-
-    def leave(self) -> None:
-        """Prepare the message: members without a gradient are zeros."""
-        for n in {*range(len(self.homes))} - self.came:
-            self.place(n).zero_()
-        self.came.clear()
-
-    def arrived(self) -> None:
-        """Take over the result of the message that was in flight."""
-
-    def hand_over(self, unused: Collection[str]) -> None:
-        """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays."""
-        for n, (home, own) in enumerate(zip(self.homes, self.means())):
-            before = self.earlier.pop(n, guard.real(home.stepped.grad))
-            if home.name not in unused:
-                before = own if before is None or self.includes_earlier else before.add_(own)
-            home.stepped.grad = before
-        self.used.clear()
-
-
-class Averaged(PartGradients):
-    """A part at stage 0: a range of the flat tensor of its dtype and device. `views`: each member's
-    whole gradient, also where the bucket has a part of it; `starts`: where each begins."""
-
-    includes_earlier = True
-
-    def __init__(self, bucket: Bucket, homes: Sequence[Home], flat: Tensor, views, starts, size):
-        super().__init__(homes, size, True)
-        self.views, self.flat = views, flat[bucket.start : bucket.stop]
-        self.ranges = [(max(0, bucket.start - at), bucket.stop - at) for at in starts]
-
-    def own(self, n: int, tensor: Tensor) -> Tensor:
-        first, last = self.ranges[n]
-        return tensor.reshape(-1)[first:last]
-
-    def place(self, n: int) -> Tensor:
-        return self.own(n, self.views[n])
-
-    def leave(self) -> None:
-        for n, home in enumerate(self.homes):
-            kept = guard.real(home.stepped.grad)
-            if kept is not None and n not in self.came:  # `.grad` is the mean of an earlier update
-                self.add(n, kept)
-                self.used.discard(n)
-        super().leave()
-
-    def means(self) -> Sequence[Tensor]:
-        return self.views
-
-
-class Held(PartGradients):
-    """A part at stages 1 to 3.
-
-    weights_flat   its weights, side by side; at stage 3 without bytes between uses
+    homes          each weight, and what this rank steps of it
+    layout         where each lies; at stage 0 it is cut for one rank, since nothing is divided
+    weights_flat   the weights, at stages 1 to 3; at stage 3 without bytes between uses
     piece          this rank's elements of them, which its optimizer steps
-    flat           whole gradients that are being filled, at stages 1 and 2
-    away           whole gradients in flight, which a reduce-scatter reads
+    flat           gradients divided by N that are being filled, at stages 0 to 2
+    unsent         stage 3: member -> its gradient, until the unit's backward is over
+    away           whole gradients divided by N, in flight
     mean           this rank's piece of the mean gradient
+    came           members with a gradient that was not sent, to which the next one is added
     """
 
     @torch.no_grad()
     def __init__(
-        self, part: Part, homes: Sequence[Home], stage: int, group: Group, dtype, nothing: dict
+        self, homes: Sequence[Home], stage: int, group: Group, dtype, nothing: dict[tuple, Tensor]
     ):
-        weights = [home.weight for home in homes]
-        self.stage, self.layout = stage, Flat([w.detach() for w in weights], group.size, group.rank)
-        layout, like = self.layout, homes[0].stepped
+        self.homes, self.stage, self.size = [*homes], stage, group.size
+        self.weights_flat = self.nothing = self.piece = self.flat = self.away = self.mean = None
+        self.came: set[int] = set()
+        self.unsent: dict[int, Tensor] = {}
+        tensors = [(home.weight if stage else home.stepped).detach() for home in homes]
+        self.layout = Flat(tensors, *((group.size, group.rank) if stage else (1, 0)))
+        self.like = homes[0].stepped.new_empty(0, dtype=dtype or tensors[0].dtype)
+        if stage:
+            self._divide(nothing)
+        if stage < 2:
+            self.make_room()
+            self.away = self.flat
+
+    def _divide(self, nothing: dict[tuple, Tensor]) -> None:
+        """Lay the weights side by side, and step this rank's piece alone. `nothing`: a nan of each
+        dtype, which dropped weights expand."""
+        layout, like = self.layout, self.homes[0].stepped
         values = like.new_zeros(layout.length)
-        for home, view in zip(homes, layout.views(values)):
+        for home, view in zip(self.homes, layout.views(values)):
             view.copy_(home.stepped)
-        self.weights_flat = values.to(dtype or weights[0].dtype)
-        apart = stage == 3 or self.weights_flat is not values
+        self.weights_flat = values.to(self.like.dtype)
+        apart = self.stage == 3 or self.weights_flat is not values
         self.piece = layout.mine(values).clone() if apart else layout.mine(self.weights_flat)
         self.views = layout.tensors = layout.views(self.weights_flat)
         pieces = [nn.Parameter(each, like.requires_grad) for each in layout.pieces(self.piece)]
-        kept = zip(homes, pieces, layout.own)
-        homes = [replace(home, stepped=p, start=own[0], stop=own[1]) for home, p, own in kept]
-        super().__init__(homes, group.size, part.learns)
-        kind = self.weights_flat.dtype, self.weights_flat.device
-        if stage == 3 and kind not in nothing:
-            nothing[kind] = self.weights_flat.new_full((), torch.nan)
-        self.nothing = nothing.get(kind)
-        self.flat = self.away = self.mean = None
-        self.writes = [home.weight._version for home in homes]
+        self.homes = [
+            replace(home, stepped=piece, start=start, stop=stop)
+            for home, piece, (start, stop) in zip(self.homes, pieces, layout.own)
+        ]
+        STEPPED.update({home.weight: home.stepped for home in self.homes})
         self.show(self.views)
-        STEPPED.update({home.weight: home.stepped for home in homes})
-        if stage == 1:
-            self.make_room()
-        if stage == 3:
+        if self.stage == 3:
+            like = self.weights_flat
+            self.nothing = nothing.setdefault(
+                (like.dtype, like.device), like.new_full((), torch.nan)
+            )
             self.drop()
 
     # -- weights -----------------------------------------------------------------------------------
@@ -216,7 +133,6 @@ class Held(PartGradients):
             home.weight.data = tensor
 
     def drop(self) -> None:
-        guard.refuse_written(self)
         self.nothing.fill_(torch.nan)
         self.show(self.nothing.expand(view.shape) for view in self.views)
         self.weights_flat.untyped_storage().resize_(0)
@@ -232,77 +148,79 @@ class Held(PartGradients):
 
     def make_room(self) -> None:
         if self.flat is None:
-            self.flat = torch.empty_like(self.weights_flat)
+            self.flat = self.like.new_empty(self.layout.length)
             self.flat[sum(self.layout.sizes) :] = 0
 
     def place(self, n: int) -> Tensor:
         return self.flat[self.layout.starts[n] :][: self.layout.sizes[n]]
 
     def add(self, n: int, gradient: Tensor) -> None:
-        """Add a gradient: to `flat`, at stage 3 to `unsent` until the unit's backward is over."""
-        if self.stage < 3:
-            self.make_room()
-            super().add(n, gradient)
+        """Add 1/N of a member's gradient to the flat tensor; the sum over ranks is the mean."""
+        if self.stage == 3:
+            self.unsent[n] = self.unsent[n] + gradient if n in self.came else gradient
+        elif n in self.came:
+            self.place(n).add_(gradient.reshape(-1), alpha=1 / self.size)
         else:
-            self.used.add(n)
-            self.unsent[n] = self.unsent[n] + gradient if n in self.unsent else gradient
-
-    def leave(self) -> None:
-        if self.stage < 3:
             self.make_room()
-            super().leave()
-            self.away = self.flat
-            self.flat = self.away if self.stage == 1 else None
+            torch.div(gradient.reshape(-1), self.size, out=self.place(n))
+        self.came.add(n)
+
+    def leave(self, members: set[int]) -> None:
+        """Prepare the message: members without a gradient are zeros. At stage 0 `.grad` may be the
+        mean of an earlier update, of which each rank sends 1/N."""
+        if self.stage == 3:
+            self.away, self.came, self.unsent = self.joined(), set(), {}
             return
-        zeros, sizes = self.nothing.new_zeros, [*self.layout.sizes]
-        sizes += [over] if (over := self.layout.length - sum(sizes)) else []
-        found = [self.unsent.pop(n, None) for n in range(len(sizes))]
-        found = [zeros(k) if g is None else g.reshape(-1) for g, k in zip(found, sizes)]
-        self.away = torch.cat(found) if len(found) > 1 else found[0]
-        if self.away.dtype == torch.float16:  # whose sum might overflow
-            self.away.div_(self.size)
+        self.make_room()
+        for n in members - self.came:
+            kept = None if self.stage else real(self.homes[n].stepped.grad)
+            if kept is None:
+                self.place(n).zero_()
+            else:
+                self.add(n, kept)
+        if self.stage == 2:
+            self.away, self.flat, self.came = self.flat, None, set()
+
+    def joined(self) -> Tensor:
+        """Lay the gradients of a unit side by side in one operation, at stage 3. Its message leaves
+        when its backward is over, so that none need be in its place before."""
+        sizes = [*self.layout.sizes, self.layout.length - sum(self.layout.sizes)]
+        found = {n: gradient.reshape(-1) for n, gradient in self.unsent.items()}
+        zeros = self.like.new_zeros
+        rows = [found[n] if n in found else zeros(size) for n, size in enumerate(sizes)]
+        return torch.cat(rows).div_(self.size)
 
     def arrived(self) -> None:
-        """Keep this rank's piece of the sum; stages 2 and 3 add it to earlier backwards'."""
-        mine, self.away = self.layout.mine(self.away), None
-        if self.stage == 1:
-            self.mean = mine
-            return
-        own = mine.to(self.piece.dtype, copy=True)
-        if self.stage == 3 and mine.dtype != torch.float16:
-            own.div_(self.size)
+        """Add this rank's piece of the sum to that of earlier backwards, at stages 2 and 3."""
+        own, self.away = self.layout.mine(self.away).to(self.piece.dtype, copy=True), None
         self.mean = own if self.mean is None else self.mean.add_(own)
 
-    def means(self) -> Sequence[Tensor]:
-        mean, self.mean = self.mean, None
-        return [] if mean is None else self.layout.pieces(mean.to(self.piece.dtype))
-
-
-class Averages(Work):
-    """All-reduces of fused buckets, for a strategy's program. `flats`: name -> tensor."""
-
-    def __init__(self, all_reduce: Callable):
-        self.all_reduce, self.flats = all_reduce, {}
-
-    def together(self, op, group):
-        self.all_reduce(self.flats.pop(op.name), group, "sum", op.name)
+    def hand_over(self, unused: Collection[str]) -> None:
+        """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays."""
+        mean = self.layout.mine(self.flat) if self.stage < 2 else self.mean
+        if mean is not None:
+            cut = self.layout.pieces if self.stage else self.layout.views
+            for home, own in zip(self.homes, cut(mean.to(self.homes[0].stepped.dtype))):
+                kept = real(home.stepped.grad)
+                home.stepped.grad = kept if home.name in unused else own
+        self.mean = None
+        self.came.clear()
 
 
 class Site:
-    """A weight's autograd hooks, and where its gradients go. `places`: (part, number in the part),
-    several where a weight is cut. `slots`: tensors whose `.grad` is a stand-in until the mean is
-    there."""
+    """A weight's autograd hooks, and where its gradients go: member `n` of `held`, whose messages
+    are `parts`. `slots`: tensors whose `.grad` is a stand-in until the mean is there. `used`: it
+    got a gradient since the last update."""
 
-    def __init__(self, home: Home, places: Sequence[tuple[int, int]], node, replicas: "Replicas"):
-        self.home, self.places, self.node = home, places, node
-        self.held = [(replicas.held[k], n) for k, n in places]
+    def __init__(self, held: Held, n: int, parts: Sequence[int], node, replicas: "Replicas"):
+        self.held, self.n, self.parts, self.node, self.used = held, n, parts, node, False
+        self.home = home = held.homes[n]
         slots = (home.weight, home.stepped) if replicas.stage in (1, 2) else (home.stepped,)
         self.slots = {each: guard.on_its_way(each, home.name, replicas) for each in slots}
 
     def dropped(self) -> bool:
         """Return whether someone removed a stand-in, as zero_grad() does."""
-        used = any(n in held.used for held, n in self.held)
-        return used and not all(guard.is_gone(slot.grad) for slot in self.slots)
+        return self.used and not all(is_gone(slot.grad) for slot in self.slots)
 
 
 def tell(event: weakref.WeakMethod, number: int, _) -> None:
@@ -362,7 +280,7 @@ class Replicas:
         self.allow_unused, self.syncing, self.gathered_by_hand = allow_unused, True, False
         weights = [home.stepped if stage == 0 else home.weight for home in homes]
         timed = group.post("replicas") is not None
-        parts, buckets = parts_of(
+        parts = parts_of(
             weights,
             [units.get(home.weight, {0}) for home in homes],
             stage,
@@ -373,7 +291,7 @@ class Replicas:
             apart={n for n, w in enumerate(weights) if any(w is each for each in apart)},
             compute_dtype=compute_dtype,
         )
-        self.strategy, self.buckets, self.bucket_bytes = strategy, buckets, bucket_bytes
+        self.strategy, self.parts, self.bucket_bytes = strategy, parts, bucket_bytes
         self.all_reduce = all_reduce or strategy.all_reduce
         self.rules = Rules(
             parts,
@@ -383,55 +301,36 @@ class Replicas:
             overlap=overlap,
             cycles=stage == 0 and timed and bool(strategy.every_ticks),
         )
-        members = [[homes[n] for n in part.members] for part in parts]
-        nothing: dict[tuple, Tensor] = {}  # a nan of each dtype, which dropped weights expand
-        self.flats: dict[tuple, Tensor] = {}
-        if stage == 0:
-            self.held = self._averaged(members)
-        else:
-            self.held = [
-                Held(part, own, stage, group, compute_dtype, nothing)
-                for part, own in zip(parts, members)
-            ]
-        places: dict[Tensor, list[tuple[int, int]]] = {}  # weight -> (part, its number there)
-        at: dict[Tensor, Home] = {}
-        for k, held in enumerate(self.held):
-            for n, home in enumerate(held.homes):
-                at[home.weight] = home
-                if held.learns:
-                    places.setdefault(home.weight, []).append((k, n))
-        self.homes = [at[home.weight] for home in homes if home.weight in at]
-        self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.lane, self.handles, self.waits = group.lane(), {}, []
-        self.signals: dict[str, Signal] = {}
-        self.sites = []
-        comes, added = weakref.WeakMethod(self._comes), weakref.WeakMethod(self._added)
-        for number, (weight, found) in enumerate(places.items()):
-            node = get_gradient_edge(weight).node  # which adds to `.grad`
-            node.register_prehook(partial(tell, comes, number))
-            weight.register_post_accumulate_grad_hook(partial(tell, added, number))
-            self.sites.append(Site(at[weight], found, node, self))
+        self.held, self.sites, at, nothing = [], [], {}, {}
+        self.held_of: dict[int, Held] = {}  # part -> where it lies
+        self.numbers = [set() for _ in parts]  # part -> numbers of its sites
+        kinds: dict[object, list[int]] = {}  # parts that lie in one flat tensor
+        for k, part in enumerate(parts):
+            kinds.setdefault(k if stage else part.kind, []).append(k)
+        for own in kinds.values():
+            members = [*dict.fromkeys(n for k in own for n in parts[k].members)]
+            held = Held([homes[n] for n in members], stage, group, compute_dtype, nothing)
+            self.held.append(held)
+            self.held_of |= dict.fromkeys(own, held)
+            at |= {home.weight: home for home in held.homes}
+            for n, member in enumerate(members if parts[own[0]].learns else ()):
+                self._watch(held, n, [k for k in own if member in parts[k].members])
+        self.homes = [at[home.weight] for home in homes if home.weight in at]
+        self._begin_backward()
+        self.wrapped = guard.described(self)
         guard.WRAPPED.update(dict.fromkeys(self.pieces, weakref.ref(self)))
 
-    def _averaged(self, members: Sequence[Sequence[Home]]) -> list[Averaged]:
-        """Lay gradients side by side in a flat tensor a dtype, in the order of the backward."""
-        places: dict[Tensor, tuple[int, Tensor]] = {}
-        for kind in dict.fromkeys(bucket.kind for bucket in self.buckets):
-            alike = (own for each, own in zip(self.buckets, members) if each.kind == kind)
-            layout = Flat([*dict.fromkeys(home.stepped for home in chain(*alike))], 1, 0)
-            self.flats[kind] = flat = torch.zeros(layout.length, dtype=kind[0], device=kind[1])
-            places |= zip(layout.tensors, zip(layout.starts, layout.views(flat)))
-        return [
-            Averaged(
-                bucket,
-                own,
-                self.flats[bucket.kind],
-                [places[home.stepped][1] for home in own],
-                [places[home.stepped][0] for home in own],
-                self.group.size,
-            )
-            for bucket, own in zip(self.buckets, members)
-        ]
+    def _watch(self, held: Held, n: int, parts: Sequence[int]) -> None:
+        """Hook a weight, which is member `n` of `held`: before and after a gradient is added."""
+        weight, number = held.homes[n].weight, len(self.sites)
+        node = get_gradient_edge(weight).node  # which adds to `.grad`
+        node.register_prehook(partial(tell, weakref.WeakMethod(self._comes), number))
+        added = partial(tell, weakref.WeakMethod(self._added), number)
+        weight.register_post_accumulate_grad_hook(added)
+        self.sites.append(Site(held, n, parts, node, self))
+        for k in parts:
+            self.numbers[k].add(number)
 
     @property
     def pieces(self) -> dict[Tensor, nn.Parameter]:
@@ -446,7 +345,7 @@ class Replicas:
     @property
     def unfinished(self) -> bool:
         """True while a gradient is not averaged yet."""
-        return any(held.used for held in self.held)
+        return any(site.used for site in self.sites)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -465,7 +364,7 @@ class Replicas:
     def sends(self, unit: int) -> None:
         """Send the gradients of a unit, whose backward is over (stage 3)."""
         for k in self.rules.parts_of[unit]:
-            if self.held[k].learns:
+            if self.parts[k].learns:
                 self._carry_out(self.rules.full(k))
 
     @torch.no_grad()
@@ -479,17 +378,14 @@ class Replicas:
         self._settle()
         self._carry_out(self.rules.finished())
         guard.refuse_unseen(self)
-        unused = [
-            home.name
-            for held in self.held
-            for n, home in enumerate(held.homes if held.learns else ())
-            if n not in held.used and home.weight.numel()
-        ]
-        unused = [*dict.fromkeys(unused)]
+        names = [(site.home.name, site.used or not site.home.weight.numel()) for site in self.sites]
+        unused = [name for name, used in names if not used]
         by_rank = self.group.differing("\n".join(unused), "the gradients of a batch")
         by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
         for held in self.held:
             held.hand_over(by_none)
+        for site in self.sites:
+            site.used = False
         self._begin_backward()
         self.rules.begin()
         guard.refuse_unused(self, unused, by_rank)
@@ -505,11 +401,6 @@ class Replicas:
             self.syncing = before
 
     @torch.no_grad()
-    def read(self) -> None:
-        """Forwards without a backward have ended."""
-        self._carry_out(self.rules.read())
-
-    @torch.no_grad()
     def stepped(self) -> None:
         """Call after the optimizer's step; returns when every rank has the new weights."""
         self._carry_out(self.rules.stepped())
@@ -518,40 +409,39 @@ class Replicas:
         """Remove the stand-in before a backward adds to `.grad`."""
         site = self.sites[number]
         if site.dropped():
-            for k, n in site.places:
-                guard.refuse_dropped(self, k, n)
-                self.held[k].forget(n)
+            guard.refuse_dropped(self, site)
+            site.held.came.discard(site.n)
+            site.used = False
+            self._begin_backward()
         # A second gradient of one weight means that a new backward began. Send what is left of the
         # last one.
-        again = any(n in self.held[k].fresh for k, n in site.places)
-        if again and self.stage == 2 and not self.rules.known:
-            self._carry_out(self.rules.again(), inside=True)
+        elif any(number not in self.missing[k] for k in site.parts):
+            if self.stage == 2 and not self.rules.known:
+                self._carry_out(self.rules.again(), inside=True)
             self._begin_backward()
         for each in site.slots:
-            each.grad = guard.real(each.grad)
+            each.grad = real(each.grad)
 
     @torch.no_grad()
     def _added(self, number: int) -> None:
-        """Move a new gradient from `.grad` to its part; send the part if it is full now.
+        """Move a new gradient from `.grad` to its place; send the parts that are full now.
         MixedPrecision may have moved the gradient to the master before."""
         site = self.sites[number]
         weight, stepped = site.home.weight, site.home.stepped
-        source = stepped if self.stage == 0 and guard.real(weight.grad) is None else weight
-        for k, n in site.places:
-            guard.refuse_gradient(self, k, n, source.grad)
-            self.held[k].add(n, source.grad)
-            if self.stage == 3 and stepped.grad is not None:
-                self.held[k].earlier[n] = stepped.grad
-        source.grad = None
+        source = stepped if self.stage == 0 and real(weight.grad) is None else weight
+        guard.refuse_gradient(self, site, source.grad)
+        site.held.add(site.n, source.grad)
+        source.grad, site.used = None, True
         for slot, gone in site.slots.items():
             slot.grad = gone
-        for k, n in site.places if self.syncing else ():
-            if self.held[k].complete(n) and self.stage < 3:
+        for k in site.parts if self.syncing else ():
+            self.missing[k].discard(number)
+            if not self.missing[k] and self.stage < 3:
                 self._carry_out(self.rules.full(k), inside=True)
 
     def _begin_backward(self) -> None:
-        for held in self.held:
-            held.fresh.clear()
+        # part -> sites without a gradient from this backward
+        self.missing = [{*numbers} for numbers in self.numbers]
 
     def _carry_out(self, ops: Sequence, inside: bool = False) -> None:
         """Carry out operations. A run may charge a simulated clock. `inside` a backward, wait for
@@ -559,12 +449,12 @@ class Replicas:
         for op in ops:
             match op:
                 case Drop(k):
-                    self.held[k].drop()
+                    self.held_of[k].drop()
                 case Launch(label):
                     call = self.rules.calls[label]
-                    held = self.held[call.part]
+                    held = self.held_of[call.part]
                     if call.op.kind != "all_gather":
-                        held.leave()
+                        held.leave({self.sites[number].n for number in self.numbers[call.part]})
                     elif self.stage == 3:
                         held.weights_flat.untyped_storage().resize_(held.weights_flat.nbytes)
                     if self.rules.cycles:
@@ -579,16 +469,16 @@ class Replicas:
                         self.waits.append(handle)
                     else:
                         handle.wait()
-                    if call.op and call.op.kind != "all_gather":
-                        self.held[call.part].arrived()
+                    if self.stage > 1 and call.op.kind == "reduce_scatter":
+                        self.held_of[call.part].arrived()
                     elif self.stage == 3:
-                        self.held[call.part].show(self.held[call.part].views)
+                        self.held_of[call.part].show(self.held_of[call.part].views)
 
     def _communicate(self, call: Call, group: Group) -> None:
         """On the lane."""
-        held = self.held[call.part]
+        held, part = self.held_of[call.part], self.parts[call.part]
         if self.stage == 0:
-            self.all_reduce(held.flat, group, "sum", call.op.name)
+            self.all_reduce(held.flat[part.start : part.stop], group, "sum", call.op.name)
         elif call.op.kind == "all_gather":
             held.fill(group, call.op.name)
         else:
@@ -606,16 +496,16 @@ class Replicas:
 
     def _cycle(self, batch: int, group: Group) -> None:
         """On the lane."""
-        ranks, work = tuple(range(group.size)), Averages(self.all_reduce)
+        ranks, work, flats = tuple(range(group.size)), Work(), {}
 
         def send(batch, numbers):
-            first, last = self.buckets[numbers[0]], self.buckets[numbers[-1]]
-            label, flat = name(numbers, batch), self.flats[first.kind][first.start : last.stop]
-            work.flats[label] = flat
+            first, last = self.parts[numbers[0]], self.parts[numbers[-1]]
+            flat = self.held_of[numbers[0]].flat[first.start : last.stop]
+            flats[label := name(numbers, batch)] = flat
             return [Together(label, "all_reduce", flat.nbytes, ranks)]
 
-        about = self.buckets, self.bucket_bytes, ranks, send, batch
-        program = self.strategy.program(*about)
+        work.together = lambda op, on: self.all_reduce(flats.pop(op.name), on, "sum", op.name)
+        program = self.strategy.program(self.parts, self.bucket_bytes, ranks, send, batch)
         run(program, group, work, self.signals, {(group.name, ranks): group})
 
     def _settle(self) -> None:
@@ -650,17 +540,17 @@ class Replicas:
         """Clone outputs of a unit that are views of its weights, whose storage is freed next."""
         own = {held.weights_flat.untyped_storage()._cdata for held in self.held}
 
-        def apart(value):
-            if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                return value
-            return value.clone() if value.untyped_storage()._cdata in own else value
+        def apart(value: Tensor) -> Tensor:
+            strided = value.layout is torch.strided
+            return value.clone() if strided and value.untyped_storage()._cdata in own else value
 
-        return tree_map(apart, output)
+        return tree_map_only(Tensor, apart, output)
 
     @contextmanager
     def all_whole(self):
         """Stage 3: each weight is whole inside, in the format that is stepped. All ranks call it
         together."""
+        self._carry_out(self.rules.discard())
         self.gathered_by_hand = True
         for weight, whole in self.whole_values().items():
             weight.data = whole
@@ -669,26 +559,22 @@ class Replicas:
         finally:
             self.gathered_by_hand = False
             for held in self.held:
-                held.writes = [home.weight._version for home in held.homes]
                 held.drop()
+            self.wrapped = guard.described(self)
 
     def holdings(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors that this rank holds now beside the module's, by kind and name."""
-        held = {"gradients": {}, "master": {}, "weights": {}}
-        if self.stage == 0:
-            held["gradients"] = {f"bucket {k}": each.flat for k, each in enumerate(self.held)}
-            return held
-        for k, each in enumerate(self.held):
-            if each.piece.dtype != each.weights_flat.dtype or self.stage == 3:
-                kind = "master" if each.piece.dtype != each.weights_flat.dtype else "weights"
-                held[kind][f"piece of part {k}"] = each.piece
-            if self.stage == 3:
-                held["weights"][f"part {k}"] = each.weights_flat
-            parts = {what: getattr(each, what) for what in ("flat", "away", "mean")} | each.unsent
-            held["gradients"] |= {
-                f"part {k}, {what}": tensor for what, tensor in parts.items() if tensor is not None
-            }
-        return held
+        found: dict[str, dict] = {"gradients": {}, "master": {}, "weights": {}}
+        for k, held in enumerate(self.held):
+            masters = held.piece is not None and held.piece.dtype != held.like.dtype
+            kinds = {"piece": "master" if masters else "weights", "weights_flat": "weights"}
+            for what, kind in (
+                kinds | dict.fromkeys(("flat", "away", "mean"), "gradients")
+            ).items():
+                if (tensor := getattr(held, what)) is not None:
+                    found[kind][f"part {k}, {what}"] = tensor
+            found["gradients"] |= {f"part {k}, {n}": each for n, each in held.unsent.items()}
+        return found
 
 
 @torch.no_grad()

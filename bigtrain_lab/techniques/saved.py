@@ -48,7 +48,7 @@ def save(path, state: dict) -> None:
             file.write(guard.MARK + guard.digest(partial, file.tell()))
             file.flush()
             os.fsync(file.fileno())
-        guard.refuse_unreadable(partial)
+        torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
         partial.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -60,9 +60,7 @@ def save(path, state: dict) -> None:
 def load(path) -> dict:
     """Read what was saved, to the host; reading executes nothing. Impossible where it is no such
     file, or its digest is another."""
-    with guard.read(path):
-        guard.refuse_damaged(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+    return guard.loaded(path)
 
 
 def state_of(training, group, update: int, **further) -> dict:
@@ -72,12 +70,23 @@ def state_of(training, group, update: int, **further) -> dict:
     own = random_state(group.device)
     return {
         "update": update,
+        "facts": facts_of(training),
         "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
         "precision": training.precision.state_dict(),
         "optimizers": [each.state_dict() for each in training.optimizers],
         "random": group.differing(own, "a checkpoint") or [own] * group.size,  # a rank
         **further,
     }
+
+
+def facts_of(training) -> dict[str, object]:
+    """Describe what a checkpoint fits."""
+    weights = {
+        f"{name} of stage {number}": weight
+        for number, stage in training.stages.items()
+        for name, weight in stage.state_dict().items()
+    }
+    return guard.facts(weights, (each.param_groups for each in training.optimizers))
 
 
 def gathered(own: Tensor, group) -> Tensor:
@@ -91,7 +100,7 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
     sizes."""
     guard.refuse_parts(training)
     with guard.read(name):
-        guard.refuse_other_model(state, training, name)
+        guard.refuse_other(state["facts"], facts_of(training), name)
         for number, stage in training.stages.items():
             stage.load_state_dict(state["weights"][number])
         training.precision.load_state_dict(state["precision"])

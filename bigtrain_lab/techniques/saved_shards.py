@@ -39,9 +39,10 @@ from torch.optim import Optimizer
 
 from . import saved
 from .guards import saved as guard
-from .shards import assembled, keeping_dim
+from .shards import assembled
 
 WHOLE, FOLDER = "whole.pt", "shards-"
+ORDER = "the optimizers' order of parameters"
 
 
 def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -> None:
@@ -58,7 +59,9 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     sharded = getattr(sharded, "replicas", sharded)
     path, group = Path(path), sharded.group
     guard.refuse_under_way(sharded)
-    number = torch.tensor([guard.next_number(path, WHOLE, FOLDER)], device=group.device)
+    numbers = (each.name.removeprefix(FOLDER) for each in path.glob(f"{FOLDER}*"))
+    last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    number = torch.tensor([1 + last], device=group.device)
     folder = path / f"{FOLDER}{group.unrecorded().broadcast(number).item():06}"
     own = {
         "parts": {
@@ -84,7 +87,7 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
                 "folder": folder.name,
                 "digests": digests,
                 "further": further,
-                "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
+                "facts": facts_of(sharded, listed(optimizer)),
                 **beside(sharded),
             },
         )
@@ -101,31 +104,27 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     Impossible, with nothing changed, where the checkpoint is of others."""
     sharded = getattr(sharded, "replicas", sharded)
     owned, group = {each.name: each for each in sharded.homes}, sharded.group
-    numbers = [numbers_of(sharded, each) for each in listed(optimizer)]
-    apart = beside(sharded)["apart"]
+    apart, facts = beside(sharded)["apart"], facts_of(sharded, listed(optimizer))
     guard.refuse_under_way(sharded)
 
     def mine(name: str, parts: list) -> Tensor:
         own = owned[name]
-        return keeping_dim(assembled(parts, own.start, own.stop), own.stepped)
+        return assembled(parts, own.start, own.stop).view(own.stepped.shape)
 
     def checked() -> tuple[Shards, list[dict], dict[str, Tensor]]:
         with guard.read(path):
             found = Shards(path, group.rank, group.size)
-            guard.refuse_other(found, owned, apart, listed(optimizer), numbers, path)
-            return (
-                found,
-                found.optimizers(mine),
-                {name: mine(name, found.parts(name)) for name in owned},
-            )
+            guard.refuse_other(found.manifest["facts"], facts, path)
+            values = {name: mine(name, found.parts[name]) for name in owned}
+            whole = found.manifest["apart"]
+            values |= {name: whole[name].view_as(tensor) for name, tensor in apart.items()}
+            return found, found.optimizers(mine), values
 
-    found, states, pieces = guard.together(group, checked)
+    found, states, values = guard.together(group, checked)
     for each, state in zip(listed(optimizer), states):
         each.load_state_dict(state)
-    for name, each in owned.items():
-        each.stepped.copy_(pieces[name])
-    for name, tensor in apart.items():
-        tensor.copy_(found.manifest["apart"][name])
+    for name, tensor in (apart | {name: own.stepped for name, own in owned.items()}).items():
+        tensor.copy_(values[name])
     sharded.refresh()
     return found.manifest["further"]
 
@@ -139,7 +138,7 @@ def whole(path) -> dict:
         def joined(name: str, parts: list) -> Tensor:
             return assembled(parts, 0, prod(found.shapes[name])).view(found.shapes[name])
 
-        weights = {name: joined(name, found.parts(name)) for name in found.shapes}
+        weights = {name: joined(name, parts) for name, parts in found.parts.items()}
         weights |= {name: weights[first] for name, first in found.manifest["tied"].items()}
         return {
             "weights": weights | found.manifest["apart"],
@@ -150,20 +149,19 @@ def whole(path) -> dict:
 
 class Shards:
     """Files of a checkpoint; their values stay on the disk until they are read. Rank `rank` of
-    `ranks` that read them compares the digests of its share."""
+    `ranks` that read them compares the digests of its share. `parts`: of each parameter, its
+    (start, stop, elements) as each rank wrote them."""
 
     def __init__(self, path, rank: int = 0, ranks: int = 1):
         path = Path(path)
-        self.manifest = guard.manifest(path, WHOLE)
-        digests = self.manifest["digests"]
-        named = {file(number, len(digests)): each for number, each in enumerate(digests)}
-        self.files = guard.opened(path / self.manifest["folder"], named, rank, ranks)
+        self.manifest = guard.loaded(path / WHOLE)
+        folder, digests = path / self.manifest["folder"], self.manifest["digests"]
+        self.files = [
+            guard.loaded(folder / file(number, len(digests)), each, number % ranks == rank)
+            for number, each in enumerate(digests)
+        ]
         self.shapes = {name: part[0] for name, part in self.files[0]["parts"].items()}
-        guard.refuse_holes(self, path)
-
-    def parts(self, name: str) -> list[tuple[int, int, Tensor]]:
-        """List (start, stop, elements) of a parameter, as each rank wrote them."""
-        return [each["parts"][name][1:] for each in self.files]
+        self.parts = {n: [each["parts"][n][1:] for each in self.files] for n in self.shapes}
 
     def optimizers(self, join: Callable[[str, list], Tensor]) -> list[dict]:
         """Return their state_dicts; join(name, parts) makes a value of the ranks' parts of it."""
@@ -174,14 +172,14 @@ class Shards:
                 name,
                 [
                     (start, stop, each["optimizers"][at]["state"][number][key])
-                    for each, (start, stop, _) in zip(self.files, self.parts(name))
+                    for each, (start, stop, _) in zip(self.files, self.parts[name])
                 ],
             )
 
         return [
             changed(state, numbers, shapes, partial(value, at))
             for at, (state, numbers) in enumerate(
-                zip(self.files[0]["optimizers"], self.manifest["numbers"])
+                zip(self.files[0]["optimizers"], self.manifest["facts"][ORDER])
             )
         ]
 
@@ -203,7 +201,8 @@ def load_full_optimizer_state(sharded, optimizer: Optimizer, state_dict: dict) -
     """Load a state_dict of an optimizer of the whole parameters; each rank keeps its part."""
     sharded = getattr(sharded, "replicas", sharded)
     owned = {each.name: each for each in sharded.homes}
-    guard.refuse_other_optimizers([state_dict], [optimizer], "The state")
+    groups = state_dict["param_groups"], optimizer.param_groups
+    guard.refuse_other(*(guard.facts({}, [each]) for each in groups), "The state")
     optimizer.load_state_dict(
         changed(
             state_dict,
@@ -252,6 +251,13 @@ def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
         for home in sharded.homes
         if id(home.stepped) in numbers
     }
+
+
+def facts_of(sharded, optimizers: Sequence[Optimizer]) -> dict[str, object]:
+    """Describe what a checkpoint fits."""
+    weights = beside(sharded)["apart"] | {each.name: each.weight for each in sharded.homes}
+    order = {ORDER: [numbers_of(sharded, each) for each in optimizers]}
+    return guard.facts(weights, (each.param_groups for each in optimizers)) | order
 
 
 def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:

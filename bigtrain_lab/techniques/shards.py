@@ -9,9 +9,10 @@ Cost: at most N - 1 elements of padding a flat tensor.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), section 5.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -42,6 +43,7 @@ class Home:
 
 
 STEPPED = WeakIdKeyDictionary()  # a weight -> its master, or this rank's piece of either
+CUTS = WeakIdKeyDictionary()  # a parameter -> its Cut, how tensor slicing cut it
 COPIES = WeakIdKeyDictionary()  # the weights that another rank counts in a norm of the model
 
 
@@ -54,15 +56,12 @@ def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:
     return Home(name, weight, nn.Parameter(master, weight.requires_grad))
 
 
-def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
+def assembled(parts: Iterable[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
     """Return elements `start` to `stop` of a flattened tensor, from another cut of it: `parts` are
     (start, stop, elements). The result is shorter where the parts leave elements out."""
-    found, count = parts[0][2].new_empty(stop - start), 0
-    for first, last, elements in parts:
-        low, high = max(start, first), min(stop, last)
-        if low < high:
-            found[low - start : high - start] = elements.view(last - first)[
-                low - first : high - first
-            ]
-            count += high - low
-    return found[:count]
+    return torch.cat(
+        [
+            elements.view(last - first)[max(0, start - first) : max(0, stop - first)]
+            for first, last, elements in sorted(parts, key=lambda part: part[:2])
+        ]
+    )

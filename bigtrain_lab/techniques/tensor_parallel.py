@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
+from .shards import CUTS
 from .weight_shapes import Cut
 
 # -- what crosses the ranks: each is the transpose of another -------------------------------------
@@ -319,12 +320,12 @@ ROWS = 64  # of a block that one generator draws
 
 def cut_of(parameter: Tensor) -> Cut | None:
     """Return how a parameter is cut; None of a duplicate, equal on all ranks, or of one rank."""
-    return getattr(parameter, "cut", None)
+    return CUTS.get(parameter)
 
 
 def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
     parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
-    parameter.cut = cut if group.size > 1 else None
+    CUTS[parameter] = cut if group.size > 1 else None
     return parameter
 
 

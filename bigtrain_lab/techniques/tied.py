@@ -5,8 +5,8 @@
     output on the last stage    g_1 --/          \\--> g_0 + g_1
 
 Cost: an update sends one gradient of the weight to each other rank that holds a copy; a second
-copy and its optimizer state. What earlier batches left in `.grad` is summed already: it is set
-aside meanwhile.
+copy and its optimizer state. A gradient that an earlier batch left in `.grad` is summed already. It
+would be summed twice, and is refused.
 Source: Press and Wolf 2017 (arXiv:1608.05859); across stages, Shoeybi et al. 2019, Megatron-LM
 (arXiv:1909.08053).
 """
@@ -33,27 +33,29 @@ class TiedWeight:
     ):
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
-        self.aside: dict[int, Tensor | None] = {}
         COPIES.update(
             {copy: True for stage, copy in own.items() if stage != next(iter(self.ranks))}
         )
         self.batch = -1
 
     def begin(self) -> None:
-        """Set earlier gradients aside, before the first backward of an update."""
+        """Refuse copies that differ, and gradients of earlier batches, before the first backward of
+        an update."""
         self.batch += 1
         if self.batch < LOOKS:
             self._compare()
-        self.aside = {stage: copy.grad for stage, copy in self.own.items()}
-        for copy in self.own.values():
-            copy.grad = None
+        refuse(
+            (
+                any(copy.grad is not None for copy in self.own.values()),
+                f"Tied weight {self.name!r} has a gradient of an earlier batch on rank "
+                f"{self.group.rank}: call zero_grad() of its optimizer after each step.",
+            )
+        )
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
         """Sum the gradients of all copies, after the last backward and before the update."""
         if not all(copy.requires_grad for copy in self.own.values()):
-            for stage, copy in self.own.items():
-                copy.grad = self.aside[stage]
             return
         refuse(
             (
@@ -63,11 +65,8 @@ class TiedWeight:
             )
         )
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
-        for stage, copy in self.own.items():
-            total = sum(parts[1:], parts[0])
-            before = self.aside[stage]
-            copy.grad = total.clone() if before is None else before.add_(total)
-        self.aside = {}
+        for copy in self.own.values():
+            copy.grad = sum(parts[1:], parts[0]).clone()
 
     def _exchange(self, what: str, own: Mapping[int, Tensor]) -> list[Tensor]:
         """Return every stage's tensor, in order of stage."""

@@ -96,7 +96,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
         groups = guard.groups_of(params, stage)
         module = nn.ParameterList(p for each in groups for p in each["params"])
         group = Group.of(group)
-        guard.refuse_buckets(module, group, bucket_bytes, f"stage {stage}")
+        guard.refuse_buckets(module, group, bucket_bytes, f"stage {stage}", stage)
         homes = [home_of(name, weight) for name, weight in module.named_parameters()]
         self.replicas = Replicas(
             module, group, stage, homes, bucket_bytes=bucket_bytes, allow_unused=allow_unused

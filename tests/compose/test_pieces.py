@@ -198,11 +198,14 @@ def tied(rank) -> dict:
         Table(start.clone()), optimizer=lambda p: torch.optim.SGD(p, 0.1 * (1 + rank.index))
     )
     part.step(x, x)
+    again = made(Table(start.clone()))
+    again.step(x, x)
     for what, pipeline in {
         "differ": made(Table(start + rank.index)),
         "one is frozen": made(Table(start.clone()).requires_grad_(rank.index == 0)),
         "unused": made(Table(start.clone(), used=False)),
         "other rates": part,
+        "not cleared": again,
     }.items():
         found[f"{what} on rank {rank.index}"] = np.array(refused(pipeline.step, x, x))
         pipeline.group.finish()  # what it sent is still wanted
@@ -211,9 +214,9 @@ def tied(rank) -> dict:
 
 def test_copies_of_a_tied_weight_may_not_part(tmp_path):
     told = {"differ": "differ", "one is frozen": "differ", "other rates": "differ"}
-    told["unused"] = "got no gradient"
+    told |= {"unused": "got no gradient", "not cleared": "gradient of an earlier batch"}
     result = launch(tied, 2, directory=tmp_path / "run").result
-    assert len(result) == 8
+    assert len(result) == 10
     assert all(told[name.partition(" on ")[0]] in str(each) for name, each in result.items())
 
 

@@ -283,7 +283,7 @@ def stepped_early(model, inside=nullcontext):
             nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)),
             {},
             thawed,
-            "Parameter 0.weight on rank 0 was frozen when it was wrapped",
+            "Parameter 0.weight on rank 0 was float32 of shape (2, 2) on cpu, frozen when",
         ),
         (
             nn.Embedding(4, 2, sparse=True),

@@ -409,16 +409,16 @@ def with_state_asked(model, out):
 
 
 CHANGES = {
-    "1.weight on rank 0 was taken out": replaced,
-    "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
-    "0.weight on rank 0 became float64": lambda model: model.double(),
-    "0.weight on rank 0 became float32 of shape": lambda model: setattr(
+    "1.weight on rank 0 was .* and is .*, averaged by nobody,": replaced,
+    "0.bias on rank 0 was .* and is missing": lambda model: delattr(model.module[0], "bias"),
+    "0.weight on rank 0 was float32 .* and is float64": lambda model: model.double(),
+    "0.weight on rank 0 was .* and is float32 .* in other memory": lambda model: setattr(
         model.module[0].weight, "data", torch.ones(3, 2)
     ),
-    "0.weight on rank 0 was made to have requires_grad False": lambda model: (
-        model.module.requires_grad_(False)
+    "0.weight on rank 0 was .* and is .* frozen": lambda model: model.module.requires_grad_(False),
+    "0.bias on rank 0 was .* version . .* and is .* version": lambda model: nn.init.zeros_(
+        model.module[0].bias
     ),
-    "0.bias was changed in place": lambda model: nn.init.zeros_(model.module[0].bias),
     "full_state_dict": lambda model: model.state_dict(),
     "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
     "copy the module before": copy.deepcopy,
@@ -469,6 +469,12 @@ def partly():
     trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
 
 
+def kept():
+    model = two_linear()
+    trained(model)
+    trained(model)
+
+
 def skipped():
     model = two_linear()
     model(torch.ones(1, 2)).sum().backward()
@@ -478,7 +484,7 @@ def skipped():
 
 def clipped_early():
     trained(model := two_linear())
-    torch.optim.SGD(model.parameters(), lr=1).zero_grad(set_to_none=False)
+    torch.optim.SGD(model.parameters(), lr=1).zero_grad()
     model(torch.ones(1, 2)).sum().backward()
     model.clip_grad_norm_(0.1)
 
@@ -529,8 +535,9 @@ def forgotten_finish():
         (forgotten_finish, "call finish_gradient_synchronization"),
         (scaled_alone, "give DynamicLossScaler.* all ranks"),
         (skipped, "was replaced or dropped on its way"),
+        (kept, "gets a gradient before the last one was dropped: call the optimizer's zero_grad"),
         (clipped_early, "was used after it had left"),
-        (hidden, "0.bias on rank 0 got a gradient, and no backward passed"),
+        (hidden, "0.weight on rank 0 got a gradient, and no backward passed"),
     ],
 )
 def test_a_backward_that_cannot_be_averaged_is_refused(mistake, sentence):

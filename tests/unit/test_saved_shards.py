@@ -94,8 +94,10 @@ class Sharded:
 
 
 def saved_on(ranks, path, seed=1, **further):
+    told = []
     for rank in reversed(range(ranks)):  # rank 0 last: it has nobody to wait for
         sharded = Sharded(rank, ranks, seed)
+        sharded.group.broadcast = lambda number: told.append(number) or told[0]
         save(path, sharded, sharded.optimizer, **further)
 
 
@@ -404,7 +406,7 @@ CRAFTED = {
     "a number of files": lambda state, content: state.update(digests=10**12),
     "many files": lambda state, content: state.update(digests=[b"0" * 64] * 300_000),
     "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
-    "numbers": lambda state, content: state.update(numbers=3),
+    "facts": lambda state, content: state.update(facts=3),
     "buffers": lambda state, content: state.update(apart=[1]),
     "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
     "short": short,
@@ -426,29 +428,29 @@ def under_way(path):
         (
             lambda path: (path / "shards-000001" / "rank-1.of-3.pt").unlink(),
             {},
-            "shards-000001 lacks rank-1.of-3.pt, 1 of 3 files: copy those of all ranks",
+            "There is no checkpoint .*rank-1.of-3.pt: .* copy the files of all ranks",
         ),
         (mixed, {}, "rank-1.of-3.pt is of another save, or is damaged: copy the files of one save"),
         (
             lambda path: (path / "whole.pt").unlink(),
             {},
-            "is no checkpoint of ranks, it has no whole.pt",
+            "There is no checkpoint .*whole.pt: train from the start",
         ),
         (
             lambda path: saved.save(path / "whole.pt", {"number": 1}),
             {},
-            "whole.pt is of no checkpoint of ranks",
+            "is no checkpoint, or is damaged",
         ),
         (shutil.rmtree, {}, "There is no checkpoint .*: train from the start"),
         (
             None,
             {"width": 6},
-            r"is of another model, first.weight is \(5, 5\) there and \(6, 6\) here",
+            r"is of another training, frozen.weight is \(5, 5\) there and \(6, 6\) here",
         ),
         (
             None,
             {"make": partial(torch.optim.SGD, lr=1)},
-            "is of another optimizer: train with the one that it had",
+            "is of another training, optimizer 0 is .* there and .* here: train with what it had",
         ),
         *((partial(crafted, change), {}, "damaged|lacks|another") for change in CRAFTED.values()),
         (

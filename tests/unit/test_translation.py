@@ -219,7 +219,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
     here(small)
     with pytest.raises(
         Impossible,
-        match="last.pt is of another model, .* here: build the model with the sizes that it had.$",
+        match="last.pt is of another training, .* here: train with what it had, or name another.$",
     ):
         here(replace(small, config=replace(TINY, width=32), resume=True))
 
@@ -241,8 +241,8 @@ def test_only_the_same_batches_go_on(tmp_path):
         with pytest.raises(
             Impossible,
             match=(
-                f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or"
-                " another directory.$"
+                f"^[^\n]*last.pt is of another training, {other}.*: train with what it had, or"
+                " name another.$"
             ),
         ):
             here(replace(small, resume=True, **told))

@@ -23,7 +23,8 @@ from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from bigtrain_lab.techniques.shards import CUTS
+from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, Cut, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, NaiveZero, ZeroOptimizer
 
 from .threads import WIDTH, Model, on_processes, on_threads
@@ -264,6 +265,8 @@ def over_pieces():
 
 def over_slices():
     model = nn.ModuleList([ColumnParallelLinear(4, 6, Alone()), RowParallelLinear(6, 4, Alone())])
+    column, row = model  # as if others had the rest of them
+    CUTS.update({column.weight: Cut(0), column.bias: Cut(0), row.weight: Cut(1)})
     model[1](model[0](torch.ones(2, 4))).square().sum().backward()
     return [*model.parameters()]
 
@@ -408,12 +411,10 @@ def with_masters(given, prepared_first=True, **options):
 
 
 MASTERS = {
-    "no backward brought, as a master of MixedPrecision has": partial(
+    "by prepare.model, masters=False., and give model.parameters": partial(
         with_masters, lambda model, mp: mp.parameters()
     ),
-    "lost its gradient to a hook, as that of MixedPrecision's masters is": partial(
-        with_masters, lambda model, mp: model.parameters()
-    ),
+    "The weights have masters already": partial(with_masters, lambda model, mp: model.parameters()),
     "prepare the model before it, by": partial(
         with_masters, lambda model, mp: model.parameters(), False
     ),
@@ -476,7 +477,7 @@ def across(name):
         (lambda: made(stage=3), "FullyShardedDataParallel"),
         *((partial(across, name), f"{name} looks") for name in ("Muon", "Adafactor", "Trust")),
         (partial(across, "LBFGS"), "LBFGS could not be tried .*'closure'.*element_wise"),
-        (moved, "Parameter 0 on rank 0 became float32 of shape .*in other memory"),
+        (moved, "Parameter 0 on rank 0 was .* and is float32 of shape .*in other memory"),
         (kept, "zero_grad"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),
     ],

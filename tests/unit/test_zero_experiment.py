@@ -30,7 +30,7 @@ SMALL = {
 def padded(asked: Zero) -> int:
     """Weights, with the padding of each bucket or unit."""
     weights, units = weights_of(asked.stages, asked.order, 0)
-    parts, _ = parts_of(weights, units, asked.stage, asked.replicas, asked.bucket_bytes)
+    parts = parts_of(weights, units, asked.stage, asked.replicas, asked.bucket_bytes)
     return sum(part.bytes for part in parts) // 4
 
 

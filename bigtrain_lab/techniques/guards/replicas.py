@@ -22,13 +22,13 @@ from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
+from ..shards import CUTS, STEPPED
 from . import by_ranks, refuse, who, whole
-from .gone import Gone, gone, is_gone, real
+from .gone import Gone, gone, is_gone
 from .optimizers import SHARDED, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient
 WRAPPED = WeakIdKeyDictionary()
-AFTER = "after the module was wrapped: change it before, and load values by load_full_state_dict()."
 
 
 class Uncopied:
@@ -77,13 +77,14 @@ def differing(group: Group, lines: Iterable[str], *about: str) -> str:
     return next((by_ranks(group, row) for row in rows if len(set(row)) > 1), "")
 
 
-def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str) -> None:
+def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str, stage=0) -> None:
     """Refuse a module whose gradients cannot be averaged in buckets."""
+    masters = {*STEPPED.values()} if stage else ()
     own = set(map(group.world_rank, range(group.size)))
     sliced = [
         path
         for path, part in module.named_modules()
-        if any(getattr(p, "cut", None) for p in part.parameters(recurse=False))
+        if any(CUTS.get(p) for p in part.parameters(recurse=False))
         and len(own & set(map(part.group.world_rank, range(part.group.size)))) > 1
     ]
     refuse_module(
@@ -107,6 +108,12 @@ def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str)
                 " weights are parts, not copies: give the group of the replicas."
             ),
         ),
+        (
+            stage and (masters_of([module]) or any(p in masters for p in module.parameters())),
+            "The weights have masters already: prepare the model before, without masters, by "
+            "prepare(model, masters=False), and give model.parameters(), of which ZeRO keeps "
+            "masters in parts.",
+        ),
     )
 
 
@@ -115,7 +122,7 @@ def refuse_units(module: nn.Module, group: Group, compute_dtype, units) -> None:
     parameters, parts = dict(module.named_parameters()), set(module.modules())
     odd = [name for name, p in parameters.items() if not p.is_floating_point()]
     strange = [type(unit).__name__ for unit in units or () if unit not in parts]
-    sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
+    sliced = [name for name, p in parameters.items() if CUTS.get(p)]
     refuse_module(
         module,
         group,
@@ -185,15 +192,15 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
     return gone(parameter, told)
 
 
-def refuse_dropped(replicas, k: int, n: int) -> None:
+def refuse_dropped(replicas, site) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
-    held, this = replicas.held[k], replicas.held[k].homes[n].name
+    left = replicas.stage < 2 and any(k not in replicas.rules.queue for k in site.parts)
     refuse(
         (
-            n not in (held.came if replicas.stage < 3 else held.unsent),
-            f"The gradient of {this} on {who(replicas)} was replaced or dropped on its way: call "
-            "finish_gradient_synchronization() after the backward, before step(), zero_grad(), and "
-            "what replaces it, such as the sum of a tied weight's copies.",
+            left or site.n not in site.held.came,
+            f"The gradient of {site.home.name} on {who(replicas)} was replaced or dropped on its "
+            "way: call finish_gradient_synchronization() after the backward, before step(), "
+            "zero_grad(), and what replaces it, such as the sum of a tied weight's copies.",
         )
     )
 
@@ -201,7 +208,7 @@ def refuse_dropped(replicas, k: int, n: int) -> None:
 def refuse_unseen(replicas) -> None:
     """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
     for held in replicas.held if replicas.stage == 3 else ():
-        for n in held.unsent:
+        for n in held.came:
             raise Impossible(
                 f"{held.homes[n].name} on {who(replicas)} got a gradient, and no backward passed "
                 "what its unit returned: let it return tensors, or a dataclass of them, or name a "
@@ -209,83 +216,72 @@ def refuse_unseen(replicas) -> None:
             )
 
 
-def refuse_written(held) -> None:
-    """Refuse a write to a gathered weight at stage 3: it reaches no piece, and is lost."""
-    for home, writes in zip(held.homes, held.writes):
-        if home.weight._version != writes:
-            raise Impossible(
-                f"Parameter {home.name} was changed in place after the module was wrapped, and "
-                "ranks keep pieces of it: change it before, or load values by "
-                "load_full_state_dict()."
-            )
+def refuse_gradient(replicas, site, found: Tensor | None) -> None:
+    """Refuse a gradient that is missing, sparse, or too late."""
+    layout = None if found is None or is_gone(found) else found.layout
+    before = site.home.stepped.grad if replicas.stage else None
+    left = replicas.stage < 2 and any(k not in replicas.rules.queue for k in site.parts)
+    cases = (
+        (
+            layout is None,
+            "has lost its gradient to a hook, as that of MixedPrecision's masters is: prepare the "
+            "model before it is wrapped, and under ZeRO without masters, by prepare(model, "
+            "masters=False).",
+        ),
+        (
+            layout is not torch.strided,
+            f"has a gradient that is {layout}: dense gradients are cut "
+            "and summed, so take sparse=False.",
+        ),
+        (
+            before is not None and not site.used and not is_gone(before),
+            "gets a gradient before the last one was dropped: call the optimizer's zero_grad() "
+            "after its step.",
+        ),
+        (
+            left and replicas.unfinished,
+            "got a gradient after its bucket had left: call finish_gradient_synchronization() "
+            "before, or use no_sync().",
+        ),
+    )
+    for holds, what in cases:
+        if holds:
+            raise Impossible(f"Parameter {site.home.name} on {who(replicas)} {what}")
 
 
-def refuse_gradient(replicas, k: int, n: int, found: Tensor | None) -> None:
-    """Refuse a gradient that is missing, sparse, of another shape, or too late."""
-    held, rules = replicas.held[k], replicas.rules
-    home, view = held.homes[n], held.views[n]
-    before = home.stepped.grad if replicas.stage in (1, 2) else None
-    this = f"Parameter {home.name} on {who(replicas)}"
-    if found is None or is_gone(found):
-        raise Impossible(
-            f"{this} has lost its gradient to a hook, as that of MixedPrecision's "
-            "masters is: prepare the model before it is wrapped, and under ZeRO "
-            "without masters, by prepare(model, masters=False)."
-        )
-    if found.layout is not torch.strided:
-        raise Impossible(
-            f"{this} has a gradient that is {found.layout}: dense gradients are cut "
-            "and summed, so take sparse=False."
-        )
-    if Shape.of(found) != Shape.of(view) or found.device != view.device:
-        raise Impossible(
-            f"{this} is {Shape.of(found)} on {found.device} and was {Shape.of(view)} on "
-            f"{view.device} when it was wrapped: change the module before."
-        )
-    if before is not None and n not in held.used and not is_gone(before):
-        raise Impossible(
-            f"{this} gets a gradient before the last one was dropped: call the optimizer's "
-            "zero_grad() after its step."
-        )
-    if replicas.stage < 2 and held.used and k not in rules.queue:
-        raise Impossible(
-            f"{this} got a gradient after its bucket had left: call "
-            "finish_gradient_synchronization() before, or use no_sync()."
-        )
+def described(replicas) -> dict[str, tuple]:
+    """Say of each parameter what must stay as it was wrapped."""
+    pieces, stage, found = replicas.pieces, replicas.stage, {}
+    memory = [each for held in replicas.held for each in (held.weights_flat, held.nothing)]
+    own = {each.untyped_storage()._cdata for each in memory if each is not None}
+    for name, p in replicas.module.named_parameters():
+        known, learns = p in pieces, p.requires_grad
+        facts = {
+            ", frozen": not learns and (stage == 3 or not known),
+            ", averaged by nobody": learns and not known,
+            ", in other memory": known and stage and p.untyped_storage()._cdata not in own,
+            f", version {p._version}": stage == 3,
+        }
+        told = "".join(fact for fact, holds in facts.items() if holds)
+        found[name] = p.dtype, p.shape, p.device, told
+    return found
 
 
 def refuse_changed(replicas) -> None:
-    """Refuse parameters that are not as they were wrapped, and gradients that no hook saw."""
-    now, known = dict(replicas.module.named_parameters()), replicas.pieces
-    lost, wrong = known.keys() - now.values(), {}
-    for name, p in now.items():
-        if p not in known and replicas.frozen.get(name) is not p:
-            wrong[name] = f"was put in, and nobody averages it, {AFTER}"
-        elif name in replicas.frozen and p.grad is not None:
-            wrong[name] = (
-                "was frozen when it was wrapped and has a gradient now, which nobody averages: "
-                "wrap the module anew."
+    """Refuse parameters that are not as they were wrapped."""
+    then, now = replicas.wrapped, described(replicas)
+    for name in dict.fromkeys((*then, *now)) if then != now else ():
+        was, is_now = (
+            "{} of shape {} on {}{}".format(str(kind)[6:], (*shape,), *rest) if rest else "missing"
+            for kind, shape, *rest in (each.get(name, (None, None)) for each in (then, now))
+        )
+        refuse(
+            (
+                was != is_now,
+                f"Parameter {name} on {who(replicas)} was {was} when the module was wrapped, and is"
+                f" {is_now} now: change it before, and load values by load_full_state_dict().",
             )
-    for held in replicas.held if replicas.stage else ():
-        if replicas.stage == 3:
-            refuse_written(held)
-        own = [held.weights_flat] + [held.nothing] * (replicas.stage == 3)
-        memory = [each.untyped_storage()._cdata for each in own]
-        for name, p, stepped in ((home.name, home.weight, home.stepped) for home in held.homes):
-            if p in lost:
-                wrong[name] = f"was taken out {AFTER}"
-            elif p.untyped_storage()._cdata not in memory:
-                wrong[name] = f"became {Shape.of(p)} on {p.device}, in other memory, {AFTER}"
-            elif replicas.stage == 3 and p.requires_grad != stepped.requires_grad:
-                wrong[name] = f"was made to have requires_grad {p.requires_grad} {AFTER}"
-            elif held.learns and real(p.grad) is not None:
-                wrong[name] = (
-                    "has a gradient that no backward brought, as a master of MixedPrecision has: "
-                    "prepare(model, masters=False), and give model.parameters(), of which ZeRO "
-                    "keeps masters in parts."
-                )
-    for name, what in wrong.items():
-        raise Impossible(f"Parameter {name} on {who(replicas)} {what}")
+        )
 
 
 def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
