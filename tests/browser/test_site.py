@@ -20,10 +20,12 @@ from tests.browser.lab import LAPTOP, Watched
 
 pytestmark = pytest.mark.slow
 PYTHON = os.environ.get("BIGTRAIN_PYODIDE", "")  # a folder: docs/site.md says how to fill it
-MOVED = {"pipeline": {"micro_batches": 16}, "all-reduce": {"collective": "tree", "ranks": 16}}
-REFUSED = {
-    "pipeline": {"schedule": "dualpipe-v", "ranks": 8},
-    "all-reduce": {"collective": "halving-doubling", "ranks": 72},
+SETTINGS = {
+    "pipeline": (
+        {"micro_batches": 16},
+        {"schedule": "dualpipe-v", "ranks": 8},
+    ),  # the last: refused
+    "all-reduce": ({"collective": "tree", "ranks": 16}, {"ranks": 2}),
 }
 LIVE_MS = 120_000
 
@@ -40,13 +42,18 @@ def served(folder: Path):
     server.server_close()
 
 
+def asked(changed: dict) -> str:
+    """Settings as an address has them."""
+    return urlencode({k: v if isinstance(v, str) else json.dumps(v) for k, v in changed.items()})
+
+
 class Opened(Watched):
     """A lab's page."""
 
     def __init__(self, browser, address: str, lab: str, changed: dict | None = None):
         self.context = browser.new_context(viewport=LAPTOP)
         super().__init__(self.context.new_page())
-        self.page.goto(f"{address}/{lab}.html#{urlencode(changed or {})}")
+        self.page.goto(f"{address}/{lab}.html#{asked(changed or {})}")
 
     def answer(self, changed: dict, timeout: float = LIVE_MS) -> dict:
         """What the page shows once it has these settings."""
@@ -59,7 +66,7 @@ class Opened(Watched):
         return self.page.evaluate("btlAnswer")
 
     def move(self, changed: dict) -> dict:
-        self.page.evaluate("asked => { location.hash = asked; }", urlencode(changed))
+        self.page.evaluate("asked => { location.hash = asked; }", asked(changed))
         return self.answer(changed)
 
 
@@ -72,8 +79,8 @@ def alike(shown: dict, lab: str, changed: dict) -> bool:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    asked = [*MOVED, *(["--pyodide", PYTHON] if PYTHON else [])]
-    command = [sys.executable, "-m", "bigtrain_lab", "site", str(folder), *asked]
+    given = [*SETTINGS, *(["--pyodide", PYTHON] if PYTHON else [])]
+    command = [sys.executable, "-m", "bigtrain_lab", "site", str(folder), *given]
     subprocess.run(command, check=True, env=os.environ | {"XDG_CACHE_HOME": str(folder / "made")})
     with served(folder) as address:
         yield address
@@ -85,17 +92,18 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     front.page.locator("input[name=micro_batches]").press("ArrowRight")
     assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
     front.until("playing", "value === 'true'")
-    for lab in MOVED:
+    for lab in SETTINGS:
         assert alike(Opened(browser, site, lab).answer({}), lab, {})
     assert not [url for url in front.requests if not url.startswith(site)]
 
 
 @pytest.mark.pyodide
-@pytest.mark.parametrize("lab", MOVED)
+@pytest.mark.parametrize("lab", SETTINGS)
 def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site, lab):
-    page = Opened(browser, site, lab, MOVED[lab])
-    assert alike(page.answer(MOVED[lab]), lab, MOVED[lab])
-    refused = page.move(REFUSED[lab])
-    assert "refused" in refused and alike(refused, lab, REFUSED[lab])
+    page = Opened(browser, site, lab, SETTINGS[lab][0])
+    for changed in SETTINGS[lab]:
+        shown = page.move(changed)
+        assert alike(shown, lab, changed)
+        assert page.page.locator("#btl-trouble").is_visible() == ("refused" in shown)
     assert page.complaints == []
     assert not [url for url in page.requests if not url.startswith((site, "blob:"))]

@@ -86,7 +86,7 @@ for (const [text, body] of Object.entries(lab.made)) made[text] = () => unpack(b
 function fromAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
   for (const { name, values, value } of lab.controls) {
-    const found = values.find((each) => String(each) === asked.get(name));
+    const found = values.find((each) => String(each) === asked.get(name) || each === Number(asked.get(name) ?? NaN));
     puts[name](found === undefined ? value : found);
   }
 }
