@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from bigtrain_lab.cli.site import FRONT, offered
@@ -57,9 +58,14 @@ def slider(page: Opened) -> list[float]:
     return [page.page.evaluate(MOVED, [FRONT, place]) for place in places]
 
 
-def rows(labs=()):
+def rows() -> list[dict]:
+    return [*measured()]
+
+
+def measured() -> Iterator[dict]:
+    """The rows."""
     folder = Path(BUILT or tempfile.mkdtemp())
-    chosen = labs or LABS or [*Experiment.all()]
+    chosen = LABS or [*Experiment.all()]
     if not BUILT:
         asked = [*chosen, "pipeline", "--pyodide", PYTHON]
         subprocess.run([sys.executable, "-m", "bigtrain_lab", "site", folder, *asked], check=True)
@@ -69,7 +75,7 @@ def rows(labs=()):
         if path.is_file() and path.suffix != ".html"
     )
     yield row("a lab's first use, with its page", (fetched + 60e3) / 1e6, "MB", 20)
-    yield row("of it the dry runs", (folder / "kept.zip").stat().st_size / 1e6, "MB")
+    yield row("of it the dry runs", (folder / "kept.tar.xz").stat().st_size / 1e6, "MB")
     with served(folder) as address, chromium(find_browser()) as browser:
         first, live, equal, told = [], [], 0, 0
         for lab in chosen:

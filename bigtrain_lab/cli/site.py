@@ -2,8 +2,8 @@
 
     index.html, a page a lab         with the first picture in it, made beforehand
     site.js, site.css                the player that JupyterLab shows, and controls
-    worker.js, pyodide/, python.zip  Python, and the library's own files
-    kept.zip                         dry runs of the settings that pages offer
+    worker.js, pyodide/, python.tar.xz  Python, and the library's own files
+    kept.tar.xz                      dry runs of the settings that pages offer
     lessons/                         as they are read, with their outputs
 
 Cost: minutes of dry runs, kept for the next build of the same sources.
@@ -13,14 +13,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
 from itertools import combinations, product
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
-from zipfile import ZIP_DEFLATED, ZipFile
 
 from cyclopts import Parameter
 from nbconvert import HTMLExporter
@@ -74,7 +74,7 @@ def site(
         make(cls)
         write_whole(directory / f"{name}.html", lab_page(cls, bool(pyodide)))
         print(name, flush=True)
-    archive(directory / "kept.zip", kept.kept_in("kept").with_suffix(""))
+    shutil.make_archive(str(directory / "kept"), "xztar", kept.kept_in("kept").with_suffix(""))
     if pyodide:
         copy_python(pyodide, directory)
     write_whole(directory / "site.js", Player._esm + asset("stand_in.js") + asset("lab.js"))
@@ -142,15 +142,6 @@ def make(cls: type[Experiment]) -> None:
             tell(cls, tuple(asked.items()), cls.members(asked))
 
 
-def archive(path: Path, folder: Path, skipped: Collection[str] = ()) -> None:
-    """Zip what the folder holds."""
-    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=9) as made:
-        for each in sorted(folder.rglob("*")):
-            place = each.relative_to(folder)
-            if each.is_file() and not {*place.parts} & {*skipped}:
-                made.write(each, place)
-
-
 def copy_python(pyodide: Path, directory: Path) -> None:
     """The browser's Python, the wheels that lie beside it, and the library; the worker reads in
     made.json what to unpack where."""
@@ -158,13 +149,17 @@ def copy_python(pyodide: Path, directory: Path) -> None:
     wheels = sorted(pyodide.glob("*.whl"))
     for source in (*map(pyodide.joinpath, RUNTIME), *wheels):
         shutil.copy(source, directory / "pyodide")
-    archive(directory / "python.zip", PACKAGE, UNUSED)
+    with TemporaryDirectory() as library:
+        shutil.copytree(
+            PACKAGE, library, ignore=shutil.ignore_patterns(*UNUSED), dirs_exist_ok=True
+        )
+        shutil.make_archive(str(directory / "python"), "xztar", library)
     about = {
         "env": {kept.MADE_BY: kept.made_by(), "XDG_CACHE_HOME": "/kept", "HOME": "/home/pyodide"},
         "archives": [
             *((f"pyodide/{wheel.name}", "/library") for wheel in wheels),
-            ("python.zip", "/library/bigtrain_lab"),
-            ("kept.zip", "/kept/bigtrain_lab/kept"),
+            ("python.tar.xz", "/library/bigtrain_lab"),
+            ("kept.tar.xz", "/kept/bigtrain_lab/kept"),
         ],
     }
     write_whole(directory / "made.json", json.dumps(about))

@@ -5,29 +5,29 @@
 const lab = JSON.parse(document.getElementById("btl-lab").textContent), at = (id) => document.getElementById(`btl-${id}`);
 const model = standIn({ data: null, note: "", live: false, look: lab.look, limit_bytes: null, height: null });
 const defaults = Object.fromEntries(lab.controls.map((each) => [each.name, each.value])), settings = { ...defaults }, made = {};
-let worker = null, asking = null, next = null, loading = "Python is loading: until then only what was made beforehand can be shown.";
+let worker = null, asking = null, next = null, loading = "Python is loading. It then predicts what you choose.";
 
 function changed() { return Object.fromEntries(Object.entries(settings).filter(([name, value]) => value !== defaults[name])); }
 function key(of) { return JSON.stringify(Object.entries(of).sort()); }
 
-function show(answer) {
+function show(answer, of) {
   at("trouble").hidden = !answer.refused; at("trouble").textContent = answer.refused ?? "";
   model.set("note", answer.refused ? "of the settings before" : "");
   for (const row of at("controls").children) row.hidden = answer.idle.includes(row.dataset.name);
-  at("status").textContent = worker || lab.alone ? "" : "This copy of the page was built without Python: one setting at a time, as made beforehand.";
+  at("status").textContent = worker && !document.body.dataset.python ? loading : "";
   if (!answer.refused) {
     model.set("data", new TextEncoder().encode(answer.data));
     for (const part of ["answers", "numbers", "why"]) at(part).innerHTML = answer[part];
     if (at("about")) at("about").textContent = answer.about;
   }
-  globalThis.btlAnswer = { ...answer, settings: { ...settings } };  // what a test reads, or a reader's console
+  globalThis.btlAnswer = { ...answer, settings: { ...defaults, ...of } };  // what a test reads, or a reader's console
 }
 
 async function ask() {
   const of = changed(), known = made[key(of)];
   history.replaceState(null, "", location.pathname + location.search + (Object.keys(of).length ? `#${new URLSearchParams(of)}` : ""));
-  if (known) { next = null; return show(JSON.parse(await known())); }
-  if (!worker) return show({ refused: "This page holds no prediction of these settings, and no Python to make one.", idle: [] });
+  if (known) { next = null; return show(JSON.parse(await known()), of); }
+  if (!worker) return show({ refused: "This page was built without Python, and holds no prediction of these settings.", idle: [] }, of);
   next = of;
   if (!asking) send();
 }
@@ -44,7 +44,7 @@ function heard({ data }) {
   if (data.answer) made[key(of)] = () => data.answer;
   if (next) return send();
   if (key(of) !== key(changed())) return;  // what was made beforehand is shown since
-  show(data.answer ? JSON.parse(data.answer) : { refused: `Python failed in this page: ${data.failed}`, idle: [] });
+  show(data.answer ? JSON.parse(data.answer) : { refused: `Python failed in this page: ${data.failed}`, idle: [] }, of);
 }
 
 function control({ name, label, help, kind, values, value }) {
@@ -86,12 +86,14 @@ for (const [text, body] of Object.entries(lab.made)) made[text] = () => unpack(b
 function fromAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
   for (const { name, values, value } of lab.controls) {
-    const found = values.find((each) => String(each) === asked.get(name));
+    const found = values.find((each) => String(each) === asked.get(name) || each === Number(asked.get(name) ?? NaN));
     puts[name](found === undefined ? value : found);
   }
 }
 
 document.body.classList.toggle("btl-embedded", self !== top);
+document.body.classList.toggle("btl-front", Boolean(lab.alone));
+at("controls").addEventListener("submit", (event) => event.preventDefault());
 render({ model, el: at("play") });
 fromAddress();
 addEventListener("hashchange", () => { fromAddress(); ask(); });
@@ -99,6 +101,6 @@ if (lab.python) {
   worker = new Worker("worker.js", { type: "module" });
   worker.onmessage = heard;
 }
-if (key(changed()) !== "[]") made["[]"]().then((first) => { show(JSON.parse(first)); ask(); }); else ask();
+if (key(changed()) !== "[]") made["[]"]().then((first) => { show(JSON.parse(first), {}); ask(); }); else ask();
 if (lab.plays) setTimeout(() => at("play").querySelector("[title^='play']").click(), 400);
 if ("serviceWorker" in navigator && location.protocol !== "file:") navigator.serviceWorker.register("offline.js").catch(() => {});

@@ -5,7 +5,7 @@
 function standIn(values) {  // for the model that anywidget gives a widget
   const hears = {};
   return {
-    get: (name) => values[name], off() {}, send() {},
+    get: (name) => values[name], off() {}, send() {}, save_changes() {},
     on(what, hear) { (hears[what] ||= []).push(hear); },
     set(name, value) { values[name] = value; for (const hear of hears[`change:${name}`] || []) hear(); },
   };

@@ -6,7 +6,7 @@ async function start() {
   const { env, archives } = await (await fetch("made.json")).json();
   const fetched = archives.map(([name]) => fetch(name).then((answer) => answer.arrayBuffer()));
   const python = await loadPyodide({ env });
-  for (const [at, [, extractDir]] of archives.entries()) python.unpackArchive(await fetched[at], "zip", { extractDir });
+  for (const [at, [, extractDir]] of archives.entries()) python.unpackArchive(await fetched[at], archives[at][0].endsWith("xz") ? "xztar" : "zip", { extractDir });
   python.runPython("import sys; sys.path.insert(0, '/library')");
   const { answered } = python.pyimport("bigtrain_lab.view.live");
   postMessage({ ready: true });
