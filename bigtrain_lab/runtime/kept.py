@@ -43,6 +43,8 @@ def kept(function: Callable) -> Callable:
             if (whole := place.read_bytes())[:32] == sha256(whole[32:]).digest():
                 return pickle.loads(whole[32:])
         result = function(*given, **named)
+        if os.environ.get(MADE_BY):  # a page keeps nothing for later
+            return result
         with suppress(OSError, Impossible):  # there is no room for it
             body = pickle.dumps(result)
             place.parent.mkdir(parents=True, exist_ok=True)
