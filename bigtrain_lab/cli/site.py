@@ -28,16 +28,19 @@ from pygments.formatters import HtmlFormatter
 
 from .. import __version__
 from ..core import Impossible, Knob, write_whole
+from ..core.later import later
 from ..core.words import size
 from ..experiments import Experiment
 from ..experiments.known import predicted
 from ..lesson import RELEASES
-from ..panel import controls
 from ..runtime import kept
 from ..view import live, table
 from ..view.packed import LOOK
 from ..view.page import asset, packed_text
 from ..view.player import Player
+
+with later():
+    from ..panel import controls
 
 PACKAGE = Path(__file__).parents[1]
 RUNTIME = (
