@@ -5,7 +5,7 @@ import json
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import Peak, peak
 from bigtrain_lab.panel.picture import window
-from bigtrain_lab.view import player
+from bigtrain_lab.view import packed
 from bigtrain_lab.view.figures import memory
 from bigtrain_lab.view.packed import LISTED, pack
 
@@ -23,7 +23,7 @@ def test_of_very_many_readings_inside_actions_each_action_s_highest_is_kept(monk
         return [[sum(held) for _, *held in own] for own in json.loads(pack(trace))["levels"]]
 
     assert drawn() == [[1, 2, 3, 4, 4, 5, 6], [9, 7, 8]]
-    monkeypatch.setattr(player, "INSIDE", 2)
+    monkeypatch.setattr(packed, "INSIDE", 2)
     assert drawn() == [[4, 6], [9]]
 
 
