@@ -36,7 +36,8 @@ def kept(function: Callable) -> Callable:
     def known(*given, **named):
         try:
             key = sha256(told((function, given, *named.items(), made_by())).encode()).hexdigest()
-        except (AttributeError, TypeError):  # no file is of anybody else's
+        # no file is of anybody else's, or where the sources are no files
+        except (AttributeError, TypeError, IndexError):
             return function(*given, **named)
         place = kept_in("kept").parent / "kept" / key
         with suppress(OSError):  # it was never made
