@@ -20,7 +20,6 @@ from bigtrain_lab.techniques.accumulate import (
     accumulate,
     mean_of_means,
     noise_error,
-    parameters,
     token_counts,
     update,
 )
@@ -248,7 +247,8 @@ def times(rounds: int):
         total = sum(map(counting, batch))
         for each in batch:
             (summed(model, each) / total).backward()
-        torch.nn.utils.clip_grad_norm_(parameters(optimizer), 1.0)
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
