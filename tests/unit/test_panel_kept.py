@@ -261,13 +261,13 @@ def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move
     )
     monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 0.01)
     panel.controls["micro_batches"].value = 6
-    assert "predicting" in panel.player.note and panel.experiment.micro_batches == 2
+    assert "btl-waiting" in panel._dom_classes and panel.experiment.micro_batches == 2
     assert panel.run_button.disabled and panel.start() is None and panel.bar.pin.disabled
     panel.controls["micro_batches"].value = 7
     gate.set()
     until(lambda: panel.experiment.micro_batches != 2)
     assert panel.experiment.micro_batches == 7  # 6 was passed
-    until(lambda: panel.player.note == "" and not panel.run_button.disabled)
+    until(lambda: "btl-waiting" not in panel._dom_classes and not panel.run_button.disabled)
     assert panel.rows[0].predicted == report.Amount(24, "slot")
 
 
