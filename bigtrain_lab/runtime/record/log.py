@@ -84,7 +84,7 @@ class EventLog:
     once."""
 
     def __init__(self, path: Path, rank: int):
-        self.path, self._lock, self._lines, self._sum = path, threading.Lock(), [], 0
+        self.path, self._lock, self._lines, self._sum = path, threading.RLock(), [], 0
         with writing(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self.write(MAGIC, VERSION, {"rank": rank})
@@ -107,8 +107,9 @@ class EventLog:
 
     def done(self, wall: int) -> None:
         """Write the last line of a rank that is done, with the checksum of what it has written."""
-        self.write()
-        self.write("@done", wall, self._sum)
+        with self._lock:  # no line comes between the sum and the last one
+            self.write()
+            self.write("@done", wall, self._sum)
 
     def close(self) -> None:
         """Take no more lines. What was noted and not written is lost."""
