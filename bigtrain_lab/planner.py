@@ -22,7 +22,7 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
@@ -342,8 +342,11 @@ class Search:
             if wire and (a - b) % pp in (1, pp - 1):
                 links[a, b] = wire.link()
 
+        made = partial(Schedule.named(schedule), pp, **options)
+        made(micro_batches=m)  # which is refused here, where none of so many can be
+
         def step(count: int) -> float:
-            order = Schedule.named(schedule)(pp, count, **options)
+            order = made(micro_batches=count)
             stages = self.stages(plan, order.stages)
             times = {
                 "F": [stage.forward for stage in stages],

@@ -92,6 +92,9 @@ def test_another_schedule_is_simulated(search):
     assert small.scheduled(plan, "interleaved", chunks=2) == pytest.approx(2 * three - two)
     eight = order_step(small, plan, 8)
     assert eight == pytest.approx(2 * three - two) and eight < one
+    odd = Search(replace(search.job, batch=15), search.hardware, 2)
+    with pytest.raises(Impossible, match="do not divide 15 micro-batches"):
+        odd.scheduled(plan, "interleaved", chunks=2)
 
 
 def order_step(search, plan, micro_batches):
