@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
 
+from .core import Impossible
+
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
+CELL = re.compile(r"^<!-- (\S+) (\w+) -->\n", re.MULTILINE)  # of an edition: its id, of which text
 RELEASES = [folder / "notebooks" for folder in Path(__file__).parents[:2]]  # installed; a clone
 
 
@@ -21,22 +25,33 @@ def predict(question: str) -> str:
         return "nothing"
 
 
-def copies(own: Path, release: Path | None = None) -> None:
+def copies(own: Path, release: Path | None = None, language: str = "") -> None:
     """Make the reader's own copies of the lessons and assignments in a folder, or bring new ones. A
     copy has no outputs, so that each cell asks before it shows. What a reader has touched is never
-    written over: a newer release of it comes beside, with another name."""
+    written over: a newer release of it comes beside, with another name. `language`: of an edition,
+    such as "zh"; "" for English."""
     release = release or next(folder for folder in RELEASES if folder.is_dir())
+    if language and language not in (known := editions(release)):
+        raise Impossible(
+            f"There are no lessons in the language {language!r}: choose {' or '.join(known)}, or"
+            " none for English."
+        )
     for path in sorted(release.rglob("*.ipynb")):
         place = path.relative_to(release)
         if not any(part.startswith(".") for part in place.parts):
-            bring(path, own / place)
+            bring(path, own / place, release / language / place.with_suffix(".md"))
     if (release / "pictures").is_dir():
         shutil.copytree(release / "pictures", own / "pictures", dirs_exist_ok=True)
 
 
-def bring(path: Path, copy: Path) -> None:
+def editions(release: Path) -> list[str]:
+    """The languages, beside English, that lessons are there in."""
+    return sorted({path.parent.name for path in release.glob("*/*.md")})
+
+
+def bring(path: Path, copy: Path, edition: Path) -> None:
     """A copy of this notebook without outputs; beside one that has been touched."""
-    book = json.loads(path.read_text(encoding="utf-8"))
+    book = translated(json.loads(path.read_text(encoding="utf-8")), edition)
     for cell in book["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
@@ -54,6 +69,22 @@ def bring(path: Path, copy: Path) -> None:
     half = copy.with_name(copy.name + ".half")
     half.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     half.replace(copy)
+
+
+def translated(book: dict, edition: Path) -> dict:
+    """The notebook with the Markdown of an edition, where there is one. A cell whose text has
+    changed since stays as it is."""
+    parts = CELL.split(edition.read_text(encoding="utf-8")) if edition.is_file() else []
+    told = {(cell, of): text for cell, of, text in zip(parts[1::3], parts[2::3], parts[3::3])}
+    for cell in book["cells"]:
+        if text := told.get((cell["id"], text_digest(cell))):
+            cell["source"] = text.strip("\n")
+    return book
+
+
+def text_digest(cell: dict) -> str:
+    """Of what a cell says, as an edition names the text that it translates."""
+    return hashlib.sha256("".join(cell["source"]).encode()).hexdigest()[:8]
 
 
 def state(copy: Path) -> tuple[str, bool]:

@@ -12,7 +12,8 @@ FIRST = "00_start_here.ipynb"
 
 def lab(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    folder: Path = Path("lessons"),
+    folder: Path | None = None,
+    language: str = "",
 ) -> None:
     """Make your own copies of the lessons, and open them in JupyterLab; what you have written into
     a copy stays. More words go to JupyterLab.
@@ -20,12 +21,14 @@ def lab(
     Parameters
     ----------
     folder
-        where the copies are
+        where the copies are; without, lessons, or lessons-zh
+    language
+        of an edition, such as zh (中文); English without. Panels and checks speak English
     """
     from ..lesson import copies
 
-    folder = folder.resolve()
-    copies(folder)
+    folder = (folder or Path(f"lessons-{language}" if language else "lessons")).resolve()
+    copies(folder, language=language)
     command = [
         *(sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--ServerApp.port_retries=50"),
         f"--ServerApp.root_dir={folder.parent}",

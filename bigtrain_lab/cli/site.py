@@ -22,6 +22,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import nbformat
 from cyclopts import Parameter
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
@@ -32,7 +33,7 @@ from ..core.later import later
 from ..core.words import size
 from ..experiments import Experiment
 from ..experiments.known import predicted
-from ..lesson import RELEASES
+from ..lesson import RELEASES, editions, translated
 from ..runtime import kept
 from ..view import live, table
 from ..view.packed import LOOK
@@ -55,6 +56,7 @@ UNUSED = {"grading", "course", "panel", "cli", "checks", "figures", "player", "_
 WHOLE = {"checkpoint", "plan", "translate"}
 HERE = {"this-machine", "measured"}  # another machine in a browser
 MOST, PAIRED = 8, 2  # positions of a slider, about; controls whose values are kept in pairs
+NAMES = {"en": "English", "zh": "中文"}  # of the languages of lessons
 FRONT, COUNTS = "micro_batches", (1, 2, 4, 8, 16, 32)  # of the lab `pipeline`
 
 
@@ -195,7 +197,7 @@ def lab_page(cls: type[Experiment], python: bool) -> str:
     return page(f"{cls.name}: {cls.question}", heading, python=python, **told)
 
 
-def front_page(labs: dict[str, type[Experiment]], lessons: list[tuple[str, str]]) -> str:
+def front_page(labs: dict[str, type[Experiment]], lessons: dict[str, list[tuple[str, str]]]) -> str:
     """What this is in a moving picture, one question and one slider; then the labs and lessons."""
     cls = Experiment.named("pipeline")
     slider = next(row for row in offered(cls) if row["name"] == FRONT) | {"values": COUNTS}
@@ -206,7 +208,9 @@ def front_page(labs: dict[str, type[Experiment]], lessons: list[tuple[str, str]]
             for name, each in labs.items()
         ),
         lessons="".join(
-            f'<li><a href="lessons/{file}">{escape(title)}</a></li>' for file, title in lessons
+            f"<h3>{NAMES[language]}</h3>"
+            f'<ol class="btl-lessons" lang="{language}">{listed(told)}</ol>'
+            for language, told in lessons.items()
         ),
     )
     told = {"name": cls.name, "controls": [slider], "made": made_of(cls.name, *asked)}
@@ -214,18 +218,27 @@ def front_page(labs: dict[str, type[Experiment]], lessons: list[tuple[str, str]]
     return page("How large models are trained", heading, below, plays=True, alone=True, **told)
 
 
-def lessons(folder: Path) -> list[tuple[str, str]]:
-    """Write the lessons as they are read. Returns (file, title) of each."""
-    release, found = next(each for each in RELEASES if each.is_dir()), []
+def listed(lessons: list[tuple[str, str]]) -> str:
+    return "".join(f'<li><a href="lessons/{file}">{title}</a></li>' for file, title in lessons)
+
+
+def lessons(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Write the lessons as they are read. Returns language -> (file, title) of each."""
+    release = next(each for each in RELEASES if each.is_dir())
     shutil.copytree(release / "pictures", folder / "pictures", dirs_exist_ok=True)
     exporter, frame = HTMLExporter(template_name="basic"), Template(asset("lesson.html"))
-    for path in sorted(release.glob("*.ipynb")):
-        body, _ = exporter.from_filename(str(path))
-        body = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', body)
+    ends = {"en": ".html"} | {each: f".{each}.html" for each in editions(release)}
+    found = {language: [] for language in ends}
+    for path, (language, end) in product(sorted(release.glob("*.ipynb")), ends.items()):
+        edition = release / language / f"{path.stem}.md"
+        body, _ = exporter.from_notebook_node(translated(nbformat.read(path, 4), edition))
+        body = re.sub(r'href="(\w+)\.ipynb', rf'href="\1{end}', body)
         body = re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', r"\1", body)  # files of a clone
         title = re.sub("<[^>]*>|¶", "", re.search(r"<h1.*?</h1>", body, re.DOTALL)[0])
-        write_whole(folder / f"{path.stem}.html", frame.substitute(title=title, body=body))
-        found.append((f"{path.stem}.html", f"{path.stem[:2]}  {title}"))
+        links = (f'<a href="{path.stem}{ends[to]}" lang="{to}">{NAMES[to]}</a>' for to in ends)
+        page = frame.substitute(language=language, title=title, body=body, links=" ".join(links))
+        write_whole(folder / f"{path.stem}{end}", page)
+        found[language].append((f"{path.stem}{end}", title))
     return found
 
 

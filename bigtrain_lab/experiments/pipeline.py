@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from math import fsum
 from typing import ClassVar
 
 from ..core import Impossible, knob
@@ -182,14 +183,14 @@ class PipelineExperiment(OfGPT, Pipelined):
 
     def times(self, first: int, last: int) -> dict[str, float]:
         """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of
-        its pieces'."""
+        its pieces', rounded once, so that every Python has the same."""
         if self.profile.textbook:
             raise Impossible(
                 "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
                 " to balance: take other hardware, or partition equal."
             )
         works = self.works(first, last)
-        return {kind: sum(self.time(work[kind]) for work in works) for kind in works[0]}
+        return {kind: fsum(self.time(work[kind]) for work in works) for kind in works[0]}
 
     def works(self, first: int, last: int) -> list[dict[str, Work]]:
         """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""

@@ -4,12 +4,14 @@ runs."""
 import ast
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import nbformat
@@ -17,6 +19,7 @@ import plotly.io
 import pytest
 
 from bigtrain_lab import lesson
+from bigtrain_lab.core import Impossible
 from bigtrain_lab.order.recompute.plan import Recompute
 from bigtrain_lab.order.schedule import Schedule
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
@@ -25,6 +28,7 @@ from tools.picture_panels import PICTURES, text_of, told
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
 MOST_LINES = 12
+FENCED = re.compile(r"```.*?```", re.DOTALL)
 MOST_SHOWN = 60  # lines of the library, in a cell's output
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
@@ -384,3 +388,42 @@ def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path
         read(path).cells[0].source[:6] for path in (first, *own.glob(f"{first.stem}-*"), second)
     ]
     assert titles == ["# mine", "# new ", "# new "]
+
+
+# -- editions in other languages -------------------------------------------------------------------
+
+
+def untranslated(text: str) -> tuple:
+    """What is the same in each language: code, links, numbers, levels of headings, rows."""
+    prose = FENCED.sub("", text)
+    found = (re.findall(each, prose) for each in (r"`[^`\n]+`", r"\]\([^)]+\)", r"\n\|", r"#+ "))
+    numbers = set(re.findall(r"\d+(?:[.,]\d+)*", re.sub("`[^`\n]+`", "", prose)))
+    return FENCED.findall(text), *map(Counter, found), numbers
+
+
+@pytest.mark.parametrize("language", lesson.editions(NOTEBOOKS))
+@each_lesson
+def test_an_edition_has_each_text_with_its_code_links_and_numbers(path, language):
+    edition = lesson.translated(
+        json.loads(path.read_text()), path.parent / language / f"{path.stem}.md"
+    )
+    for cell, other in zip(read(path).cells, edition["cells"], strict=True):
+        if cell.cell_type == "markdown":
+            text = "".join(other["source"])
+            assert text != cell.source, cell.id
+            assert untranslated(text) == untranslated(cell.source), cell.id
+
+
+def test_copies_in_another_language(tmp_path):
+    release, own = tmp_path / "notebooks", tmp_path / "lessons"
+    shutil.copytree(NOTEBOOKS, release, ignore=shutil.ignore_patterns("*checkpoint*"))
+    path = release / LESSONS[1].name
+    path.write_text(path.read_text().replace("## 2. Predict", "## 2. Predict again"))
+    lesson.copies(own, release, "zh")
+    cells, copied = read(path).cells, read(own / path.name).cells
+    same = {cell.id for cell, other in zip(cells, copied) if cell.source == other.source}
+    texts = {cell.id for cell in cells if cell.cell_type == "markdown"}
+    assert same & texts == {"predict-text"}  # whose English has changed since
+    assert same - texts == {cell.id for cell in cells} - texts
+    with pytest.raises(Impossible, match="choose zh, or none"):
+        lesson.copies(own, release, "eo")
