@@ -93,6 +93,10 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     front.page.locator("input[name=micro_batches]").press("ArrowRight")
     assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
     front.until("playing", "value === 'true'")
+    front.page.click("text=06 Data parallel")
+    front.page.click("text=中文")
+    assert front.page.locator("html").get_attribute("lang") == "zh"
+    assert front.page.locator("h1").inner_text().startswith("06 数据并行")
     for lab in SETTINGS:
         assert alike(Opened(browser, site, lab).answer({}), lab, {})
     assert not [url for url in front.requests if not url.startswith(site)]
