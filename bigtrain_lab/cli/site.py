@@ -1,6 +1,7 @@
 """The labs as static pages that play with no install: `bigtrain site`.
 
     index.html, a page a lab         with the first picture in it, made beforehand
+    pipeline.run.html                a run of its defaults on real ranks, which plays from this file
     site.js, site.css                the player that JupyterLab shows, and controls
     worker.js, pyodide/, python.tar.xz  Python, and the library's own files
     kept.tar.xz                      dry runs of the settings that pages offer
@@ -30,14 +31,15 @@ from pygments.formatters import HtmlFormatter
 from .. import __version__
 from ..core import Impossible, Knob, write_whole
 from ..core.later import later
-from ..core.words import size
+from ..core.words import counted, size
 from ..experiments import Experiment
 from ..experiments.known import predicted
 from ..lesson import RELEASES, editions, translated
-from ..runtime import kept
+from ..runtime import RankFailed, kept
 from ..view import live, table
 from ..view.packed import LOOK
 from ..view.page import asset, packed_text
+from ..view.page import page as page_of_run
 from ..view.player import Player
 
 with later():
@@ -77,7 +79,8 @@ def site(
     os.environ["XDG_CACHE_HOME"] = str(kept.kept_in("kept").with_name(f"site-{build}"))
     for name, cls in chosen.items():
         make(cls)
-        write_whole(directory / f"{name}.html", lab_page(cls, bool(pyodide)))
+        told = recorded(cls, directory)
+        write_whole(directory / f"{name}.html", lab_page(cls, bool(pyodide), told))
         print(name, flush=True)
     shutil.make_archive(str(directory / "kept"), "xztar", kept.kept_in("kept").with_suffix(""))
     if pyodide:
@@ -191,10 +194,26 @@ def made_of(lab: str, *asked: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def lab_page(cls: type[Experiment], python: bool) -> str:
+def recorded(cls: type[Experiment], directory: Path) -> str:
+    """Run the lab's defaults on real ranks, and write the page that plays it. Returns the link to
+    it, or why there is none."""
+    asked = cls()
+    try:
+        with TemporaryDirectory() as runs:
+            run = asked.run(directory=Path(runs) / cls.name)
+            run.wait()
+            played = page_of_run({"predicted": asked.predict(), **run.traces()}, asked, run)
+    except (Impossible, RankFailed) as error:
+        return f"<p>No run was recorded: {escape(str(error))}</p>"
+    write_whole(directory / f"{cls.name}.run.html", played)
+    ranks = counted(asked.ranks, "real rank")
+    return f'<p><a href="{cls.name}.run.html">Play what {ranks} did with the defaults.</a></p>'
+
+
+def lab_page(cls: type[Experiment], python: bool, below: str) -> str:
     heading = f'<h1>{escape(cls.question)}</h1><p class="btl-about" id="btl-about"></p>'
     told = {"name": cls.name, "controls": offered(cls), "made": made_of(cls.name, {})}
-    return page(f"{cls.name}: {cls.question}", heading, python=python, **told)
+    return page(f"{cls.name}: {cls.question}", heading, below, python=python, **told)
 
 
 def front_page(labs: dict[str, type[Experiment]], lessons: dict[str, list[tuple[str, str]]]) -> str:
