@@ -1,6 +1,7 @@
 """What an edition of the lessons in another language lacks: `python tools/editions.py zh [NN ...]`.
 
-notebooks/zh/01_accumulation.md has the Markdown of its lesson, cell by cell. Before each text stand
+notebooks/zh/01_accumulation.md has the Markdown of its lesson, cell by cell (and
+notebooks/zh/assignments that of the assignments, by the same numbers). Before each text stand
 the cell's id and a digest of the English that it translates:
 
     <!-- title 5f2a9c01 -->
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+NOTEBOOKS = REPOSITORY / "notebooks"
 sys.path.insert(0, str(REPOSITORY))
 
 from bigtrain_lab.lesson import text_digest, translated  # noqa: E402
@@ -22,11 +24,12 @@ from bigtrain_lab.lesson import text_digest, translated  # noqa: E402
 
 def main(language: str, *chosen: str) -> int:
     lacking = 0
-    for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb")):
-        if chosen and not path.name.startswith(chosen):
+    for path in sorted(NOTEBOOKS.rglob("*.ipynb")):
+        place = path.relative_to(NOTEBOOKS)
+        if ".ipynb_checkpoints" in place.parts or chosen and not path.name.startswith(chosen):
             continue
         told = path.read_text(encoding="utf-8")
-        edition = path.parent / language / f"{path.stem}.md"
+        edition = NOTEBOOKS / language / place.with_suffix(".md")
         for cell, other in zip(
             json.loads(told)["cells"], translated(json.loads(told), edition)["cells"], strict=True
         ):

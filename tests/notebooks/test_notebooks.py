@@ -402,10 +402,13 @@ def untranslated(text: str) -> tuple:
 
 
 @pytest.mark.parametrize("language", lesson.editions(NOTEBOOKS))
-@each_lesson
+@pytest.mark.parametrize(
+    "path", [*LESSONS, *sorted(NOTEBOOKS.glob("assignments/*.ipynb"))], ids=lambda path: path.stem
+)
 def test_an_edition_has_each_text_with_its_code_links_and_numbers(path, language):
     edition = lesson.translated(
-        json.loads(path.read_text()), path.parent / language / f"{path.stem}.md"
+        json.loads(path.read_text()),
+        NOTEBOOKS / language / path.relative_to(NOTEBOOKS).with_suffix(".md"),
     )
     for cell, other in zip(read(path).cells, edition["cells"], strict=True):
         if cell.cell_type == "markdown":
