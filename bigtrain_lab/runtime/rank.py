@@ -87,7 +87,7 @@ class Rank:
         return self._recorder.aside()
 
     def watch(self, holdings) -> None:
-        """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action
+        """Let the ledger call `holdings()` -> {kind: tensors, or {name: tensor}} at action
         boundaries. The kinds are core.MEMORY_KINDS, which are reported, and inputs and buffers,
         whose tensors only are kept from counting as another kind.
         """

@@ -27,7 +27,7 @@ from ..failure import diagnose, frames
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..record.kept import MOST_RANKS
-from . import server, temporary
+from . import server
 from .end import INTERRUPTED, LOOK_S, STACKS_S, End, within
 from .pulse import Pulse
 
@@ -94,8 +94,9 @@ class Watch:
 
     def _begin(self) -> None:
         """Start the ranks, unless the run is stopped meanwhile."""
+        place = server.room()
         try:
-            self._room = tempfile.mkdtemp(prefix="run-", dir=temporary.own())
+            self._room = tempfile.mkdtemp(prefix="run-", dir=place)
             payload = Path(self._room) / "program"
             payload.write_bytes(
                 pickle.dumps(
@@ -104,7 +105,7 @@ class Watch:
             )
         except OSError as error:
             raise server.CannotStart(
-                f"The program cannot be kept in {temporary.own()} for the ranks"
+                f"The program cannot be kept in {place} for the ranks"
                 f" ({error.strerror or error}): free some space there, or let TMPDIR name another"
                 " directory."
             ) from error
@@ -168,7 +169,7 @@ class Watch:
 
     def _hold(self) -> None:
         """Let the ranks that are left write where they are, and stop them there; not where nobody
-        would end a stopped one after this process (fresh.py)."""
+        would end a stopped one after this process (forks.py)."""
         self._ask_for_stacks()
         for rank, pulse in self._pulses.items():
             if rank not in self._exits and hasattr(fcntl, "F_SETSIG"):
