@@ -14,7 +14,6 @@ middle of an edit: the rank that imports that file tells its error.
 import gc
 import os
 import pickle
-import select
 import shutil
 import signal
 import struct
@@ -22,6 +21,7 @@ import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing.connection import wait
 from pathlib import Path
 from pkgutil import iter_modules
 from socket import recv_fds, socket
@@ -79,7 +79,7 @@ def serve(control: int, room: str) -> None:
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     ends = False
     while not ends or told:
-        ready, _, _ = select.select([woken] if ends else [woken, asking], [], [])
+        ready = wait([woken] if ends else [woken, asking])
         if asking in ready:
             _, pipes, _, _ = recv_fds(asking, 1, 2)
             ends = not pipes
@@ -156,19 +156,10 @@ def end_with(asked: int) -> None:
     """
     import fcntl  # not on Windows
 
-    def closed(timeout_ms: int | None) -> bool:
-        poll = select.poll()
-        poll.register(asked, 0)  # of its end alone
-        return bool(poll.poll(timeout_ms))
-
-    def watch() -> None:
-        closed(None)
-        os._exit(1)
-
     with suppress(AttributeError, OSError):
         fcntl.fcntl(asked, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(asked, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(asked, fcntl.F_SETFL, os.O_ASYNC)
-    if closed(0):  # it had ended before
+    if wait([asked], 0):  # it had ended before
         os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=lambda: wait([asked]) and os._exit(1), daemon=True).start()
