@@ -31,6 +31,9 @@ Kinds, the first that holds:
 Inputs (declared, or made before the ledger and then saved) and buffers are told apart and are part
 of no sum.
 
+A coarse ledger knows what is declared and what autograd saves, and nothing else: an operator takes
+no longer under it. It has no temporaries, and what autograd has let go is an input to it.
+
 Cost: about 15 us an operator on one core (benchmarks/ledger.py), no bytes on the device. Source:
 torch.utils._python_dispatch (TorchDispatchMode) and torch.autograd.graph.saved_tensors_hooks;
 torch.distributed._tools.mem_tracker is its peer.

@@ -16,15 +16,16 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import struct
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from pkgutil import iter_modules
-from socket import recv_fds, socket
 
 PACKAGE = __package__.split(".")[0]
 ROOT = str(Path(__file__).parents[2])
@@ -72,7 +73,7 @@ def serve(control: int, room: str) -> None:
         with suppress(Exception):  # a file that does not import
             import_module(name)
     gc.freeze()  # a rank's collector need not look at what it inherits, and copy the pages
-    asking, told = socket(fileno=control), {}  # pid -> where its exit code is told
+    asking, told = socket.socket(fileno=control), {}  # pid -> where its exit code is told
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -81,7 +82,7 @@ def serve(control: int, room: str) -> None:
     while not ends or told:
         ready = wait([woken] if ends else [woken, asking])
         if asking in ready:
-            _, pipes, _, _ = recv_fds(asking, 1, 2)
+            _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
             ends = not pipes
             if pipes:
                 fork(*pipes, told, (control, woken, wakes))
@@ -105,6 +106,8 @@ def fork(asked: int, tells: int, told: dict[int, int], own: tuple[int, ...]) -> 
             os.close(each)
         try:
             become(asked)
+        except Exception:  # such as of a file that does not import
+            traceback.print_exc()
         finally:
             os._exit(1)
     os.close(asked)
@@ -131,7 +134,7 @@ def become(asked: int) -> None:
     pickled. The library's own modules are inherited loaded, since to import them costs a fresh rank
     more than all else together (90 ms), unless a file has changed since."""
     with open(asked, "rb", closefd=False) as request:
-        index, module, payload, root, current, sys.path, sys.argv = pickle.load(request)
+        index, module, payload, current, sys.path, sys.argv = pickle.load(request)
     end_with(asked)
     try:
         given = Path(payload).read_bytes()
@@ -140,7 +143,7 @@ def become(asked: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of all ends a rank at once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which the server holds back
-    if not current or root != ROOT:
+    if not current:
         for name in [n for n in sys.modules if n == PACKAGE or n.startswith(PACKAGE + ".")]:
             del sys.modules[name]
     import_module(module).main(index, *pickle.loads(given))

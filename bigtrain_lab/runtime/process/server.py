@@ -113,7 +113,7 @@ def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterat
     server = running()
     current = forks.fingerprint() == server.fingerprint
     for index in range(ranks):
-        request = index, module, payload, forks.ROOT, current, sys.path, sys.argv
+        request = index, module, payload, current, sys.path, sys.argv
         try:
             process = Forked(server, pickle.dumps(request), unwanted)
             if process.pid is None:

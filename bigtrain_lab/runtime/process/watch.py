@@ -35,8 +35,8 @@ KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
 
 
 class Watch:
-    """Starts the ranks and watches until all have ended, then sets `finished`; `end` is the
-    run's."""
+    """Starts the ranks, in a thread, and watches until all have ended, then sets `finished`; `end`
+    is the run's. RuntimeError where there can be no such thread."""
 
     def __init__(self, job, travelling: bytes, stall_s: float):
         self.end, self.finished = End("running"), threading.Event()
@@ -50,21 +50,7 @@ class Watch:
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
-
-    def start(self) -> None:
-        """Start the ranks, in the thread. Impossible, and the run has failed, where there can be no
-        such thread."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._finish(
-                End(
-                    "failed",
-                    f"No thread can be started to watch the ranks ({error}): end other programs or"
-                    " threads, and run again.",
-                )
-            )
-            raise Impossible(self.end.diagnosis) from error
+        self._thread.start()
 
     @property
     def now(self) -> str:
