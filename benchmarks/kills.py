@@ -51,16 +51,13 @@ def endless(rank):
 def victims(kind: str, folder: str) -> None:
     """In a launcher: lose a rank, or the server, again and again; one line of what was found each
     time."""
-    from multiprocessing import forkserver, resource_tracker
-
     from bigtrain_lab.runtime import launch
+    from bigtrain_lab.runtime.process.server import running
 
     chance = random.Random(SEED)
     for number in range(KILLS):
         run = launch(endless, RANKS, directory=Path(folder) / f"{kind}-{number}")
-        after_s, server = chance.uniform(0, LONGEST_S[kind]), None
-        while (server := forkserver._forkserver._forkserver_pid) is None:
-            time.sleep(0.0005)
+        after_s, server = chance.uniform(0, LONGEST_S[kind]), running().process.pid
         if kind == "rank":
             while len(found := psutil.Process(server).children()) < RANKS:
                 time.sleep(0.0005)
@@ -77,11 +74,7 @@ def victims(kind: str, folder: str) -> None:
         except (RankFailed, TimeoutError) as error:
             told = str(error)
         took_s = time.monotonic() - began
-        kept = {
-            os.getpid(),
-            resource_tracker._resource_tracker._pid,
-            *([server] if kind == "rank" else []),
-        }
+        kept = {os.getpid(), *([server] if kind == "rank" else [])}
         left = settle(os.getpid(), kept, IMPORTING_S)
         print(
             json.dumps(

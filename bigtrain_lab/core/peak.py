@@ -98,8 +98,8 @@ def placed(start: int, end: int, count: int) -> list[int]:
 
 
 def followed(trace: Trace) -> bool:
-    """Whether readings inside actions tell of all kinds of memory, as a ledger's do; a meter's tell
-    of activations alone."""
+    """Whether readings inside actions tell of all kinds of memory, as a ledger's do; a coarse one's
+    may tell of activations alone."""
     return any(isinstance(e, Memory) and e.inside and e.kind != "activations" for e in trace.events)
 
 

@@ -17,12 +17,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
 
-from ..runtime.process import server, temporary
+from ..runtime.process import server
 from ..runtime.process.pulse import Pulse
 from .box import Row, said_of
 from .inside import Left, defined, described, plain, played
@@ -49,7 +48,7 @@ def rows(
     its own last row is not there.
     """
     task = str(exercise.folder), seed, dict(known), until, names, goes_on, cpu_s
-    with tempfile.TemporaryDirectory(prefix="check-", dir=temporary.own()) as room:
+    with tempfile.TemporaryDirectory(prefix="check-", dir=server.room()) as room:
         (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
         unwanted = os.pipe()
         process = next(server.start(1, str(program), unwanted[0], __name__))
@@ -75,7 +74,6 @@ def rows(
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
     folder, seed, known, until, names, goes_on, cpu_s, room = task
-    let_go()
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1), os.dup2(quiet, 2)
     torch.set_num_threads(1)
@@ -119,13 +117,6 @@ def scene_by_scene(exercise, text: str, seed: int, left: Left, names) -> Iterato
             yield Row(name, plain(left.then(run)), near)
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
             yield Row(name, None, near, *said_of(*described(error), pieces, 0))
-
-
-def let_go() -> None:
-    """Close what the server's processes share: an answer that writes there would end the server."""
-    sentinel = parent_process().sentinel
-    os.closerange(3, sentinel)
-    os.closerange(sentinel + 1, 1024)
 
 
 def in_one_process(exercise, play, make, inputs: dict):

@@ -31,6 +31,7 @@ with later():
     from . import devices
 
 NAME, VERSION = "this-machine", 2
+LOOPBACK_S = 60  # for two ranks to meet, and to measure
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
@@ -117,13 +118,19 @@ def measured() -> dict:
 
 
 def loopback() -> tuple[float, float]:
-    """(alpha in seconds, bytes a second) between two ranks."""
+    """(alpha in seconds, bytes a second) between two ranks. RankFailed or TimeoutError where they
+    cannot reach each other."""
     from .process.launch import launch
 
     with tempfile.TemporaryDirectory() as directory:
-        result = launch(
+        run = launch(
             round_trips, 2, directory=Path(directory) / "run", record=False, name="calibrate"
-        ).result
+        )
+        try:
+            run.wait(LOOPBACK_S)
+        finally:
+            run.stop()
+        result = run.result
     alpha = float(result["small"]) / 2
     return alpha, MESSAGE_BYTES / max(float(result["large"]) / 2 - alpha, 1e-9)
 

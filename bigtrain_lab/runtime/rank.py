@@ -29,11 +29,9 @@ class Rank:
         self.device, self.seed, self._recorder = device, seed, recorder
         self._groups: dict[str | tuple | None, Group] = {}  # by axis, or by ranks and lane
 
-    def group(self, axis: str | tuple[str, ...] | None = None, lane: str = "compute") -> Group:
+    def group(self, axis: str | tuple[str, ...] | None = None) -> Group:
         """The ranks that differ from this one along the axis, or these axes, only (None: all
-        ranks). Their messages belong to `lane`."""
-        if lane != "compute":
-            return self.lane(axis, lane).group
+        ranks)."""
         if axis not in self._groups:
             axes = (axis,) if isinstance(axis, str) else axis
             peers = tuple(range(self.size)) if axes is None else self.mesh.peers(self.index, *axes)
@@ -87,7 +85,7 @@ class Rank:
         return self._recorder.aside()
 
     def watch(self, holdings) -> None:
-        """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action
+        """Let the ledger call `holdings()` -> {kind: tensors, or {name: tensor}} at action
         boundaries. The kinds are core.MEMORY_KINDS, which are reported, and inputs and buffers,
         whose tensors only are kept from counting as another kind.
         """

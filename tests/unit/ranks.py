@@ -5,7 +5,6 @@ import json
 import os
 import tempfile
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch, warm
+from bigtrain_lab.runtime.process import server as fork_server
 
 
 def warm_up() -> None:
@@ -26,12 +26,10 @@ def warm_up() -> None:
 def ranks_alive() -> list:
     """Processes of ranks that this process launched: the fork server's children, and nobody else's
     (a browser's, say)."""
-    server = forkserver._forkserver._forkserver_pid
-    if server is None or not psutil.pid_exists(server):
-        return []
+    server = psutil.Process(fork_server.running().process.pid)
     return [
         p
-        for p in psutil.Process(server).children(recursive=True)
+        for p in server.children(recursive=True)
         if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
     ]
 

@@ -133,8 +133,8 @@ def test_a_limit_holds_without_a_modelled_clock_and_inside_actions(tmp_path):
     with pytest.raises(
         RankFailed,
         match=re.escape(
-            "Rank 0 runs out of memory at work: it holds 800 B (weights 400 B, activations 400 B), "
-            "and its device has 799 B, 1 byte too few: "
+            "Rank 0 runs out of memory at work: a saved tensor asks for 400 B more than the 400 B held"
+            " (weights 400 B), and its device has 799 B, 1 byte too few: "
         ),
     ):
         launch(program, 1, capacity_bytes=799, directory=tmp_path / "fails").wait()

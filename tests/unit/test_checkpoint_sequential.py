@@ -14,7 +14,7 @@ from bigtrain_lab.models.blocks import Block
 from bigtrain_lab.models.dropout import Noise
 from bigtrain_lab.models.gpt import initialise
 from bigtrain_lab.order.recompute.plan import A, B, Chain, F, Op, live, peak_bytes, plan_of
-from bigtrain_lab.runtime.memory.meter import Meter
+from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
 from bigtrain_lab.techniques.precision_policy import Policy
 from tests.unit.reruns import same
@@ -112,6 +112,10 @@ def trained(layers, x, forward):
     return [y.detach(), between, torch.rand(2), *(p.grad for p in layers.parameters())]
 
 
+def saved(levels):
+    return levels.get("activations", 0) + levels.get("recomputed", 0)
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
@@ -121,28 +125,27 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
     ops = operations(plan, chain)
     expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
 
-    meter, done, after, inside = Meter(), [], [], []
-    meter.holdings = lambda: {"weights": list(layers.parameters())}
+    ledger, done, after, inside = Ledger(coarse=True), [], [], []
+    ledger.holdings = lambda: {"weights": list(layers.parameters())}
 
     @contextmanager
     def span(action):
         done.append(action)
-        with (
-            meter.begin() if action.kind != "B" else (meter.begin(), nullcontext())[1]
-        ):  # a backward sets hooks anew, node by node
-            yield
+        ledger.begin()
+        yield
         before = after[-1] if after else 0
-        readings = [size for _, size in meter.end().get("activations", ())]
-        after.append(meter._measure()["activations"])
+        kinds, _, rows = ledger.end()
+        readings = [saved(ledger.before | dict(zip(kinds, row))) for row in rows]
+        after.append(saved({kind: ledger.now(kind) for kind in ("activations", "recomputed")}))
         assert max(readings, default=0) <= max(before, after[-1]), (
             f"{action} saves what it does not keep"
         )
         inside.extend(readings)
 
     x.grad = None
-    found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span)) + [
-        x.grad
-    ]
+    with ledger:
+        found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span))
+    found.append(x.grad)
     assert same(found, expected)
     assert done == [op.action for op in ops]
     assert after == live(ops, chain)

@@ -18,7 +18,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.memory.capacity import OutOfMemory
-from bigtrain_lab.runtime.memory.meter import Meter, held
+from bigtrain_lab.runtime.memory.owned import held
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
@@ -545,17 +545,17 @@ def test_ledgers_inside_one_another_see_alike():
     assert [(each.now("activations"), each.peak("recomputed")) for each in ledgers] == [(0, 0)] * 3
 
 
-@pytest.mark.parametrize("meter_inside", [True, False])
-def test_a_meter_and_a_ledger_inside_one_another_see_alike(meter_inside):
+@pytest.mark.parametrize("coarse_inside", [True, False])
+def test_a_coarse_ledger_and_another_inside_one_another_see_alike(coarse_inside):
     x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
-    meter, ledger = Meter(), Ledger()
-    meter.holdings = lambda: {"weights": [w], "inputs": [x]}
-    around, inside = (ledger, meter.begin()) if meter_inside else (meter.begin(), ledger)
+    coarse, ledger = Ledger(coarse=True), Ledger()
+    coarse.holdings = lambda: {"weights": [w], "inputs": [x]}
+    around, inside = (ledger, coarse) if coarse_inside else (coarse, ledger)
     with around, inside:
         y = (x @ w).exp()
-    assert dict(meter.changes())["activations"] == ledger.now("activations") == F32 * 8 * 32
+    assert coarse.now("activations") == ledger.now("activations") == F32 * 8 * 32
     y.sum().backward()
-    assert dict(meter.changes())["activations"] == ledger.now("activations") == 0
+    assert coarse.now("activations") == ledger.now("activations") == 0
 
 
 # -- the balance -----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""torch.func and torch.compile do what they do without anyone looking on: under a ledger and in a
-meter's span, as a run's are."""
+"""torch.func and torch.compile do what they do without anyone looking on: under a ledger and under a
+coarse one, as a run's are."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from bigtrain_lab.runtime import Ledger
-from bigtrain_lab.runtime.memory.meter import Meter
 
 
 def f(x):
@@ -45,10 +44,10 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("looks_on", [Ledger, lambda: Meter().begin()], ids=["ledger", "meter"])
-def test_a_transform_gives_what_it_gives_alone(name, looks_on):
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_transform_gives_what_it_gives_alone(name, coarse):
     alone = TRANSFORMS[name]()
-    with looks_on():
+    with Ledger(coarse=coarse):
         assert torch.equal(TRANSFORMS[name](), alone)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime.memory.meter import Meter
+from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.techniques.reversible import (
     ReversibleBlock,
     ReversibleSequence,
@@ -141,20 +141,20 @@ def test_under_autocast():
     ), "bfloat16 rounds"
 
 
-def peak_of_meter(run, sequence):
-    meter, x = Meter(), streams(dtype=torch.float32)
-    meter.holdings = lambda: {"weights": list(sequence.parameters()), "inputs": x}
-    with meter.begin():
+def peak_of_saved(run, sequence):
+    ledger, x = Ledger(coarse=True), streams(dtype=torch.float32)
+    ledger.holdings = lambda: {"weights": list(sequence.parameters()), "inputs": x}
+    with ledger:
         y1, y2 = run(sequence, *x)
         (y1 * y2).sum().backward()
-    return max(size for _, size in meter.end()["activations"])
+    return ledger.peak("activations") + ledger.peak("recomputed")
 
 
 def test_activation_bytes_are_equal_at_depth_4_and_64():
     shallow, deep = net(4, dtype=torch.float32), net(64, dtype=torch.float32)
-    reversible = [peak_of_meter(lambda s, *x: s(*x), sequence) for sequence in (shallow, deep)]
+    reversible = [peak_of_saved(lambda s, *x: s(*x), sequence) for sequence in (shallow, deep)]
     assert reversible[0] == reversible[1] > 0
-    kept = [peak_of_meter(plain, sequence) for sequence in (shallow, deep)]
+    kept = [peak_of_saved(plain, sequence) for sequence in (shallow, deep)]
     assert kept[1] > 12 * kept[0] > 12 * reversible[0]
 
 

@@ -1,9 +1,7 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice."""
 
 import atexit
-import fcntl
 import gc
-import multiprocessing.forkserver
 import os
 import re
 import shutil
@@ -24,7 +22,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
-from bigtrain_lab.runtime.process import end, temporary
+from bigtrain_lab.runtime.process import end
 from bigtrain_lab.runtime.process import server as fork_server
 from bigtrain_lab.runtime.process.pulse import Pulse, this_process
 from tests.unit.jobs import forked
@@ -110,8 +108,7 @@ def script(tmp_path, text: str) -> Path:
 
 @pytest.fixture
 def tmp_path():
-    """A short one: a kernel that is killed leaves the socket of its server, below TMPDIR where that
-    is short enough, and it goes with this."""
+    """Where a kernel that is killed may leave something for no other test."""
     path = Path(tempfile.mkdtemp(prefix="bt-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -160,7 +157,6 @@ def test_a_run_of_another_process_is_followed_until_that_is_killed_and_leaves_no
     kernel.kill()
     os.waitid(os.P_PID, kernel.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not buried
     assert psutil.wait_procs(family, timeout=300)[1] == []
-    temporary._sweep(str(tmp_path))  # as the next launch does
     assert not list(tmp_path.glob("bigtrain-*"))
     assert run.state == "stopped" and len([*seen, *events]) >= 50
     with pytest.raises(RankFailed, match="ended before its ranks did"):
@@ -170,6 +166,7 @@ def test_a_run_of_another_process_is_followed_until_that_is_killed_and_leaves_no
 
 KILLED_BETWEEN = """
     import os
+    import pickle
     import tempfile
     import time
     from bigtrain_lab.runtime import launch; from bigtrain_lab.runtime.process import server
@@ -185,12 +182,12 @@ KILLED_BETWEEN = """
         if moment == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.FileStore(mark + "-none/store", 2)  # waits for its folder, and keeps the interpreter's lock
-    def forked(process, unwanted, made=server.Forked):
-        while process.name == "rank 1":
+    def forked(of, request, unwanted, made=server.Forked):
+        while pickle.loads(request)[0] == 1:
             if moment == "started" or os.path.exists(mark):
                 time.sleep(moment != "started")
                 os.kill(os.getpid(), 9)
-        return made(process, unwanted)
+        return made(of, request, unwanted)
     server.Forked = forked
     os.setsid()
     print(os.getpid(), flush=True)
@@ -217,7 +214,6 @@ def test_a_launcher_killed_between_two_ranks_leaves_nobody(tmp_path):
         ]
 
     until(lambda: not left())
-    temporary._sweep(str(tmp_path))  # as the next launch does
     assert not list(tmp_path.glob("bigtrain-*"))
 
 
@@ -288,11 +284,11 @@ def test_a_script_runs_once_and_leaves_nothing_when_it_is_interrupted_and_when_i
 EDITED = """
     import os
     import sys
-    from multiprocessing import forkserver
     from pathlib import Path
     sys.path.insert(0, sys.path[0] + "/copy")
     import bigtrain_lab
     from bigtrain_lab.runtime import launch
+    from bigtrain_lab.runtime.process.server import running
     def program(rank):
         import bigtrain_lab.core.lane, bigtrain_lab.runtime.talk.clock
         here = bigtrain_lab.core.lane.Lane is bigtrain_lab.runtime.talk.clock.Lane and bigtrain_lab.__file__.startswith(sys.path[0])
@@ -304,11 +300,11 @@ EDITED = """
         file.write_text(file.read_text() + f"\\nEDIT = {edit + 1}\\n")
     (file.parents[1] / "experiments" / "broken.py").write_text("def half(:")
     print(int(launch(program, 1, directory="run3").result["x"]))
-    server = forkserver._forkserver._forkserver_pid
+    server = running().process.pid
     os.kill(server, 9)
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
     print(int(launch(program, 1, directory="run4").result["x"]))
-    print(forkserver._forkserver._forkserver_pid != server)
+    print(running().process.pid != server)
 """
 
 
@@ -324,51 +320,6 @@ def test_an_edit_of_the_library_reaches_the_next_run_and_no_server_ends_of_it(tm
     assert kernel.communicate(timeout=500)[0] == (
         "0 True copy\n1 True copy\n2 True copy\n3\n3\nTrue\n"
     )
-
-
-@pytest.mark.slow
-def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_starting(tmp_path):
-    """A socket's name may have 107 bytes; and multiprocessing has a directory in there already."""
-    long = tmp_path / ("ü" * 60) / ("x" * 60)
-    long.mkdir(parents=True)
-    kernel = started(
-        tmp_path,
-        """
-        import os
-        from multiprocessing import forkserver, util
-        util.get_temp_dir()
-        from bigtrain_lab.runtime import launch
-        print(int(launch(lambda rank: {"x": rank.size}, 2, directory="run").result["x"]))
-        socket = forkserver._forkserver._forkserver_address
-        print(os.path.dirname(socket), oct(os.stat(os.path.dirname(socket)).st_mode), len(socket) <= 103)
-    """,
-        TMPDIR=long,
-    )
-    ranks, place, mode, short = kernel.communicate(timeout=500)[0].split()
-    assert (ranks, mode, short) == ("2", "0o40700", "True") and kernel.returncode == 0
-    assert not os.path.exists(place)
-    assert [
-        path.name for path in long.iterdir() if path.name.startswith(("bigtrain-", "pymp-"))
-    ] == []  # torch leaves a folder of its own
-
-
-def test_where_no_socket_can_be_the_variable_to_set_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(temporary, "SHORT", (str(tmp_path / "no"),))
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
-    monkeypatch.setattr(
-        temporary, "own", lambda: temporary._own.__wrapped__(0)
-    )  # as in a process that has none yet
-    with pytest.raises(Impossible, match="too long a name .*: let TMPDIR name"):
-        launch(lambda rank: None, 2, directory=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_server_starts_after_a_reset_of_ipython(monkeypatch, tmp_path):
-    """Which leaves __main__ without a __spec__."""
-    monkeypatch.delattr(sys.modules["__main__"], "__spec__")
-    fork_server.warm()
-    fork_server.forget(multiprocessing.forkserver._forkserver)  # so that one starts here
-    assert launch(lambda rank: {"x": rank.size}, 1, directory=tmp_path / "run").result["x"] == 1
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -410,8 +361,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 
 def server_process() -> psutil.Process:
-    fork_server.warm()
-    return psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)
+    return psutil.Process(fork_server.running().process.pid)
 
 
 def asks_the_server(run) -> bool:
@@ -430,7 +380,7 @@ def ends_as_failed(run: Run, told: str) -> None:
     assert Run.open(run.directory).state == "failed" and not any(
         pulse.is_alive() for pulse in run._watch._pulses.values()
     )
-    assert not list(temporary.own().glob("run-*"))
+    assert not list(fork_server.room().glob("run-*"))
 
 
 @pytest.mark.slow
@@ -457,36 +407,6 @@ def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp
         )
     finally:
         server.resume()
-
-
-def test_what_a_killed_process_left_is_swept_by_the_same_user_s_next(tmp_path, monkeypatch):
-    def left(name: str, owner: bool = True) -> Path:
-        path = tmp_path / name
-        path.mkdir()
-        (path / "listener-x").touch()
-        if owner:
-            (path / "owner").touch()
-        return path
-
-    left("bigtrain-dead")
-    kept = [left("bigtrain-alive"), left("bigtrain-new", owner=False), left("pymp-x"), left("mine")]
-    (tmp_path / "bigtrain-link").symlink_to(left("elsewhere"), target_is_directory=True)
-    with open(kept[0] / "owner") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with monkeypatch.context() as context:
-            context.setattr(os, "geteuid", lambda me=os.geteuid(): me + 1)
-            temporary._sweep(str(tmp_path))  # another user's
-        assert (tmp_path / "bigtrain-dead").exists()
-        temporary._sweep(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "bigtrain-alive",
-        "bigtrain-new",
-        "pymp-x",
-        "mine",
-        "bigtrain-link",
-        "elsewhere",
-    }
-    assert len(list((tmp_path / "elsewhere").iterdir())) == 2
 
 
 @pytest.mark.parametrize("length", [10, 10**6])

@@ -18,7 +18,7 @@ from ...core.impossible import refuse_unknown
 from ...core.later import later
 
 with later():
-    from ..memory import meter
+    from ..memory import owned
 
 FAULTS = {
     "none": "nothing goes wrong",
@@ -159,7 +159,7 @@ class Strike:
     def _spoil(self) -> None:
         weights = [
             w
-            for kind, _, w in meter.held(self.holdings())
+            for kind, _, w in owned.held(self.holdings())
             if kind == "weights" and w.is_floating_point() and w.numel()
         ]
         if not weights:

@@ -31,6 +31,9 @@ Kinds, the first that holds:
 Inputs (declared, or made before the ledger and then saved) and buffers are told apart and are part
 of no sum.
 
+A coarse ledger knows what is declared and what autograd saves, and nothing else: an operator takes
+no longer under it. It has no temporaries, and what autograd has let go is an input to it.
+
 Cost: about 15 us an operator on one core (benchmarks/ledger.py), no bytes on the device. Source:
 torch.utils._python_dispatch (TorchDispatchMode) and torch.autograd.graph.saved_tensors_hooks;
 torch.distributed._tools.mem_tracker is its peer.
@@ -51,7 +54,6 @@ from ...core.words import size
 from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory
-from .meter import HELD_KINDS, held
 from .places import Places
 from .storages import Storage, Storages, storage_of
 
@@ -69,6 +71,8 @@ class Ledger:
                      alive then, and what was asked for, if nothing grew since
     device, operate  meta: storages without memory count too. What to call in place of each
                      operator, by (operator, args, kwargs)
+    coarse           only what autograd saves and what is declared is met, as of most runs: no
+                     temporaries, and no operator takes longer
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Ledger:
         device: torch.device | None = None,
         operate: Callable | None = None,
         balance: Balance | None = None,
+        coarse: bool = False,
     ):
         owned.refuse_strange(watched)
         if capacity_bytes is not None and not (
@@ -96,12 +101,13 @@ class Ledger:
         self._limit, self._rank, self._relief = capacity_bytes, rank, relief
         self._places = Places(self._weight_name)
         self._seen, self._balance = (
-            Storages(wall, self._places, self._grows, device, operate),
+            Storages(wall, self._places, self._grows, device, operate, coarse),
             balance or Balance(),
         )
         self._held: set[Storage] = set()  # what was declared at the last look
         self._settling, self.looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
         self._active: ExitStack | None = None
+        self.coarse = coarse
         self._ended = self._stepping = False
         self.refused: list[Alive] = []
 
@@ -206,8 +212,7 @@ class Ledger:
         if self._active:
             raise Impossible("This ledger is active already: make another one for what is inside.")
         self._settled()  # what is held already
-        if self._limit is not None and self._seen.total > self._limit:
-            raise out_of_memory(self._limit, self._levels(), rank=self._rank, relief=self._relief)
+        self.refuse_too_much("")
         for module in self._watched:
             if isinstance(module, nn.Module):
                 self._places.name(module)
@@ -224,6 +229,14 @@ class Ledger:
         active.__exit__(*error)
         self._settled()
         self.refused = self.refused if error[0] else []
+
+    def refuse_too_much(self, action: str) -> None:
+        """OutOfMemory where more is held than the limit: what was declared may never have been
+        seen to grow."""
+        if self._limit is not None and self._seen.total > self._limit:
+            raise out_of_memory(
+                self._limit, self._levels(), rank=self._rank, action=action, relief=self._relief
+            )
 
     def _grows(self, storage: Storage, more: int) -> None:
         if len(self._seen.events) > MOST_EVENTS:
@@ -297,7 +310,7 @@ class Ledger:
         """(storage, kind, name), each storage once, by the first kind that has it."""
         found = {}
         with torch._C.DisableTorchFunction():  # no mode of precision is asked at each question
-            for kind, name, tensor in held(self.holdings()):
+            for kind, name, tensor in owned.held(self.holdings()):
                 for part in owned.plain(tensor):
                     storage = part.untyped_storage()
                     known = self._seen.known.get(storage._cdata)
@@ -362,18 +375,16 @@ class Ledger:
             else ""
         )
 
-    # -- in a run, in place of a Meter -------------------------------------------------------------
+    # -- in a run --------------------------------------------------------------------------------
 
-    def begin(self, action: str = "", look: bool = True):
-        """At an action's start: nothing more is to be active during it. `look`: whether what is
-        declared may have changed."""
+    def begin(self, action: str = "", look: bool = True) -> None:
+        """At an action's start. `look`: whether what is declared may have changed."""
         self._settled(look)
         if not self._stepping:
             self._balance.steps_begin(self._wall())
             self._stepping = True
         self._seen.action = action
         self._balance.listen()
-        return nullcontext()
 
     def end(self, look: bool = True) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
         """At an action's end: the kinds that rose or fell inside, the moments (wall ns), and the
@@ -389,8 +400,8 @@ class Ledger:
 
     @property
     def highest_bytes(self) -> int:
-        """The peak, as of the last look."""
-        return self._balance.peak_bytes
+        """The peak, as of the last look; 0 where it is coarse: it knows no whole level."""
+        return 0 if self.coarse else self._balance.peak_bytes
 
     @property
     def highest_wall(self) -> int:
@@ -417,8 +428,8 @@ def words(maker) -> str:
 
 
 def known_kind(kind: str) -> str:
-    if kind not in HELD_KINDS:
+    if kind not in owned.HELD_KINDS:
         raise Impossible(
-            f"There is no kind of memory {kind!r}: choose from {', '.join(HELD_KINDS)}."
+            f"There is no kind of memory {kind!r}: choose from {', '.join(owned.HELD_KINDS)}."
         )
     return kind

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ...core import Impossible
+from ...core import MEMORY_KINDS, Impossible
+from .balance import APART
 
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 PARTS = {
@@ -27,6 +28,7 @@ PARTS = {
     torch.sparse_bsc: COLUMNS,
 }
 USUAL = (torch.Tensor, nn.Parameter)
+HELD_KINDS = (*MEMORY_KINDS, *APART)  # what a program may declare, in their order
 NESTED = (
     "values",
     "_nested_tensor_size",
@@ -153,6 +155,25 @@ def hooks(
             yield parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name: None if p.grad is None else became_gradient(name, p.grad)
             )  # another hook may have taken it
+
+
+def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(kind, name or "", tensor) of all that is declared, in the kinds' order; Impossible where a
+    kind is unknown."""
+    if unknown := set(holdings) - set(HELD_KINDS):
+        raise Impossible(
+            f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory"
+            f" {', '.join(HELD_KINDS)}."
+        )
+    for kind in HELD_KINDS:
+        tensors = holdings.get(kind, ())
+        for name, tensor in (
+            tensors.items()
+            if isinstance(tensors, Mapping)
+            else (("", tensor) for tensor in tensors)
+        ):
+            if tensor is not None:
+                yield kind, name, tensor
 
 
 def refuse_strange(watched: Iterable) -> None:

@@ -1,5 +1,5 @@
-"""What autograd saves for a backward, told to an observer (a Meter, a Ledger): each tensor as it is
-saved, and as its graph lets it go.
+"""What autograd saves for a backward, told to an observer (a ledger): each tensor as it is saved,
+and as its graph lets it go.
 
 Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's
 death is the release; nothing is searched. Autograd asks the innermost hooks alone, so an observer

@@ -1,5 +1,5 @@
 """What happens to storages, told as it happens: each is born, grows, is saved by autograd, is let
-go, and ends.
+go, and ends. Where it is coarse, an observer hears of what autograd saves alone.
 
     born    an operator returned a storage that was not there      a dispatch mode sees what each
                                                                    operator returns
@@ -16,7 +16,7 @@ tensor had (a load, a deepcopy), and UntypedStorage.resize_ of an empty one.
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -130,6 +130,8 @@ class Storages:
     device    on a GPU only its storages count; on a CPU all do, and on meta those without memory
               too
     operate   called in place of each operator, with (operator, args, kwargs)
+    coarse    no operator is seen: a storage is met when autograd saves it; let go, it is an input,
+              which is no part of the sum
     """
 
     def __init__(
@@ -139,12 +141,14 @@ class Storages:
         grows: Callable,
         device: torch.device,
         operate: Callable | None = None,
+        coarse: bool = False,
     ):
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
         self.action = ""
         self._wall, self._places, self._grows = wall, places, grows
+        self._coarse, self._unsaved = coarse, "inputs" if coarse else "temporaries"
         self._cuda, self._meta = device.type == "cuda", device.type == "meta"
         self._mode = _Mode(self._returned, self._grown, operate)
         self._observer = Observer(self._saved, self._let_go)
@@ -152,6 +156,9 @@ class Storages:
     def start(self) -> ExitStack:
         """Begin; the stack's close ends it."""
         with ExitStack() as stack:
+            stack.enter_context(self._observer.looking())
+            if self._coarse:
+                return stack.pop_all()
             stack.enter_context(self._places.following())
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
@@ -159,7 +166,6 @@ class Storages:
                 with torch.device("meta"):  # torch notes which functions make tensors at the first
                     torch.empty(0)  # call in such a context: before one of them is replaced
                 stack.enter_context(replaced(torch, "tensor", self._filling))
-            stack.enter_context(self._observer.looking())
             stack.enter_context(self._mode)
             return stack.pop_all()
 
@@ -208,7 +214,7 @@ class Storages:
             tensor.dtype,
         )
         born.declared = born.module = born.made = ""
-        born.saved, born.own, born.before, born.counted = 0, "temporaries", False, None
+        born.saved, born.own, born.before, born.counted = 0, self._unsaved, False, None
         return born
 
     def _count(self, storage: Storage, count: int) -> None:
@@ -299,16 +305,17 @@ class Storages:
             storage = part.untyped_storage()
             known = self.known.get(storage._cdata)
             if known is None and self.counts(storage):
-                known = self.record(storage, part, "input")
-                known.own, known.before = "inputs", True
+                known = self.record(storage, part, "a saved tensor")
+                known.own, known.before = (
+                    ("activations", False) if self._coarse else ("inputs", True)
+                )
+                known.made = self.action
                 self._count(known, storage.nbytes())
             if known is not None:
                 known.saved += 1
                 if known.saved == 1 and not known.before and known.own != "recomputed":
-                    known.own = (
-                        "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
-                    )
-                    self.events.append((known, known.own, known.bytes, self._wall()))
+                    running = torch._C._current_graph_task_id() != -1
+                    self._becomes(known, "recomputed" if running else "activations")
                 kept.append(known)
         return kept
 
@@ -318,14 +325,20 @@ class Storages:
             if (
                 not storage.saved and not storage.before and self.known.get(storage.key) is storage
             ):  # a name keeps it
-                storage.own = "temporaries"
-                self.events.append((storage, storage.own, storage.bytes, self._wall()))
+                self._becomes(storage, self._unsaved)
+
+    def _becomes(self, storage: Storage, own: str) -> None:
+        """It is of this kind from now on, by what happens to it."""
+        was_apart, storage.own = storage.kind in APART, own
+        more = storage.bytes * (was_apart - (storage.kind in APART))
+        self.total += more  # not interrupted in the middle
+        self.events.append((storage, own, storage.bytes, self._wall()))
 
     @contextmanager
     def aside(self):
         """Nothing that is born within is met; what was met before is still heard of when it
         ends."""
-        with _disable_current_modes(), hooks_away():
+        with nullcontext() if self._coarse else _disable_current_modes(), hooks_away():
             yield
 
 

@@ -20,7 +20,6 @@ from ...core import Cost, Impossible, Mesh, write_whole
 from ..failure import frames
 from ..failure.faults import Fault, Strike
 from ..memory.ledger import Ledger
-from ..memory.meter import Meter
 from ..rank import Rank
 from ..record.log import EventLog, LogUnwritable
 from ..record.recorder import Recorder
@@ -55,7 +54,7 @@ class Job:
     backend: str = "gloo"
     capacity_bytes: int | None = None  # what each rank's device holds
     relief: str = ""
-    ledger: bool = False  # in place of the meter
+    ledger: bool = False  # that sees every operator
 
     def device(self, index: int) -> torch.device:
         return torch.device(self.devices[index] if self.devices else "cpu")
@@ -130,7 +129,7 @@ def work(index: int, job: Job, load, meet=None) -> int:
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault:
             recorder.strike = Strike(job.fault, rank)
-        with recorder.meter if job.record and job.ledger else nullcontext():
+        with recorder.ledger if job.record else nullcontext():
             results = program(rank)
             rank.finish()
         save(job.file("result", index, "npz"), results)
@@ -159,23 +158,15 @@ def work(index: int, job: Job, load, meet=None) -> int:
 
 
 def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
-    """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions'
-    ends."""
-    meter = (
-        Ledger(
-            capacity_bytes=job.capacity_bytes,
-            rank=index,
-            relief=job.relief,
-            wall=clock.wall,
-            device=job.device(index),
-        )
-        if job.ledger
-        else Meter(clock.wall)
+    ledger = Ledger(
+        capacity_bytes=job.capacity_bytes,
+        rank=index,
+        relief=job.relief,
+        wall=clock.wall,
+        device=job.device(index),
+        coarse=not job.ledger,
     )
-    limit = None if job.ledger else job.capacity_bytes
-    return Recorder(
-        index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief, job.mesh.size
-    )
+    return Recorder(index, clock, log, ledger, job.jitter_s, job.seed, job.mesh.size)
 
 
 def failure(error: BaseException) -> dict:

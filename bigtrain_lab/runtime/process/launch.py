@@ -90,15 +90,15 @@ def launch(
     informed   facts -> the program, where it depends on them: under torchrun rank 0's facts hold
                for all
     fault      what goes wrong on purpose, and where (faults.py)
-    capacity_bytes  what each rank's device holds: a rank whose meter counts more fails
+    capacity_bytes  what each rank's device holds: a rank whose ledger counts more fails
                     (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
     needed_bytes  the predicted peak of each rank: no rank is started where those of this machine
                   need more than it has available
     least_bytes   a smaller number that is found sooner: where these are too many, the peak is not
                   asked for
-    ledger     count every storage that an operator returns or autograd saves (ledger.py), not only
-               at actions (meter.py): slower
+    ledger     count every storage that an operator returns (ledger.py), not only what autograd
+               saves and what the program declares: slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it
     is done. Each rank runs its own program, whose code must be the same on all. Cost, facts and
@@ -218,13 +218,12 @@ def launch(
             job = begin()
             try:
                 watch = Watch(job, travelling, stall_s)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no file or no thread can be had
                 forget(Path(job.directory))
                 raise Impossible(
-                    f"The ranks cannot be watched ({error.strerror}): close files or end programs,"
-                    " and run again."
+                    f"The ranks cannot be watched ({error}): close files or end programs, and run"
+                    " again."
                 ) from error
-            watch.start()
             _live.add(watch)
         return Run(watch.directory, watch)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from ..failure import diagnose, frames
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..record.kept import MOST_RANKS
-from . import server, temporary
+from . import server
 from .end import INTERRUPTED, LOOK_S, STACKS_S, End, within
 from .pulse import Pulse
 
@@ -35,8 +35,8 @@ KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
 
 
 class Watch:
-    """Starts the ranks and watches until all have ended, then sets `finished`; `end` is the
-    run's."""
+    """Starts the ranks, in a thread, and watches until all have ended, then sets `finished`; `end`
+    is the run's. RuntimeError where there can be no such thread."""
 
     def __init__(self, job, travelling: bytes, stall_s: float):
         self.end, self.finished = End("running"), threading.Event()
@@ -50,21 +50,7 @@ class Watch:
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
-
-    def start(self) -> None:
-        """Start the ranks, in the thread. Impossible, and the run has failed, where there can be no
-        such thread."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._finish(
-                End(
-                    "failed",
-                    f"No thread can be started to watch the ranks ({error}): end other programs or"
-                    " threads, and run again.",
-                )
-            )
-            raise Impossible(self.end.diagnosis) from error
+        self._thread.start()
 
     @property
     def now(self) -> str:
@@ -94,8 +80,9 @@ class Watch:
 
     def _begin(self) -> None:
         """Start the ranks, unless the run is stopped meanwhile."""
+        place = server.room()
         try:
-            self._room = tempfile.mkdtemp(prefix="run-", dir=temporary.own())
+            self._room = tempfile.mkdtemp(prefix="run-", dir=place)
             payload = Path(self._room) / "program"
             payload.write_bytes(
                 pickle.dumps(
@@ -104,7 +91,7 @@ class Watch:
             )
         except OSError as error:
             raise server.CannotStart(
-                f"The program cannot be kept in {temporary.own()} for the ranks"
+                f"The program cannot be kept in {place} for the ranks"
                 f" ({error.strerror or error}): free some space there, or let TMPDIR name another"
                 " directory."
             ) from error
@@ -168,7 +155,7 @@ class Watch:
 
     def _hold(self) -> None:
         """Let the ranks that are left write where they are, and stop them there; not where nobody
-        would end a stopped one after this process (fresh.py)."""
+        would end a stopped one after this process (forks.py)."""
         self._ask_for_stacks()
         for rank, pulse in self._pulses.items():
             if rank not in self._exits and hasattr(fcntl, "F_SETSIG"):

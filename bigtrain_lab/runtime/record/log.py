@@ -6,11 +6,11 @@ after a crash.
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
     ["histogram", wall, rank, lane, kind, name, start, [edge, ...], [count, ...]]
-    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               what a meter read of one
-                                                                           kind inside an action
     ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]
-                                                                           what a ledger read there
-                                                                           of a kind that changed
+                                                                           what a ledger read inside
+                                                                           an action, of each kind
+                                                                           that changed
+    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               the same, in logs of old
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]
                                                                            the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]
@@ -25,8 +25,8 @@ after a crash.
 A mark of another lane than compute ends with its name. Each event holds both of its times: the
 lane's (ticks; null when the modelled clock is off) and the wall's (ns since the run began, on one
 clock for all ranks). A ledger's readings inside an action have their place on the lane by their
-order, evenly between the action's start and end; a meter's, which tell of no whole level, are on
-the wall's clock alone. A line is written by one system call before anything can block, so a rank
+order, evenly between the action's start and end; a coarse one's, which tell of no whole level, are
+on the wall's clock alone. A line is written by one system call before anything can block, so a rank
 that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none:
 each is held to its types.
 """
@@ -221,9 +221,8 @@ def items(what: str, *values) -> Iterator:
         walls = dict(zip(WALLS[what], values))
         yield on_both(EVENTS[what](*values[len(walls) :]), **walls)
     elif what == "inside":
-        *fields, readings = values
-        for wall, size in readings:
-            yield Logged(None, Memory(*fields, wall, size, True))
+        rank, lane, kind, name, rows = values
+        yield from levels(rank, lane, name, [kind], [(wall, None, size) for wall, size in rows])
     elif what == "levels":
         yield from levels(*values)
     elif what == "alive":

@@ -1,5 +1,5 @@
-"""The recorder of a rank ties clock, log and meter together: groups and spans tell it what happens,
-and only it writes.
+"""The recorder of a rank ties clock, log and ledger together: groups and spans tell it what
+happens, and only it writes.
 
 Each lane of the rank has a thread of its own (lanes.py), one open span and one clock. Memory is
 read, and a fault strikes, in the spans of the lane "compute" alone: what other lanes keep is part
@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, nan
@@ -23,9 +23,7 @@ from ...order.explain import NOT_FINITE
 from ...order.plan import call_name, called
 from ...order.schedule import Action, kind_of, name_of
 from ..memory.balance import Heights, read, together, with_units
-from ..memory.capacity import out_of_memory
 from ..memory.ledger import Ledger
-from ..memory.meter import Meter
 from ..talk.clock import Clock
 from .exponents import exponents
 from .log import EventLog
@@ -50,12 +48,7 @@ class _Open:
 
 class Recorder:
     """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times
-    must not notice.
-
-    `capacity_bytes`: what the device holds; an action that held more ends the rank (OutOfMemory,
-    ending with `relief`), once its record is written. An action is asked at its end, for what the
-    meter read then and inside it.
-    """
+    must not notice."""
 
     records = True
 
@@ -64,20 +57,17 @@ class Recorder:
         rank: int,
         clock: Clock,
         log: EventLog,
-        meter: Meter | Ledger,
+        ledger: Ledger,
         jitter_s: float = 0.0,
         seed: int = 0,
-        capacity_bytes: int | None = None,
-        relief: str = "",
         ranks: int = 1,
     ):
-        self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
+        self.rank, self.clock, self.log, self.ledger = rank, clock, log, ledger
         self.note, self.write = log.note, log.write
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
         self._open: dict[str, _Open] = {}  # lane -> its open span
         self.strike = None  # a fault on purpose (faults.py)
-        self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
         self._heights = Heights(ranks)
         self._ticks: dict[
@@ -199,14 +189,15 @@ class Recorder:
         opened = self._open[lane] = _Open(name, step, beside, planned)
         began = clock.now(lane)
         try:
-            with self.meter.begin(name) if main else nullcontext():
-                wall_start = clock.wall()
-                if strike:
-                    strike.begin(name)
-                yield
-                if strike:
-                    strike.end(clock.wall() - wall_start)
-                wall_end = clock.wall()
+            if main:
+                self.ledger.begin(name)
+            wall_start = clock.wall()
+            if strike:
+                strike.begin(name)
+            yield
+            if strike:
+                strike.end(clock.wall() - wall_start)
+            wall_end = clock.wall()
         finally:
             del self._open[lane]
         if planned not in (None, opened.called):
@@ -223,13 +214,14 @@ class Recorder:
                 f"Rank {self.rank} launches something in span {name} and waits there: what is"
                 " launched in a span starts at its end, so wait after the span."
             )
-        inside = self._within(name, lane, start, end) if main else {}
+        if main:
+            self._within(name, lane, start, end)
         self.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         if main:
             self._memory(name, wall_end, end, lane)
         self.write()
-        self._refuse_too_much(inside, name)
-        self._refuse_too_much(self._held if main else {}, name)
+        if main:
+            self.ledger.refuse_too_much(name)
 
     def _planned(self, step: tuple, beside: bool) -> int | None:
         """How many collectives a step's plan calls inside it; None where there is none, or no
@@ -238,52 +230,40 @@ class Recorder:
             return None
         return len(self.clock.cost.parts(step, self.rank, beside)) - 1 or None
 
-    def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
-        """Note what was read inside the action that has just ended; return the most of each
-        kind."""
-        if isinstance(self.meter, Ledger):
-            kinds, walls, found = self.meter.end()
-            kinds, found = with_units(kinds, found, self.meter.before, self._held)
-            told = read(found)
-            others = sum(size for kind, size in self.meter.before.items() if kind not in kinds)
-            if not self._heights.tells(max(map(sum, found), default=0) + others, len(told)):
-                told = []
-            ticks = placed(start, end, len(told)) if self.clock.modelled else [None] * len(told)
-            self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
-            self.note(
-                "levels",
-                self.rank,
-                lane,
-                name,
-                kinds,
-                [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)],
-            )
-            return {}  # it has kept the limit itself, at the very operator
-        inside = self.meter.end()
-        for kind, readings in inside.items():
-            self.note("inside", self.rank, lane, kind, name, readings)
-        return self._held | {
-            kind: max(size for _, size in readings) for kind, readings in inside.items()
-        }
+    def _within(self, name: str, lane: str, start: int | None, end: int | None) -> None:
+        """Note what was read inside the action that has just ended. What a coarse ledger read is
+        no whole level, and has no place on a modelled clock."""
+        ledger = self.ledger
+        kinds, walls, found = ledger.end()
+        kinds, found = with_units(kinds, found, ledger.before, self._held)
+        told = read(found)
+        others = sum(size for kind, size in ledger.before.items() if kind not in kinds)
+        if not self._heights.tells(max(map(sum, found), default=0) + others, len(told)):
+            told = []
+        on_lane = self.clock.modelled and not ledger.coarse
+        ticks = placed(start, end, len(told)) if on_lane else [None] * len(told)
+        self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
+        rows = [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)]
+        self.note("levels", self.rank, lane, name, kinds, rows)
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""
         if self.strike:
             self.strike.holdings = holdings
-        self.meter.holdings = holdings
+        self.ledger.holdings = holdings
         self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
         self.write()
-        self._refuse_too_much(self._held, "the start")
+        self.ledger.refuse_too_much("the start")
 
     def _memory(self, name: str, wall: int, at: int | None, lane: str) -> None:
-        for kind, size in self.meter.changes():
+        for kind, size in self.ledger.changes():
             self._held[kind] = size
             self.note("memory", wall, self.rank, lane, kind, name, at, size)
-        if name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]:
+        if name != "start" and (highest := self.ledger.highest_bytes) > self._peak[0]:
             # set-up is no step
-            self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
+            self._peak = highest, self._ticks.get(self.ledger.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
-            self._alive(wall, self.meter.at_peak())
+            self._alive(wall, self.ledger.at_peak())
 
     def _alive(self, wall: int, alive: list[Alive]) -> None:
         """Write who was alive at the highest moment so far; a reader forgets what was written so
@@ -301,21 +281,15 @@ class Recorder:
         )
 
     def finish(self) -> None:
-        """When the program has ended or failed: who was alive at its peak, if the meter knows and
+        """When the program has ended or failed: who was alive at its peak, if the ledger knows and
         it was not told yet. The peak of one that ran out of memory is what it would have held."""
-        self.meter.changes()  # since the last action
-        highest = sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes
+        self.ledger.changes()  # since the last action
+        highest = sum(a.bytes for a in self.ledger.refused) or self.ledger.highest_bytes
         if highest > self._told[0]:
             if highest > self._peak[0]:
                 self._peak = highest, self.clock.now("compute"), "compute"
-            self._alive(self.clock.wall(), self.meter.refused or self.meter.at_peak())
+            self._alive(self.clock.wall(), self.ledger.refused or self.ledger.at_peak())
             self.write()
-
-    def _refuse_too_much(self, held: dict[str, int], name: str) -> None:
-        if self._capacity_bytes is not None and sum(held.values()) > self._capacity_bytes:
-            raise out_of_memory(
-                self._capacity_bytes, held, rank=self.rank, action=name, relief=self._relief
-            )
 
     def scalar(self, name: str, value: float) -> None:
         lane, value = self.lane, float(value)
@@ -335,9 +309,8 @@ class Recorder:
             self.write()
 
     def aside(self):
-        """A context for work that no memory is to be counted of: a ledger does not see it, a meter
-        looks only into spans."""
-        return self.meter.aside() if isinstance(self.meter, Ledger) else nullcontext()
+        """A context for work that no memory is to be counted of."""
+        return self.ledger.aside()
 
     def histogram(self, name: str, tensor: Tensor) -> None:
         lane = self.lane

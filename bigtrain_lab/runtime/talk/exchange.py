@@ -1,7 +1,7 @@
 """All-gather and reduce-scatter over gloo, each part sent straight from where it is to where it
 belongs.
 
-    gather     rank r sends its part to all others, which receive it in row r
+    gathering  rank r sends its part to all others, which receive it in row r
     scatter    rank r sends row k to rank k, which adds up what arrives to its own
 
 Gloo's own gather writes to a buffer first, and its reduce-scatter is an all-reduce of which parts
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .message import as_bytes, channel
 
-WAYS = {op: channel(op, "", -1) for op in ("gather", "scatter")}
+WAYS = {op: channel(op, "", -1) for op in ("gather", "scatter", "agreement")}
 INTO = {
     "sum": torch.Tensor.add_,
     "mean": torch.Tensor.add_,
@@ -26,15 +26,17 @@ INTO = {
 }
 
 
-def gather(rows: torch.Tensor, own: torch.Tensor, rank: int, process_group) -> None:
-    """`own` of every rank, each in its row, which may be where `own` is."""
+def gathering(
+    rows: torch.Tensor, own: torch.Tensor, rank: int, process_group, way: str = "gather"
+) -> list[dist.Work]:
+    """`own` of every rank, each in its row, which may be where `own` is; once these are waited
+    for."""
     others = around(rank, rows)
-    works = [receive(rows[other], other, "gather", process_group) for other in others]
-    works += [send(own, other, "gather", process_group) for other in others]
+    works = [receive(rows[other], other, way, process_group) for other in others]
+    works += [send(own, other, way, process_group) for other in others]
     if rows[rank].data_ptr() != own.data_ptr():
         rows[rank].copy_(own)
-    for work in works:
-        work.wait()
+    return works
 
 
 def scatter(

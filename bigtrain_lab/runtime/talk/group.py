@@ -52,7 +52,6 @@ OPERATIONS = {
     "product": dist.ReduceOp.PRODUCT,
 }
 
-AGREED = channel("agreement", "", -1)  # the way of what ranks must agree on
 LOST = (
     "connection closed",
     "connection reset",
@@ -331,7 +330,9 @@ class Group:
     def _gather(self, flat: torch.Tensor, own: torch.Tensor) -> None:
         flat, own = self._lent(flat), self._lent(own)
         if self._gloo:
-            exchange.gather(flat.view(self.size, len(own)), own, self.rank, self._pg)
+            rows = flat.view(self.size, len(own))
+            for work in exchange.gathering(rows, own, self.rank, self._pg):
+                work.wait()
         else:
             dist.all_gather_into_tensor(flat, own, group=self._pg)
 
@@ -681,33 +682,28 @@ class Alone(Group):
 
 class Agreement:
     """What each rank is about to do, in words: a checksum of them goes to all, beside the first
-    messages of what is to be done. It takes no modelled time. Over gloo the checksums go in turn d
-    = 1, 2, 4, ... to the d-th next rank, with all that are known: two small messages of 4 ranks,
-    where a collective of gloo's wakes threads. Nothing that came from another rank is unpickled."""
+    messages of what is to be done. It takes no modelled time. Over gloo the checksums go straight
+    to everyone, where a collective of gloo's wakes threads. Nothing that came from another rank is
+    unpickled."""
 
     def __init__(self, group: Group, text: str, name: str = "", start: int = 0):
         self.group, self.name, self.code = group, name, text.encode()
         group.agreements += 1
         self.site = f"{group.agreements} {text}"  # of messages of those who say the same
+        gloo = "gloo" in dist.get_backend(group._pg)
         with group.recorder.aside():
-            own = torch.tensor([[start, crc32(self.code), len(self.code)]])
-            self.found, self.coming, self.going = own, [], []  # found: ours, the rank before's, ...
-            if "gloo" in dist.get_backend(group._pg):
-                turns = range((group.size - 1).bit_length())
-                self.coming = [self._receive(1 << turn) for turn in turns]
-                self._send(1)
+            about = start, crc32(self.code), len(self.code)
+            self.own = torch.tensor(about, device="cpu" if gloo else "cuda")
+            self.found, self.works = self.own.new_empty(group.size, 3), []
+            if gloo:
+                to = group.rank, group._pg, "agreement"
+                self.works = exchange.gathering(self.found, self.own, *to)
             else:
-                self.found = own.new_empty(group.size, 3, device="cuda")
-                whole = self.found.view(-1)
-                dist.all_gather_into_tensor(whole, own.view(-1).cuda(), group=group._pg)
+                dist.all_gather_into_tensor(self.found.view(-1), self.own, group=group._pg)
 
     def wait(self) -> tuple[int, list[str]]:
         """(the latest start of all, [] where every rank says the same, else each rank's text)."""
-        for distance, rows, work in self.coming:
-            work.wait()
-            self.found = torch.cat([self.found, rows])
-            self._send(2 * distance)
-        for work, _ in self.going:  # who goes on may end, and the others come to know it too
+        for work in self.works:  # who goes on may end, and the others come to know it too
             work.wait()
         starts, codes, lengths = self.found.T.tolist()
         if len(set(codes)) == 1:
@@ -725,18 +721,6 @@ class Agreement:
         if texts:
             self.group._outbox.forget()
         return texts
-
-    def _receive(self, distance: int) -> tuple:
-        group, count = self.group, min(distance, self.group.size - distance)
-        rows, src = torch.empty(count, 3, dtype=torch.int64), (group.rank - distance) % group.size
-        return distance, rows, dist.irecv(rows, group=group._pg, group_src=src, tag=AGREED)
-
-    def _send(self, distance: int) -> None:
-        group = self.group
-        if distance < group.size:
-            sent, dst = self.found[: group.size - distance], (group.rank + distance) % group.size
-            work = dist.isend(sent, group=group._pg, group_dst=dst, tag=AGREED)
-            self.going.append((work, sent))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -98,7 +98,7 @@ def pack(tensor: torch.Tensor, issue: int, stamp: int, wall: int) -> torch.Tenso
 
 
 def unpack(wire: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, int, int, int]:
-    """(tensor, issue, stamp, wall). The tensor owns its storage, so that the meter counts its bytes
+    """(tensor, issue, stamp, wall). The tensor owns its storage, so that a ledger counts its bytes
     and no header's."""
     tensor = shape.empty()
     as_bytes(tensor).copy_(wire[HEADER.size :])

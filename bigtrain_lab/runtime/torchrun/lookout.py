@@ -98,10 +98,11 @@ class Lookout:
 
     def _look_out(self) -> None:
         try:
-            self._end = self._until_the_end()
+            end = self._until_the_end()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             told = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            self._end = End("failed", told, teller=self.index).note(self._directory, self.index)
+            end = End("failed", told)
+        self._end = self._published(end)
         if self._end.state != "done" and not self._came.wait(GRACE_S):
             say(self.words())
             sys.stdout.flush()
@@ -112,31 +113,31 @@ class Lookout:
         while True:
             came = wait([self._signals], LOOK_S) and os.read(self._signals.fileno(), 64)
             told, noted = self._ask("peek", "end"), End.noted(self._directory)
-            if end := End.of(told).note(self._directory, self.index) if told else noted:
+            if end := End.of(told) if told else noted:
                 return end
             if signal.SIGINT in came:
-                return self._stopped(INTERRUPTED)
+                return End("stopped", INTERRUPTED)
             if self._parent not in (None, os.getppid()):
-                return self._stopped(f"The torchrun that started rank {self.index} has ended.")
+                return End("stopped", f"The torchrun that started rank {self.index} has ended.")
             terminated = min(terminated, time.monotonic() if signal.SIGTERM in came else inf)
             self._look()
             alone = not self._exits.keys() - {self.index}
             if alone and time.monotonic() - self._lost > LAST_S:
                 told = f"Rank {self.index} lost the connection to the machine of rank 0: see what"
-                return self._publish(self._progress.failed(f"{told} torchrun says there.", {}))
+                return self._progress.failed(f"{told} torchrun says there.", {})
             if self._exits or terminated < inf:
                 if end := self._progress.failure(self._exits, self._stacks_of_all):
-                    return self._publish(end)
+                    return end
                 if not self._progress.ended(self._exits) and time.monotonic() - terminated > 1:
-                    return self._stopped(f"Rank {self.index} was ended from outside (SIGTERM).")
+                    return End("stopped", f"Rank {self.index} was ended from outside (SIGTERM).")
             elif self.index == 0 and self._ask("count", "over") == self.size:
-                return self._publish(End("done"))
+                return End("done")
             elif (
                 self.index == 0
                 and self._job.record
                 and (found := self._progress.trouble(self._stacks_of_all))
             ):
-                return self._publish(self._progress.failed(found, {}))
+                return self._progress.failed(found, {})
             if computed != (computed := self._pulse.count()):
                 self._ask("count", "signs", 1)  # rank 0 may not see this process
             if self._ask("count", "stacks asked"):
@@ -152,10 +153,7 @@ class Lookout:
             if not mate.is_alive() and not diagnose.status_of(self._directory, rank):
                 self._exits.setdefault(rank, Exit(None, now))
 
-    def _stopped(self, why: str) -> End:
-        return self._publish(End("stopped", why))
-
-    def _publish(self, end: End) -> End:
+    def _published(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
         end = end._replace(teller=self.index)
         told = self._ask("first", "end", end.told())
