@@ -70,7 +70,7 @@ class DynamicLossScaler:
         if isinstance(loss, Iterable) and not isinstance(loss, (Tensor, Mapping, str)):
             scaled = map(self.scale, loss)
             return type(loss)(scaled) if isinstance(loss, (list, tuple)) else scaled
-        guard.refuse_loss(loss)
+        guard.refuse_double("The loss", loss)
         self.scaled = True
         return loss.float() * self._scale
 
@@ -153,7 +153,6 @@ class DynamicLossScaler:
         """True where this optimizer's step is skipped; asked between `unscale_` and `update`."""
         if not self._enabled:
             return False
-        guard.refuse_unknown(optimizer in self._found)
         self.agree()
         # a number now: the device is waited for once
         self._found[optimizer] = skipped = bool(self._found[optimizer])
@@ -197,7 +196,6 @@ class DynamicLossScaler:
     def load_state_dict(self, state: dict) -> None:
         if not self._enabled:
             return
-        guard.refuse_state(self.state_dict().keys() - state.keys())
         self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(
             state["growth_factor"], state["backoff_factor"], state["growth_interval"]
         )

@@ -6,18 +6,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ...core import Impossible
 from . import refuse
 from .optimizers import is_part
 
 
 def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, int]:
-    numbers = hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__")
     refuse(
         (
             not (
-                numbers
-                and growth_factor > 1 > backoff_factor > 0
+                growth_factor > 1 > backoff_factor > 0
                 and hasattr(growth_interval, "__index__")
                 and growth_interval >= 1
             ),
@@ -33,9 +30,7 @@ def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, 
 
 def usable(scale) -> float:
     """As a float32, as on a device: in it 1e-50 is 0 and 1e39 is inf."""
-    number = 0.0
-    if hasattr(scale, "__float__"):
-        number = torch.tensor(float(scale), dtype=torch.float32).item()
+    number = torch.tensor(float(scale), dtype=torch.float32).item()
     refuse(
         (
             not 0 < number < float("inf"),
@@ -46,15 +41,6 @@ def usable(scale) -> float:
         )
     )
     return number
-
-
-def refuse_loss(loss) -> None:
-    if not isinstance(loss, Tensor):  # whose repr would wait for the device
-        raise Impossible(
-            f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that "
-            "has the graph, before .item()."
-        )
-    refuse_double("The loss", loss)
 
 
 def refuse_double(what: str, tensor: Tensor) -> None:
@@ -166,18 +152,6 @@ def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:
     )
 
 
-def refuse_unknown(known: bool) -> None:
-    refuse(
-        (
-            not known,
-            (
-                "Whether this optimizer skips is not known: ask between unscale_(optimizer) or "
-                "step(optimizer) and update()."
-            ),
-        )
-    )
-
-
 def refuse_update(known: bool) -> None:
     refuse(
         (
@@ -185,18 +159,6 @@ def refuse_update(known: bool) -> None:
             (
                 "update() before any step(): nothing was learnt about the scale. Call"
                 " step(optimizer) first."
-            ),
-        )
-    )
-
-
-def refuse_state(lacking: set[str]) -> None:
-    refuse(
-        (
-            lacking,
-            (
-                f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off,"
-                " or by something else. Start anew."
             ),
         )
     )

@@ -1,7 +1,6 @@
-"""Plans and checkpoints that do not fit a model: refused, on all ranks, in a sentence that says
-what to change."""
+"""Plans that do not fit a model: refused, on all ranks, in a sentence that says what to change."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -265,32 +264,3 @@ def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
             "beside it: take a Linear for the queries and one for keys and values, "
             "and cut both."
         )
-
-
-def refuse_state(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], cut: Mapping, ranks: int
-) -> None:
-    """A checkpoint of another model, or one of slices."""
-    lacks, more = own.keys() - given.keys(), given.keys() - own.keys()
-    refuse_any(
-        (lacks, f"The checkpoint lacks {some(lacks)}: load one of this model."),
-        (
-            more,
-            f"The checkpoint has {some(more)}, and this model does not: load one of this model.",
-        ),
-    )
-    for name, value in given.items():
-        shape = list(own[name].shape)
-        if name in cut:
-            shape[cut[name].dim] *= ranks
-        if list(value.shape) != shape:
-            raise Impossible(
-                f"The checkpoint's {name} has the shape {tuple(value.shape)}, and this "
-                f"model's is {tuple(shape)} when it is whole: load one of this model, "
-                "saved by whole_state_dict."
-            )
-
-
-def some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
