@@ -100,8 +100,7 @@ class MixedPrecision:
         scaler: DynamicLossScaler | None = None,
         group=None,
     ):
-        self.level = guard.level_of(AS_IT_IS if level is None else level)
-        guard.refuse_scaler(self.level, scaler, group)
+        self.level = guard.level_of(AS_IT_IS if level is None else level, scaler, group)
         self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
         self.scaler = (
             (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group))

@@ -1,7 +1,6 @@
 """What cannot be scaled, or would be unscaled twice or never: refused in one sentence."""
 
 import operator
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -43,7 +42,8 @@ def usable(scale) -> float:
     return number
 
 
-def refuse_double(what: str, tensor: Tensor) -> None:
+def refuse_format(what: str, tensor: Tensor, half: bool = True) -> None:
+    """`half`: whether float16 is let through."""
     refuse(
         (
             tensor.dtype == torch.float64,
@@ -52,12 +52,21 @@ def refuse_double(what: str, tensor: Tensor) -> None:
                 " a loss scale does no good. Train a float64 model without a scaler, or convert it"
                 " with model.float()."
             ),
-        )
+        ),
+        (
+            tensor.dtype == torch.float16 and not half,
+            (
+                f"{what} is float16: divided by the scale it would vanish again. Keep float32"
+                " master weights, whose gradients are float32 (MixedPrecision does), or let the"
+                " model stay in float32 under a policy."
+            ),
+        ),
     )
 
 
-def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
-    """`unscaled`: since the last update; `twice`: parameters that another optimizer has too."""
+def refuse_unscale(scaler, unscaled: bool, learnt: set[Tensor], own: set[Tensor]) -> None:
+    """`unscaled`: since the last update; `learnt`: parameters whose gradients are unscaled, and
+    this optimizer's `own`."""
     refuse(
         (
             unscaled,
@@ -75,25 +84,19 @@ def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
             ),
         ),
         (
-            twice,
+            learnt & own,
             (
                 "Two optimizers hold one parameter, whose gradient would be divided twice: give"
                 " each weight, a tied one too, to one."
             ),
         ),
-    )
-
-
-def refuse_alone(scaler, held: Iterable[Tensor]) -> None:
-    """A scaler without a group, of weights of which other ranks hold the rest."""
-    refuse(
         (
-            scaler.group is None and any(map(is_part, held)),
+            scaler.group is None and any(map(is_part, own)),
             (
                 "Other ranks hold the rest of these weights, and may find an inf that this one does"
                 " not: give DynamicLossScaler(group=...) all ranks that train the model."
             ),
-        )
+        ),
     )
 
 
@@ -114,21 +117,6 @@ def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
                 " loss.backward()."
             ),
         ),
-    )
-
-
-def refuse_gradient(gradient: Tensor, half: bool) -> None:
-    """`half`: whether one in float16 is let through."""
-    refuse_double("A gradient", gradient)
-    refuse(
-        (
-            gradient.dtype == torch.float16 and not half,
-            (
-                "A gradient is float16: divided by the scale it would vanish again. Keep float32"
-                " master weights, whose gradients are float32 (MixedPrecision does), or let the"
-                " model stay in float32 under a policy."
-            ),
-        )
     )
 
 

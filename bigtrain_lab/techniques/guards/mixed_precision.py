@@ -24,21 +24,18 @@ from . import refuse
 from .gone import Gone, gone
 
 
-def level_of(level: str | Level) -> Level:
-    level = APEX.get(level, level) if isinstance(level, str) else level
+def level_of(level: str | Level, scaler, group) -> Level:
+    name = APEX.get(level, level) if isinstance(level, str) else level
     refuse(
         (
-            not isinstance(level, Level) and level not in tuple(LEVELS),
+            not isinstance(name, Level) and name not in tuple(LEVELS),
             (
-                f"There is no level of precision called {level!r}: choose one of"
+                f"There is no level of precision called {name!r}: choose one of"
                 f" {', '.join(LEVELS)}, or make a Level."
             ),
         )
     )
-    return level if isinstance(level, Level) else LEVELS[level]
-
-
-def refuse_scaler(level: Level, scaler, group) -> None:
+    level = name if isinstance(name, Level) else LEVELS[name]
     refuse(
         (
             scaler is not None and not level.scaling,
@@ -62,6 +59,7 @@ def refuse_scaler(level: Level, scaler, group) -> None:
             ),
         ),
     )
+    return level
 
 
 def refuse_model(model, has_one: bool) -> None:
