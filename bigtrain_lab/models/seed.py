@@ -10,7 +10,6 @@ import hashlib
 import math
 
 from ..core.later import later
-from ..techniques.without_gradients import without_gradients
 
 with later():
     import torch
@@ -41,8 +40,8 @@ def normal(weight: "torch.Tensor", *names) -> "torch.Tensor":
     )
 
 
-@without_gradients
 def fill(module: "torch.nn.Module", seed: int) -> None:
     """Fill every matrix of a module: N(0, 1 / inputs) from (seed, its name)."""
-    for name, weight in module.named_parameters():
-        weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))

@@ -19,7 +19,6 @@ Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, sectio
 from ..core.later import later
 from ..order.pipelined_ring import Part, pipelined_ring
 from ..order.plan import Recv, Send
-from .without_gradients import without_gradients
 
 with later():
     import torch
@@ -29,7 +28,6 @@ with later():
     from .guards import all_reduce as guard
 
 
-@without_gradients
 def naive_ring_all_reduce(tensor, group):
     """Replace a flat tensor on every rank by the sum over the ranks; return it. Between processes
     N must divide its length: messages from one place in the program have one shape."""
@@ -49,7 +47,6 @@ def naive_ring_all_reduce(tensor, group):
 ROOM_BYTES = 16 * 2**20  # for parts whose receives are posted early: a late one delays its sender
 
 
-@without_gradients
 def ring_all_reduce(
     tensor: "torch.Tensor", group=None, op: str = "sum", name: str = "all_reduce"
 ) -> "torch.Tensor":
@@ -101,4 +98,6 @@ def ring_all_reduce(
             post_receive(received + ahead)
         received += 1
     group.finish()
-    return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+    return tensor

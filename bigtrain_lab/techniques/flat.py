@@ -12,19 +12,19 @@ with later():
 
 class Flat:
     """Layout of tensors of one dtype and device in a flat one of `length` elements. It is cut into
-    `size` equal parts of `part` elements, of which part `rank` is this rank's.
+    `size` equal pieces of `share` elements, of which piece `rank` is this rank's.
 
     starts, sizes   for each tensor: its first element in the flat tensor, its count
-    own             for each tensor: its elements (start, stop) in this rank's part; (0, 0) if none
+    own             for each tensor: its elements (start, stop) in this rank's piece; (0, 0) if none
     """
 
     def __init__(self, tensors: "Sequence[torch.Tensor]", size: int, rank: int):
         self.tensors, self.size, self.rank = list(tensors), size, rank
         self.sizes = [tensor.numel() for tensor in tensors]
         self.starts = [0, *accumulate(self.sizes)][:-1]
-        self.part = -(-sum(self.sizes) // size)
-        self.length = self.part * size
-        first, last = rank * self.part, (rank + 1) * self.part
+        self.share = -(-sum(self.sizes) // size)
+        self.length = self.share * size
+        first, last = rank * self.share, (rank + 1) * self.share
         ends = [
             (max(start, first) - start, min(start + count, last) - start)
             for start, count in zip(self.starts, self.sizes)
@@ -39,15 +39,17 @@ class Flat:
         ]
 
     def mine(self, flat: "torch.Tensor") -> "torch.Tensor":
-        """Return this rank's part of the flat tensor, as a view."""
-        return flat[self.rank * self.part : (self.rank + 1) * self.part]
+        """Return this rank's piece of the flat tensor, as a view."""
+        return flat[self.rank * self.share : (self.rank + 1) * self.share]
 
-    def pieces(self, part: "torch.Tensor") -> "list[torch.Tensor]":
-        """Return each tensor's piece, as views of this rank's part. A piece has as many dimensions
-        as its tensor, so that `p.dim() > 1` still chooses what decays."""
-        first = self.rank * self.part
+    def pieces(self, piece: "torch.Tensor") -> "list[torch.Tensor]":
+        """Return each tensor's elements in this rank's piece, as views of it. They have as many
+        dimensions as the tensor, so that `p.dim() > 1` still chooses what decays."""
+        first = self.rank * self.share
         return [
-            keeping_dim(part[start + begin - first : start + end - first] if end else part[:0], own)
+            keeping_dim(
+                piece[start + begin - first : start + end - first] if end else piece[:0], own
+            )
             for own, start, (begin, end) in zip(self.tensors, self.starts, self.own)
         ]
 

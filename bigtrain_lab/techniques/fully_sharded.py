@@ -3,7 +3,7 @@
     forward    [unit 0][unit 1][unit 2]         backward   [unit 2][unit 1][unit 0]
     lane     g0 g1      g2        g2 (again)                g1     r2 g0   r1      r0
     g: all-gather a unit's weights, while the unit before computes; the use over, they are freed
-    r: reduce-scatter its gradient, while the next unit computes; each rank keeps its part
+    r: reduce-scatter its gradient, while the next unit computes; each rank keeps its piece
 
 A unit is one or more modules that are gathered together. Its parameters lie in one flat tensor, of
 which each rank keeps an equal piece. Autograd saves views of that tensor for the backward. After
@@ -12,7 +12,7 @@ So the saved views are valid when they are read. `NaiveUnit` reaches the same by
 a gather, and runs each forward twice. `FullyShardedDataParallel` runs it once, and gathers ahead:
 its hooks report the start and end of each use to `Replicas` (replicas.py).
 
-Bytes sent a rank, for psi bytes of parameters: 3 (N-1)/N psi. Weights are gathered twice, gradients
+Elements sent a rank, for psi parameters: 3 (N-1)/N psi. Weights are gathered twice, gradients
 summed once; data parallel sends 2 (N-1)/N psi. Memory: 1/N of parameters, gradients and optimizer
 state, and two neighbouring units whole. Time: the messages, less what computation overlaps.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2; Zhao et al. 2023,
@@ -41,9 +41,9 @@ from .units import units_of
 
 
 class NaiveUnit(nn.Module):
-    """A module of which each rank keeps 1/N of the parameters, in `part`. The forward gathers them,
-    and a checkpoint frees them; its rerun in the backward gathers them again. `part.grad` is the
-    mean. It costs one more forward, and no message overlaps with computation."""
+    """A module of which each rank keeps 1/N of the parameters, in `piece`. The forward gathers
+    them, and a checkpoint frees them; its rerun in the backward gathers them again. `piece.grad` is
+    the mean. It costs one more forward, and no message overlaps with computation."""
 
     def __init__(self, module, group):
         super().__init__()
@@ -52,15 +52,15 @@ class NaiveUnit(nn.Module):
         self.shapes = {name: p.shape for name, p in named.items()}
         flat = torch.cat([p.detach().flatten() for p in named.values()])
         flat = nn.functional.pad(flat, (0, -len(flat) % group.size))
-        self.part = nn.Parameter(flat.chunk(group.size)[group.rank].clone())
+        self.piece = nn.Parameter(flat.chunk(group.size)[group.rank].clone())
         for p in named.values():
             p.data = p.new_empty(0)
 
     def forward(self, *inputs):
-        return checkpoint(self.run, self.part, *inputs)
+        return checkpoint(self.run, self.piece, *inputs)
 
-    def run(self, part, *inputs):
-        whole, end, weights = _Gathered.apply(part, self.group), 0, {}
+    def run(self, piece, *inputs):
+        whole, end, weights = _Gathered.apply(piece, self.group), 0, {}
         for name, shape in self.shapes.items():
             weights[name] = whole[end : end + shape.numel()].view(shape)
             end += shape.numel()
@@ -69,9 +69,9 @@ class NaiveUnit(nn.Module):
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, part, group):
+    def forward(ctx, piece, group):
         ctx.group = group
-        return group.all_gather(part)
+        return group.all_gather(piece)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -79,7 +79,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class FullyShardedDataParallel(guard.Uncopied, nn.Module):
-    """The module, of whose parameters each rank keeps a part; `model.parameters()` are the pieces.
+    """The module, of whose parameters each rank keeps a piece: `model.parameters()`.
 
         model = FullyShardedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -102,9 +102,9 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
     works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
     ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
-    gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, not by torch's function. Scale
-    by a DynamicLossScaler with the group, not by torch's GradScaler. Torch's see this rank's pieces
-    alone. The module's own parameters read as nan between uses, and must not be written to.
+    gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
+    DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused.
+    The module's own parameters read as nan between uses, and must not be written to.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
 
     def load_full_state_dict(self, state: dict, strict: bool = True):
         """Load a state_dict of the module, such as full_state_dict() returns; each rank keeps its
-        part. All ranks load the same."""
+        piece. All ranks load the same."""
         guard.refuse_inside(self)
         with self.replicas.all_whole(), torch.no_grad():
             told = self.module.load_state_dict(state, strict)

@@ -521,7 +521,6 @@ class Fusion:
     partition = staticmethod(min_cut_rematerialization_partition)  # into forward and backward
 
     def __init__(self, block: int = BLOCK, run: Callable = lambda way, graph: graph.forward):
-        guard.refuse_block(block)
         self.block, self.run, self.memory = block, run, Memory()
         self.captured, self.compiled = [], []
 

@@ -106,7 +106,6 @@ class LayerWise(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
             self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         self._ratios = []

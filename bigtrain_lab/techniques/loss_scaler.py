@@ -70,7 +70,7 @@ class DynamicLossScaler:
         if isinstance(loss, Iterable) and not isinstance(loss, (Tensor, Mapping, str)):
             scaled = map(self.scale, loss)
             return type(loss)(scaled) if isinstance(loss, (list, tuple)) else scaled
-        guard.refuse_loss(loss)
+        guard.refuse_format("The loss", loss)
         self.scaled = True
         return loss.float() * self._scale
 
@@ -83,10 +83,7 @@ class DynamicLossScaler:
         if hasattr(optimizer, "replicas"):  # it reduces gradients on request, in parts
             optimizer.finish_gradient_synchronization()
             self.group = self.group or optimizer.replicas.group
-        guard.refuse_unscale(
-            self, optimizer in self._found, held_by(self._found) & held_by([optimizer])
-        )
-        guard.refuse_alone(self, held_by([optimizer]))
+        guard.refuse_unscale(self, optimizer in self._found, self.learnt, held_by([optimizer]))
         gradients = list(self._gradients(optimizer))
         guard.refuse_gradients(self, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
@@ -153,7 +150,6 @@ class DynamicLossScaler:
         """True where this optimizer's step is skipped; asked between `unscale_` and `update`."""
         if not self._enabled:
             return False
-        guard.refuse_unknown(optimizer in self._found)
         self.agree()
         # a number now: the device is waited for once
         self._found[optimizer] = skipped = bool(self._found[optimizer])
@@ -197,7 +193,6 @@ class DynamicLossScaler:
     def load_state_dict(self, state: dict) -> None:
         if not self._enabled:
             return
-        guard.refuse_state(self.state_dict().keys() - state.keys())
         self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(
             state["growth_factor"], state["backoff_factor"], state["growth_interval"]
         )
@@ -208,7 +203,7 @@ class DynamicLossScaler:
         for parameter in (
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ):
-            guard.refuse_gradient(parameter.grad, self.half_gradients)
+            guard.refuse_format("A gradient", parameter.grad, self.half_gradients)
             if parameter.grad.is_sparse:  # a sum of rows that each fit may overflow
                 parameter.grad = parameter.grad.coalesce()
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad

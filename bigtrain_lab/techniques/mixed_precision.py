@@ -100,8 +100,7 @@ class MixedPrecision:
         scaler: DynamicLossScaler | None = None,
         group=None,
     ):
-        self.level = guard.level_of(AS_IT_IS if level is None else level)
-        guard.refuse_scaler(self.level, scaler, group)
+        self.level = guard.level_of(AS_IT_IS if level is None else level, scaler, group)
         self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
         self.scaler = (
             (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group))
@@ -109,7 +108,7 @@ class MixedPrecision:
             else None
         )
         self.moves: dict[nn.Parameter, ToMaster] = {}  # half weight -> the way to its master
-        self._model: nn.Module | None = None
+        self.model: nn.Module | None = None
         self._zero_has_masters = False
 
     def __reduce__(self):
@@ -131,12 +130,12 @@ class MixedPrecision:
         masters   False: ZeRO keeps masters, in shards
         rounded   False: stage 3 of ZeRO rounds what it gathers
         """
-        guard.refuse_model(model, self._model is not None)
+        guard.refuse_model(model, self.model is not None)
         if self.level is AS_IT_IS:
-            self._model = model
+            self.model = model
             return model
         guard.refuse_formats(model)
-        self._model, self._zero_has_masters = model, not masters
+        self.model, self._zero_has_masters = model, not masters
         norms = (
             {
                 p
@@ -164,10 +163,6 @@ class MixedPrecision:
                 buffer.data = buffer.data.to(self.level.dtype)
         adapt(model, self)
         return model
-
-    @property
-    def model(self) -> nn.Module:
-        return guard.model_of(self._model)
 
     @property
     def masters(self) -> dict[nn.Parameter, nn.Parameter]:
@@ -288,7 +283,7 @@ class MixedPrecision:
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         own, scales = self.state_dict()["masters"], self.scaler is not None
-        guard.refuse_state(self.level, own, scales, state)
+        guard.refuse_state(own, scales, state)
         for name, master in own.items():  # which shares its storage
             master.copy_(state["masters"][name])
         self._round()

@@ -14,7 +14,7 @@ no masters: a copy that is to be trained is made of the float32 model, and prepa
 MixedPrecision of its own.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from weakref import ref
 
@@ -57,6 +57,12 @@ def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]
     weight's master, or the piece that ZeRO leaves this rank of it."""
     weights = (weight for module in modules for weight in module.parameters())
     return {weight: STEPPED[weight] for weight in weights if weight in STEPPED}
+
+
+def way_of(weight: nn.Parameter) -> "ToMaster | None":
+    """Return the way of a half weight's gradients to its master; None where it has none."""
+    mp = guard.prepared(weight)
+    return mp.moves.get(weight) if mp else None
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:
@@ -124,12 +130,14 @@ class ToMaster:
     a zero_grad() of a part does, the master's is dropped too.
 
     arrived   whether the master has a gradient from here
+    next      (comes, added): called before and after the master gets one, such as by replicas
     seen      torch's counts of writes to the master, and to the weight, when it was last rounded
     node      of the graph, before which `comes` is called: torch forgets its hook without it
     """
 
     def __init__(self, weight: nn.Parameter, master: nn.Parameter):
         self.master, self.stand_in, self.arrived = master, guard.of_master(weight), False
+        self.next: tuple[Callable, Callable] | None = None
         self.kind, self.seen = (weight.dtype, weight.device), (master._version, weight._version)
         self.node = get_gradient_edge(weight).node
         self.node.register_prehook(partial(self.comes, weight))
@@ -139,7 +147,7 @@ class ToMaster:
     def settle(self, weight: nn.Parameter) -> None:
         """Drop what was cleared, and take a gradient that somebody put there."""
         if real(weight.grad) is not None:
-            self(weight)
+            self.move(weight)
         elif self.arrived and weight.grad is None:
             self.master.grad, self.arrived = None, False
 
@@ -149,12 +157,19 @@ class ToMaster:
             weight.grad = None
         elif weight.grad is None:
             self.settle(weight)
+        if self.next:
+            self.next[0](weight)
 
     def __call__(self, weight: nn.Parameter) -> None:
-        """A half gradient is complete: it moves to the master, and is added to what is there."""
-        with (
-            torch._C.DisableTorchFunction()
-        ):  # the policy has no say here, and asking it took longer than the cast
+        """A half gradient is complete: it moves to the master."""
+        self.move(weight)
+        if self.next:
+            self.next[1](weight)
+
+    def move(self, weight: nn.Parameter) -> None:
+        """Add a half gradient to the master's. The policy has no say here, and asking it took
+        longer than the cast."""
+        with torch._C.DisableTorchFunction():
             if weight.grad is not None:
                 gradient, weight.grad = weight.grad.detach().float(), None
                 before = self.master.grad

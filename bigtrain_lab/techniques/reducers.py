@@ -2,15 +2,15 @@
 
     buckets       a bucket leaves when it is full, first in first out                  (PyTorch)
     fused cycle   at each cycle, what is ready on all ranks leaves, fused              (Horovod)
-    push-pull     when the lane is free, the piece leaves that the next forward needs
+    push-pull     when the lane is free, the bucket leaves that the next forward needs
                   first; rank k sums the k-th part of it, and all pull it from there   (BytePS)
 
-A strategy cuts the gradients into pieces, numbered as they come: those of the last layer first.
+A strategy cuts the gradients into buckets, numbered as they come: those of the last layer first.
 Its program is a plan's operations, which the simulator and the real lane both carry out. A cycle
-is one request a rank: an all-reduce of how many pieces it has ready by now. So what is sent follows
-from virtual time alone. Gradients that come one after the other lie side by side: fused ones need
-no copies into a buffer. Without a modelled clock there is no virtual time: pieces are then fused by
-size alone, and leave as they come.
+is one request a rank: an all-reduce of how many buckets it has ready by now. So what is sent
+follows from virtual time alone. Gradients that come one after the other lie side by side: fused
+ones need no copies into a buffer. Without a modelled clock there is no virtual time: they are then
+fused by size alone, and leave as they come.
 
 Cost: 2 (N-1)/N S bytes a rank, whatever the strategy, and 16 (N-1)/N a cycle. Small messages pay
 the latency often; in a long cycle gradients wait.
@@ -29,7 +29,6 @@ from ..core.later import later
 from ..order.collectives.push_pull import PushPull as OneServerARank
 from ..order.plan import Cycle, lower_collective
 from .replica_rules import name
-from .without_gradients import without_gradients
 
 with later():
     import torch
@@ -58,19 +57,20 @@ def backend_all_reduce(
     return group.all_reduce(tensor, op, name)
 
 
-@without_gradients
 def push_pull(
     tensor: "torch.Tensor", group=None, op: str = "sum", name: str = "push_pull"
 ) -> "torch.Tensor":
     """Replace the tensor on every rank by the sum, or mean, over the ranks, of which each is the
     server of one part: a choice for `all_reduce`."""
-    group = groups.Group.of(group)
+    group, own = groups.Group.of(group), tensor.detach()
     collective = OneServerARank(group.size)
-    plan = lower_collective(collective, tensor.numel(), tensor.itemsize, name)
-    work = moves.Chunks(collective, group.rank, tensor)
+    plan = lower_collective(collective, own.numel(), own.itemsize, name)
+    work = moves.Chunks(collective, group.rank, own)
     execute.run(plan.lanes[group.rank, "compute"], group, work, {}, {})
-    work.store(tensor)
-    return tensor.div_(group.size) if op == "mean" else tensor
+    work.store(own)
+    if op == "mean":
+        own.div_(group.size)
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,29 @@ class Buckets:
     every_ticks: ClassVar[int] = 0
     all_reduce = staticmethod(backend_all_reduce)  # by which messages, where nothing else is asked
 
-    def pieces(
+    def buckets(
         self, parameters: "Sequence[torch.Tensor]", most_bytes: int, timed: bool
     ) -> list[Bucket]:
         """Of the gradients of these parameters, given in the order in which gradients come, in
-        which the pieces are full. `timed`: there is virtual time."""
+        which the buckets are full. `timed`: there is virtual time."""
         return buckets_of(parameters, most_bytes, self.split)
 
     def program(
         self,
-        pieces: Sequence[Bucket],
+        buckets: Sequence[Bucket],
         most_bytes: int,
         ranks: tuple[int, ...],
         send: Callable[[int, list[int]], Sequence],
         batch: int,
     ) -> list:
         """What the lane does in a batch where it asks at each cycle what is there. `send`: (batch,
-        numbers of pieces that lie side by side) -> the operations that average them."""
+        numbers of buckets that lie side by side) -> the operations that average them."""
         send = partial(send, batch)
-        labels = tuple(name([k], batch) for k in range(len(pieces)))
+        labels = tuple(name([k], batch) for k in range(len(buckets)))
 
         def cycles(left: list[int], number: int) -> list:
             def then(least: int) -> list:
-                leaving = self.leaving([k for k in left if k < least], pieces, most_bytes)
+                leaving = self.leaving([k for k in left if k < least], buckets, most_bytes)
                 gone = {*chain(*leaving)}
                 return [
                     *chain(*map(send, leaving)),
@@ -113,7 +113,7 @@ class Buckets:
             about = f"cycle {number} of batch {batch}", labels
             return [Cycle(*about, left[0], self.every_ticks, ranks, then)] if left else []
 
-        return cycles([*range(len(pieces))], 0)
+        return cycles([*range(len(buckets))], 0)
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,18 @@ class FusedCycle(Buckets):
 
     every_ticks: int = 1
 
-    def pieces(self, parameters, most_bytes, timed):
+    def buckets(self, parameters, most_bytes, timed):
         return buckets_of(parameters, 1 if timed else most_bytes, False)
 
-    def leaving(self, ready: list[int], pieces: Sequence[Bucket], most_bytes: int):
-        """What of the ready pieces leaves in this cycle: the pieces of each message."""
+    def leaving(self, ready: list[int], buckets: Sequence[Bucket], most_bytes: int):
+        """What of the ready buckets leaves in this cycle: those of each message."""
         fused: list[list[int]] = []
         for k in ready:
-            start, end = (pieces[fused[-1][0]], pieces[fused[-1][-1]]) if fused else (None, None)
+            start, end = (buckets[fused[-1][0]], buckets[fused[-1][-1]]) if fused else (None, None)
             if (
                 fused
-                and (end.kind, end.stop) == (pieces[k].kind, pieces[k].start)
-                and (pieces[k].stop - start.start) * end.kind[0].itemsize <= most_bytes
+                and (end.kind, end.stop) == (buckets[k].kind, buckets[k].start)
+                and (buckets[k].stop - start.start) * end.kind[0].itemsize <= most_bytes
             ):
                 fused[-1].append(k)
             else:
@@ -144,14 +144,14 @@ class FusedCycle(Buckets):
 
 @dataclass(frozen=True)
 class PushPull(Buckets):
-    """Pieces of so many bytes, cut from gradients; small neighbours share one. Of those that are
+    """Buckets of so many bytes, cut from gradients; small neighbours share one. Of those that are
     ready that of the front layer leaves first."""
 
     split: bool = True
     every_ticks: ClassVar[int] = 1
     all_reduce = staticmethod(push_pull)
 
-    def leaving(self, ready, pieces, most_bytes):
+    def leaving(self, ready, buckets, most_bytes):
         return [[max(ready)]]
 
 

@@ -48,7 +48,7 @@ def parts_of(
     *,
     strategy: Buckets = Buckets(),
     timed: bool = True,
-    apart: Collection[int] = (),
+    alone: Collection[int] = (),
     compute_dtype: "torch.dtype | None" = None,
 ) -> list[Part]:
     """Cut weights, given in the module's order, into parts: buckets in the order of the backward,
@@ -57,18 +57,18 @@ def parts_of(
     units          for each weight, the numbers of the units that use it
     strategy       stage 0: how buckets are cut
     timed          there is a modelled clock
-    apart          numbers of weights with a part each, so that copies of a tied one are cut alike
+    alone          numbers of weights with a part each, so that copies of a tied one are cut alike
     compute_dtype  format of the messages at stage 3
     """
     learnt = [n for n, w in enumerate(weights) if w.requires_grad][::-1]
-    cut = (strategy if stage == 0 else Buckets()).pieces
+    cut = (strategy if stage == 0 else Buckets()).buckets
     buckets = cut([weights[n] for n in learnt], bucket_bytes, timed) if stage < 3 else []
     groups: dict[tuple, list[int]] = {}
     for k, bucket in enumerate(buckets):
         for n in (learnt[member] for member in bucket.members):
-            groups.setdefault((k, n if n in apart and stage else -1), []).append(n)
+            groups.setdefault((k, n if n in alone and stage else -1), []).append(n)
     for n, w in enumerate(weights) if stage == 3 else ():
-        alike = w.dtype, w.device, w.requires_grad, n if n in apart else -1
+        alike = w.dtype, w.device, w.requires_grad, n if n in alone else -1
         groups.setdefault((frozenset(units[n]), *alike), []).append(n)
     parts = []
     for (k, *_), members in groups.items():

@@ -32,7 +32,7 @@ parts. A late part holds the others back.
 Stage 2 sends in every backward, since a rank keeps only its piece of a gradient between backwards.
 A sum of several backwards on the rank would need the whole gradient.
 
-Bytes sent a rank in a step of m backwards, for psi bytes of padded parameters:
+Elements sent a rank in a step of m backwards, for psi parameters with padding:
     stage 1   2 (N-1)/N psi     stage 2   (m+1) (N-1)/N psi     stage 3   3 m (N-1)/N psi
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 """
@@ -88,7 +88,7 @@ class Drop(NamedTuple):
 
 
 def name(numbers: Sequence[int], batch: int) -> str:
-    """Name the message of these pieces."""
+    """Name the message of these parts."""
     first, last = numbers[0], numbers[-1]
     which = f"bucket {first}" if first == last else f"buckets {first} to {last}"
     return f"{which} of batch {batch}"

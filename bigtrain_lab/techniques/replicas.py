@@ -61,7 +61,8 @@ from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
 from .flat import Flat
 from .guards import replicas as guard
-from .guards.gone import is_gone, real
+from .guards.gone import Piece, is_gone, real
+from .prepared_model import way_of
 from .reducers import Buckets
 from .replica_plan import parts_of
 from .replica_rules import Call, Drop, Rules, batch_label, name
@@ -108,8 +109,8 @@ class Held:
         for home, view in zip(self.homes, layout.views(values)):
             view.copy_(home.stepped)
         self.weights_flat = values.to(self.like.dtype)
-        apart = self.stage == 3 or self.weights_flat is not values
-        self.piece = layout.mine(values).clone() if apart else layout.mine(self.weights_flat)
+        own = layout.mine(values)
+        self.piece = own.clone() if self.stage == 3 or values is not self.weights_flat else own
         self.views = layout.tensors = layout.views(self.weights_flat)
         pieces = [nn.Parameter(each, like.requires_grad) for each in layout.pieces(self.piece)]
         self.homes = [
@@ -202,19 +203,22 @@ class Held:
             cut = self.layout.pieces if self.stage else self.layout.views
             for home, own in zip(self.homes, cut(mean.to(self.homes[0].stepped.dtype))):
                 kept = real(home.stepped.grad)
+                own = own.as_subclass(Piece) if self.stage and self.size > 1 else own
                 home.stepped.grad = kept if home.name in unused else own
         self.mean = None
         self.came.clear()
 
 
 class Site:
-    """A weight's autograd hooks, and where its gradients go: member `n` of `held`, whose messages
-    are `parts`. `slots`: tensors whose `.grad` is a stand-in until the mean is there. `used`: it
-    got a gradient since the last update."""
+    """Where a weight's gradients go: from `.grad` of `source` to member `n` of `held`, whose
+    messages are `parts`. `slots`: tensors whose `.grad` is a stand-in until the mean is there.
+    `used`: it got a gradient since the last update. `node`: of the graph, which torch forgets with
+    its hook if nobody refers to it."""
 
-    def __init__(self, held: Held, n: int, parts: Sequence[int], node, replicas: "Replicas"):
-        self.held, self.n, self.parts, self.node, self.used = held, n, parts, node, False
+    def __init__(self, held: Held, n: int, parts: Sequence[int], replicas: "Replicas"):
+        self.held, self.n, self.parts, self.used = held, n, parts, False
         self.home = home = held.homes[n]
+        self.source, self.node = home.weight, get_gradient_edge(home.weight).node
         slots = (home.weight, home.stepped) if replicas.stage in (1, 2) else (home.stepped,)
         self.slots = {each: guard.on_its_way(each, home.name, replicas) for each in slots}
 
@@ -243,7 +247,7 @@ class Replicas:
     overlap        send a part when it is full; else all at the end
     allow_unused   a parameter that a rank did not use counts as zeros there, and its gradient stays
                    as it is where no rank used it. Otherwise it is refused
-    apart          weights that have a part of their own, such as copies of a tied one
+    alone          weights that have a part each, such as copies of a tied one
     alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
         replicas.rules.begin(actions)        # if a schedule is known
@@ -268,7 +272,7 @@ class Replicas:
         ahead: int = 1,
         overlap: bool = True,
         allow_unused: bool = False,
-        apart: Collection[Tensor] = (),
+        alone: Collection[Tensor] = (),
         alike: bool = False,
     ):
         every = *module.parameters(), *(home.stepped for home in homes), *module.buffers()
@@ -288,7 +292,7 @@ class Replicas:
             bucket_bytes,
             strategy=strategy,
             timed=timed,
-            apart={n for n, w in enumerate(weights) if any(w is each for each in apart)},
+            alone={n for n, w in enumerate(weights) if any(w is each for each in alone)},
             compute_dtype=compute_dtype,
         )
         self.strategy, self.parts, self.bucket_bytes = strategy, parts, bucket_bytes
@@ -320,15 +324,22 @@ class Replicas:
         self._begin_backward()
         self.wrapped = guard.described(self)
         guard.WRAPPED.update(dict.fromkeys(self.pieces, weakref.ref(self)))
+        if stage:
+            guard.SHARDED.update(dict.fromkeys(self.pieces.values(), group.size))
 
     def _watch(self, held: Held, n: int, parts: Sequence[int]) -> None:
-        """Hook a weight, which is member `n` of `held`: before and after a gradient is added."""
-        weight, number = held.homes[n].weight, len(self.sites)
-        node = get_gradient_edge(weight).node  # which adds to `.grad`
-        node.register_prehook(partial(tell, weakref.WeakMethod(self._comes), number))
-        added = partial(tell, weakref.WeakMethod(self._added), number)
-        weight.register_post_accumulate_grad_hook(added)
-        self.sites.append(Site(held, n, parts, node, self))
+        """Hook a weight, which is member `n` of `held`: before and after a gradient is added. The
+        hooks of a half weight that has a master call ours, after they have moved the gradient."""
+        site, number = Site(held, n, parts, self), len(self.sites)
+        comes, added = (
+            partial(tell, weakref.WeakMethod(each), number) for each in (self._comes, self._added)
+        )
+        if way := way_of(site.home.weight):
+            site.source, way.next = way.master, (comes, added)
+        else:
+            site.node.register_prehook(comes)
+            site.home.weight.register_post_accumulate_grad_hook(added)
+        self.sites.append(site)
         for k in parts:
             self.numbers[k].add(number)
 
@@ -424,11 +435,9 @@ class Replicas:
 
     @torch.no_grad()
     def _added(self, number: int) -> None:
-        """Move a new gradient from `.grad` to its place; send the parts that are full now.
-        MixedPrecision may have moved the gradient to the master before."""
+        """Move a new gradient from `.grad` to its place; send the parts that are full now."""
         site = self.sites[number]
-        weight, stepped = site.home.weight, site.home.stepped
-        source = stepped if self.stage == 0 and real(weight.grad) is None else weight
+        source = site.source
         guard.refuse_gradient(self, site, source.grad)
         site.held.add(site.n, source.grad)
         source.grad, site.used = None, True
@@ -540,11 +549,11 @@ class Replicas:
         """Clone outputs of a unit that are views of its weights, whose storage is freed next."""
         own = {held.weights_flat.untyped_storage()._cdata for held in self.held}
 
-        def apart(value: Tensor) -> Tensor:
+        def cloned(value: Tensor) -> Tensor:
             strided = value.layout is torch.strided
             return value.clone() if strided and value.untyped_storage()._cdata in own else value
 
-        return tree_map_only(Tensor, apart, output)
+        return tree_map_only(Tensor, cloned, output)
 
     @contextmanager
     def all_whole(self):

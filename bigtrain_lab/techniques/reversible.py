@@ -22,7 +22,7 @@ so weights get their .grad directly. Hence:
     torch.autograd.grad     is refused: it wants gradients elsewhere than in .grad
     create_graph            is refused: this backward leaves no graph
     a tensor with a graph   that F or G uses beside its input: each inner backward reaches its
-                            graph, and the first frees it. The second is refused. `checkpoint`,
+                            graph, and the first frees it. torch refuses the second. `checkpoint`,
                             whose graph is the plain one, has no such limit
     hooks of a weight       that several functions share run once for each, not once for the sum
 
@@ -132,8 +132,7 @@ def recorded(
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
     if y.requires_grad and dy is not None:
-        with guard.own_graph(fn):
-            torch.autograd.backward(y, dy.to(y.dtype))
+        torch.autograd.backward(y, dy.to(y.dtype))
     return y.detach(), x.grad
 
 

@@ -265,14 +265,21 @@ def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def beside(sharded) -> dict[str, dict]:
-    """Collect what is not cut, which all ranks have: buffers and frozen parameters "apart", by
-    name; and further names of "tied" parameters, each with the first."""
+    """Collect what is not cut, which all ranks have: buffers and frozen parameters "apart", by the
+    names of the module's state_dict; and further names of "tied" parameters, each with the first.
+    torch has no public name for the buffers that a state_dict leaves out."""
     named = partial(sharded.module.named_parameters, remove_duplicate=False)
     first = {parameter: name for name, parameter in sharded.module.named_parameters()}
     cut = {each.name for each in sharded.homes}
     apart = {name: p.detach() for name, p in named() if first[p] not in cut}
+    buffers = {
+        name: buffer
+        for path, part in sharded.module.named_modules(remove_duplicate=False)
+        for name, buffer in part.named_buffers(path, recurse=False, remove_duplicate=False)
+        if name.rpartition(".")[2] not in part._non_persistent_buffers_set
+    }
     return {
-        "apart": apart | dict(sharded.module.named_buffers()),
+        "apart": apart | buffers,
         "tied": {name: first[p] for name, p in named() if name != first[p] and first[p] in cut},
     }
 

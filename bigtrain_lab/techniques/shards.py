@@ -1,10 +1,10 @@
-"""Tensors side by side in a flat one, of which each of N ranks keeps an equal part.
+"""Tensors side by side in a flat one, of which each of N ranks keeps an equal piece.
 
     |   w (5)   | b (2) |  v (4)  |.|      11 elements, padded to 12
     | rank 0  | rank 1  | rank 2    |      4 each: of w, rank 0 has w[0:4], rank 1 has w[4:5]
 
-An optimizer that works element by element needs no whole tensors, so a part may begin anywhere. A
-rank's piece of a tensor is what its part has of it: one range of elements, or none.
+An optimizer that works element by element needs no whole tensors, so a piece may begin anywhere.
+Of a tensor it has one range of elements, or none.
 Cost: at most N - 1 elements of padding a flat tensor.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), section 5.1.
 """
@@ -56,12 +56,12 @@ def home_of(name: str, weight: Tensor, values: Tensor | None = None) -> Home:
     return Home(name, weight, nn.Parameter(master, weight.requires_grad))
 
 
-def assembled(parts: Iterable[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
-    """Return elements `start` to `stop` of a flattened tensor, from another cut of it: `parts` are
-    (start, stop, elements). The result is shorter where the parts leave elements out."""
+def assembled(pieces: Iterable[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
+    """Return elements `start` to `stop` of a flattened tensor, from another cut of it: `pieces` are
+    (start, stop, elements). The result is shorter where the pieces leave elements out."""
     return torch.cat(
         [
             elements.view(last - first)[max(0, start - first) : max(0, stop - first)]
-            for first, last, elements in sorted(parts, key=lambda part: part[:2])
+            for first, last, elements in sorted(pieces, key=lambda piece: piece[:2])
         ]
     )

@@ -168,7 +168,6 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = in_format(x, self.weight)
         x = self.enter(x, self.group, self.name) if self.enter else x
-        guard.refuse_width(self, x)
         y = self.leave(F.linear(x, self.weight), self.group, self.name)
         return y if self.bias is None else y + self.bias
 
@@ -253,7 +252,6 @@ def vocab_parallel_cross_entropy(
     targets: Tensor,
     group=None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute torch's cross_entropy, the mean over the targets that count, of logits of which each
     rank has the next V/t columns: (..., V/t) and (...).
@@ -261,56 +259,45 @@ def vocab_parallel_cross_entropy(
         loss = log sum_v exp(z_v - m) - (z_target - m),   m = max_v z_v
 
     Three all-reduces of one value a target: m, z_target, and the sum of exponentials. No rank has a
-    whole row of V logits. Label smoothing sends the sum of logits beside z_target.
+    whole row of V logits.
     """
-    guard.refuse_smoothing(label_smoothing)
     group = Group.of(group)
     guard.refuse_outside(
         "The cross-entropy's targets", targets, logits_shard.shape[-1] * group.size, ignore_index
     )
-    return _CrossEntropy.apply(logits_shard, targets, group, ignore_index, label_smoothing)
+    return _CrossEntropy.apply(logits_shard, targets, group, ignore_index)
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Shapes: N targets of any dimensions, V the columns of this rank."""
 
     @staticmethod
-    def forward(ctx, logits_NV, targets_N, group, ignore_index, smoothing):
+    def forward(ctx, logits_NV, targets_N, group, ignore_index):
         z_NV = logits_NV.float() if logits_NV.itemsize < 4 else logits_NV
         highest_N = group.all_reduce(z_NV.amax(-1), "max", "cross-entropy: maximum")
         z_NV = z_NV - highest_N.unsqueeze(-1)
         at_N, mine_N = own_ids(targets_N, z_NV.shape[-1], group)
         found = z_NV.gather(-1, at_N.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine_N, 0)
-        if smoothing:
-            found = torch.stack([found, z_NV.sum(-1)])
         found = group.all_reduce(found, name="cross-entropy: target's logit")
         p_NV = z_NV.exp_()
         total_N = group.all_reduce(p_NV.sum(-1), name="cross-entropy: sum of exponentials")
         p_NV.div_(total_N.unsqueeze(-1))
-        loss_N = total_N.log()
-        if smoothing:
-            mean_N = found[1] / (group.size * z_NV.shape[-1])
-            loss_N = loss_N - smoothing * mean_N - (1 - smoothing) * found[0]
-        else:
-            loss_N = loss_N - found
+        loss_N = total_N.log() - found
         kept_N = targets_N != ignore_index
         ctx.save_for_backward(p_NV, at_N, mine_N & kept_N, kept_N)
-        ctx.smoothing, ctx.dtype = smoothing, logits_NV.dtype
-        ctx.columns = group.size * z_NV.shape[-1]
+        ctx.dtype = logits_NV.dtype
         return loss_N.masked_fill_(~kept_N, 0).sum() / kept_N.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dloss):
-        """softmax - (1 - smoothing) [v is the target] - smoothing / V, over the targets' number."""
+        """softmax - [v is the target], over the targets' number."""
         p_NV, at_N, mine_N, kept_N = ctx.saved_tensors
         share_N = (dloss / kept_N.sum()).expand(kept_N.shape).masked_fill(~kept_N, 0)
         dz_NV = p_NV * share_N.unsqueeze(-1)
-        if ctx.smoothing:
-            dz_NV -= (ctx.smoothing / ctx.columns) * share_N.unsqueeze(-1)
-        target_N = (ctx.smoothing - 1) * share_N * mine_N
+        target_N = -share_N * mine_N
         dz_NV.scatter_add_(-1, at_N.unsqueeze(-1), target_N.unsqueeze(-1))
-        return dz_NV.to(ctx.dtype), None, None, None, None
+        return dz_NV.to(ctx.dtype), None, None, None
 
 
 # -- parts of a parameter, and their first values -------------------------------------------------

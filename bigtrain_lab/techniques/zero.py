@@ -10,7 +10,7 @@ each bucket once it is summed. So every backward sends, also when several make o
 `NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while the backward runs
 (replicas.py, which states the bytes of memory).
 
-Bytes sent a rank in a step of m backwards, for psi bytes of parameters:
+Elements sent a rank in a step of m backwards, for psi parameters:
     stage 1   2 (N-1)/N psi     stage 2   (m+1) (N-1)/N psi
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5 and 7.
 """
@@ -38,8 +38,8 @@ class NaiveZero:
 
     def __init__(self, params, optimizer_class, group, **kwargs):
         self.params, self.group = list(params), group
-        self.part = nn.Parameter(self.row(self.params).chunk(group.size)[group.rank].clone())
-        self.inner = optimizer_class([self.part], **kwargs)
+        self.piece = nn.Parameter(self.row(self.params).chunk(group.size)[group.rank].clone())
+        self.inner = optimizer_class([self.piece], **kwargs)
 
     def row(self, tensors):
         flat = torch.cat([each.detach().flatten() for each in tensors])
@@ -47,16 +47,16 @@ class NaiveZero:
 
     def step(self):
         gradient = self.row([p.grad for p in self.params])
-        self.part.grad = self.group.reduce_scatter(gradient, "mean")
+        self.piece.grad = self.group.reduce_scatter(gradient, "mean")
         self.inner.step()
-        whole, end = self.group.all_gather(self.part.detach()), 0
+        whole, end = self.group.all_gather(self.piece.detach()), 0
         for p in self.params:
             p.data.copy_(whole[end : end + p.numel()].view_as(p))
             end += p.numel()
 
 
 class ZeroOptimizer(guard.Uncopied, Optimizer):
-    """Any optimizer that works element by element, each rank stepping its part of the elements.
+    """Any optimizer that works element by element, each rank stepping its piece of the elements.
 
         optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
         loss_fn(model(x), y).backward()
@@ -65,7 +65,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
 
     params           parameters, or dictionaries of a group each, as torch's optimizers take them
     optimizer_class  (groups, **kwargs) -> optimizer; LAMB and LARS sum their norms over the ranks
-    stage            1: optimizer state in parts; 2: gradients too
+    stage            1: optimizer state in pieces; 2: gradients too
     group            None (torch's default group), a ProcessGroup, or a Group
     bucket_bytes     gradients of a message
     allow_unused     as in DistributedDataParallel
@@ -73,14 +73,13 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
     broadcast. Stage 1: run all backwards but the last inside no_sync(). Stage 2 needs nothing.
     `param_groups` and `state` hold this rank's pieces. A piece keeps its parameter's number of
-    dimensions. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own part alone.
-    So does torch's GradScaler: take a DynamicLossScaler. Half weights get their masters here, in
-    parts: a MixedPrecision prepares the model before, by `prepare(model, masters=False)`.
+    dimensions. Clip by `clip_grad_norm_`, and scale by a DynamicLossScaler: torch's would see this
+    rank's pieces alone, and are refused. Half weights get their masters here, in pieces: a
+    MixedPrecision prepares the model before, by `prepare(model, masters=False)`.
     """
 
     # The guard need not test this wrapper: `shared` has already tested the inner optimizer.
     element_wise = True
-    _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
     def __init__(
         self,
@@ -125,7 +124,6 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
         return clip_grad_norm(self.replicas.homes, max_norm, self.replicas.group)
 
     def step(self, closure=None):
-        guard.refuse_scaler(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -485,7 +485,7 @@ def replicas_of(
         units={p: {n for n in own if p in own[n]} for p in modules.parameters()},
         bucket_bytes=recipe.bucket_bytes,
         compute_dtype=level.dtype if gathers_half else None,
-        apart=[
+        alone=[
             stages[stage].get_parameter(name)
             for places in recipe.tied.values()
             for stage, name in places.items()

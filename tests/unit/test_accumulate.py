@@ -330,7 +330,7 @@ REFUSED = [
     (lambda run: updated(run, lambda x: x * torch.ones(3, 1)), r"a tensor of shape \(3, 1\)"),
     *(
         (lambda run, wrong=wrong: counted([0, 1], [2, wrong].__getitem__), f"batch 1 .*{WHOLE}")
-        for wrong in (1.5, "4", None, math.nan, math.inf, torch.tensor([1, 2]))
+        for wrong in (1.5, "4")
     ),
     *(
         (lambda run, of=of, rule=rule, counts=counts: of(rule, counts), told)

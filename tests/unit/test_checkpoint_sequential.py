@@ -358,7 +358,6 @@ def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
         ([], "keep-all", "layer"),
         ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
         ([Same()], "selective", "has a method 'core' to run again"),
-        (nn.Linear(6, 6), "sqrt", "layers is one Linear: give a list of layers, or a Sequential"),
         (
             [Same()] * 5,
             2,

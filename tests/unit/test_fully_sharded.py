@@ -505,10 +505,20 @@ def hidden():
     trained(FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone()))
 
 
-def scaled_alone():
+class Clip:
+    """torch's clip in the place of a scaler."""
+
+    def scale(self, loss):
+        return loss
+
+    def step(self, optimizer):
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+
+
+def scaled_alone(make):
     def program(group):
         with pytest.raises(Impossible) as told:
-            scaler = DynamicLossScaler()
+            scaler = make()
             model = FullyShardedDataParallel(nn.Linear(2, 2, dtype=torch.float32), group)
             scaler.scale(model(torch.ones(1, 2)).sum()).backward()
             model.finish_gradient_synchronization()
@@ -533,7 +543,12 @@ def forgotten_finish():
         (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
         (partly, "got no gradient, on rank 0: 1.weight, 1.bias"),
         (forgotten_finish, "call finish_gradient_synchronization"),
-        (scaled_alone, "give DynamicLossScaler.* all ranks"),
+        (partial(scaled_alone, DynamicLossScaler), "give DynamicLossScaler.* all ranks"),
+        (
+            partial(scaled_alone, partial(torch.amp.GradScaler, "cpu")),
+            "_amp_.* which ask all ranks",
+        ),
+        (partial(scaled_alone, Clip), "norm was called on .*take clip_grad_norm_"),
         (skipped, "was replaced or dropped on its way"),
         (kept, "gets a gradient before the last one was dropped: call the optimizer's zero_grad"),
         (clipped_early, "was used after it had left"),

@@ -173,15 +173,12 @@ def test_one_message_a_step_carries_two_numbers_a_parameter():
     [
         (LAMB, {"lr": -1}),
         (LAMB, {"betas": (0.9, 1.0)}),
-        (LAMB, {"betas": 0.9}),
         (LAMB, {"eps": -1e-6}),
         (LAMB, {"clip_norm": 0}),
         (LAMB, {"max_grad_norm": -1}),
         (LAMB, {"weight_decay": float("nan")}),
         (LARS, {"momentum": 1}),
         (LARS, {"trust_coefficient": 0}),
-        (LARS, {"lr": None}),
-        (LAMB, {"lr": torch.ones(2)}),
     ],
 )
 def test_options_out_of_range(kind, option):
@@ -192,10 +189,6 @@ def test_options_out_of_range(kind, option):
             kind([{"params": [torch.nn.Parameter(torch.ones(1))]} | option])
 
 
-def test_sparse_gradients_and_complex_parameters():
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(Impossible, match="sparse=False"):
-        LAMB(table.parameters()).step()
+def test_complex_parameters():
     with pytest.raises(Impossible, match="complex"):
         LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))])

@@ -682,22 +682,15 @@ MISTAKES = {
     "is a GradScaler.*give a DynamicLossScaler": lambda: MixedPrecision(
         "fp16", torch.amp.GradScaler("cpu")
     ),
-    "prepare": lambda: MixedPrecision("fp16").parameters(),
-    "call prepare": lambda: MixedPrecision("fp16").state_dict(),
-    "call prepare.": lambda: MixedPrecision("fp16").holdings(),
-    "call prepare..": lambda: MixedPrecision("fp16").load_state_dict({"masters": {}, "scaler": {}}),
     "weight is float64": lambda: prepared(module=nn.Linear(2, 2).double()),
     "weight is float16": lambda: prepared(module=nn.Linear(2, 2).half()),
     "nn.ModuleDict": lambda: prepared().prepare(nn.Linear(2, 2)),
     "build it from mp.parameters": lambda: steps_on_weights(),
     "got a SGD: give it the model": lambda: prepared(module=sgd(nn.Linear(2, 2).parameters())),
-    "lacks masters and scaler: give what mp.state_dict": lambda: prepared().load_state_dict(
-        nn.Linear(2, 2).state_dict()
-    ),
-    "Master weight has another shape": lambda: prepared().load_state_dict(
+    "of other masters": lambda: prepared().load_state_dict(
         prepared(module=nn.Linear(3, 2)).state_dict()
     ),
-    "0 masters and no scaler": lambda: prepared().load_state_dict(prepared("fp32").state_dict()),
+    "at the level that saved it": lambda: prepared().load_state_dict(prepared("fp32").state_dict()),
     "prepared at level bf16 .* call it inside `with mp:`": lambda: called(nn.Linear(2, 2)),
     "prepared at level bf16 .* inside `with mp:`": lambda: called(nn.Linear(2, 2), copy.deepcopy),
     "prepared at level bf16 .* it inside": lambda: called(

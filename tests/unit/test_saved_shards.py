@@ -46,7 +46,7 @@ class One(Alone):
 
 
 class Model(nn.Module):
-    """A tied weight, a frozen one, a buffer, one number."""
+    """A tied weight, a frozen one, a buffer and one that no state_dict has, one number."""
 
     def __init__(self, width=WIDTH):
         super().__init__()
@@ -56,6 +56,7 @@ class Model(nn.Module):
         self.frozen.requires_grad_(False)
         self.rate = nn.Parameter(torch.ones(()))
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(width), persistent=False)
         self.double()
 
     def forward(self, x):

@@ -62,12 +62,6 @@ def test_a_changed_buffer_stays_on_the_first_device_and_modes_are_passed_on():
         (nn.Linear(4, 4), [], (), "no device"),
         (nn.Linear(4, 4), ["cpu"], (3,), "No input is a tensor"),
         (nn.Bilinear(4, 4, 4), ["cpu"] * 2, (torch.ones(2, 4), torch.ones(3, 4)), "2 and 3 rows"),
-        (
-            nn.MSELoss(),
-            ["cpu"] * 2,
-            (torch.ones(2, 4), torch.ones(2, 4)),
-            "returned a single number",
-        ),
     ],
 )
 def test_what_cannot_be_split_is_refused(module, devices, inputs, said):

@@ -223,13 +223,13 @@ def alike(ours, theirs, limit=1e-12):
 
 
 def losses_alike(group):
-    """Of a cross-entropy and its gradient: ignored targets, smoothing, half formats."""
+    """Of a cross-entropy and its gradient: ignored targets, half formats."""
     logits = 5 * torch.randn(
         3, 7, V, dtype=torch.float64, generator=torch.Generator().manual_seed(4)
     )
     targets = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(5))
     targets[0, 2:5], targets[2, 1] = -100, 3
-    for options in ({}, {"label_smoothing": 0.3}, {"ignore_index": 3}):
+    for options in ({}, {"ignore_index": 3}):
         for dtype, limit in ((torch.float64, 1e-12), (torch.bfloat16, 0)):
             kept = targets.clamp(min=0) if "ignore_index" in options else targets
             whole = logits.to(dtype, copy=True).requires_grad_()
@@ -542,10 +542,6 @@ REFUSED = {
         "cut the table of tokens by 'vocabulary'",
     ),
     "wrong way": (lambda: sliced(gpt(), WRONG_WAY, Many(2), True), "take sequence=False"),
-    "whole input": (
-        lambda: sliced(gpt(), {"layers.1.mlp.down": "row"}, Many(2))(ids()),
-        "got 64 features and holds the rows of 32",
-    ),
     "long": (
         lambda: sliced(gpt(), gpt_slices(CONFIG), Many(2), True)(ids()[:, :5]),
         "the sequence is 5, .* take 4 or 6",
@@ -557,24 +553,6 @@ REFUSED = {
     "target": (
         lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 10]), Many(2)),
         "id 10 is outside",
-    ),
-    "smoothing": (
-        lambda: vocab_parallel_cross_entropy(
-            torch.zeros(2, 5), torch.tensor([3, 4]), Many(2), label_smoothing=2
-        ),
-        "take 0 up to 1",
-    ),
-    "fewer": (
-        lambda: load_whole_state_dict(
-            sliced(gpt(), BLOCK, Many(2)), GPTStage(CONFIG, 0, 2).state_dict(), Many(2)
-        ),
-        "lacks layers.2",
-    ),
-    "more": (
-        lambda: load_whole_state_dict(
-            sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)
-        ),
-        "has layers.2.*this model does not",
     ),
     "table": (
         lambda: sliced(
@@ -633,12 +611,6 @@ REFUSED = {
     "replicas": (
         lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)),
         "parts, not copies: give the group of the replicas",
-    ),
-    "shape": (
-        lambda: load_whole_state_dict(
-            sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)
-        ),
-        "when it is whole: load",
     ),
 }
 

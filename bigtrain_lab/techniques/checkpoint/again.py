@@ -72,11 +72,10 @@ def checkpoint(fn, /, *args, **kwargs):
     during the backward all that fn saves. Time: one more forward at most. Impossible where fn
     changes an argument in place or returns nothing, and in the backward where it runs differently.
     """
-    guard.refuse_options(kwargs)
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
     leaves, form = tree_flatten((args, kwargs))
-    versions = guard.versions(leaves, args, kwargs)
+    versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
     inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     kept = [keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     name = guard.called(fn)

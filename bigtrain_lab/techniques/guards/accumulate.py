@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 
-from ...core import Impossible
 from ...core.later import later
 from . import refuse, refuse_loss, whole
 
@@ -61,33 +60,25 @@ def scalar(loss, number: int) -> "torch.Tensor":
 
 
 def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[int]:
-    """Tokens of each micro-batch; one that has none would have the mean loss 0/0."""
+    """Tokens of each micro-batch, be they a tensor's or a float's; one that has none would have the
+    mean loss 0/0."""
     refuse((not window, "The window holds no micro-batches: give at least one."))
-    counts = [count_of(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
+    found = [tokens(micro_batch) for micro_batch in window]
+    counts = [int(count) for count in found]
+    at = next((at for at, n in enumerate(counts) if n < 1 or n != found[at]), 0)
     refuse(
         (
-            min(counts) < 1,
-            (
-                f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has"
-                f" {min(counts)} tokens to learn from: leave it out, it adds nothing to a sum and"
-                " has no mean."
-            ),
-        )
+            counts[at] != found[at],
+            f"tokens says {found[at]!r} for micro-batch {at} of the window: let it return how many "
+            "tokens the summed loss is over, a whole number.",
+        ),
+        (
+            counts[at] < 1,
+            f"Micro-batch {at} of a window of {len(counts)} has {counts[at]} tokens to learn from: "
+            "leave it out, it adds nothing to a sum and has no mean.",
+        ),
     )
     return counts
-
-
-def count_of(count, number: int) -> int:
-    """A count as an int, be it a tensor's or a float's."""
-    try:
-        if int(count) == count:
-            return int(count)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        pass  # a word, nan, inf, a tensor of several numbers
-    raise Impossible(
-        f"tokens says {count!r} for micro-batch {number} of the window: let it return "
-        "how many tokens the summed loss is over, a whole number."
-    )
 
 
 def some(losses: list[float]) -> list[float]:

@@ -2,7 +2,6 @@
 sentence."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +10,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from ...core import Impossible
 from . import refuse
 
-TORCH_S = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "early_stop"}
 AGAIN = "Let it depend on its arguments and torch's random state only."
 INSTEAD = "or checkpoint the blocks in place of reversing them."
 
 
 # -- checkpoint(fn, ...) ------------------------------------------------------------------------
-
-
-def refuse_options(kwargs: dict) -> None:
-    if options := TORCH_S & kwargs.keys():
-        raise Impossible(
-            f"{min(options)} is an option of torch.utils.checkpoint: leave it out, "
-            "or give it to fn itself by functools.partial."
-        )
-
-
-def versions(leaves: Sequence, args: tuple, kwargs: dict) -> list[int | None]:
-    """How often each argument was changed in place; None of what is no tensor."""
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and leaf.is_inference():
-            raise Impossible(
-                f"{argument(at, args, kwargs)} was made in inference mode, so no "
-                "backward can keep it: pass its clone()."
-            )
-    return [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
 def refuse_result(
@@ -68,24 +47,6 @@ def argument(at: int, args: tuple, kwargs: dict) -> str:
 
 
 # -- checkpoint_sequential ----------------------------------------------------------------------
-
-
-def refuse_layers(layers) -> None:
-    refuse(
-        (
-            not isinstance(layers, Iterable),
-            f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential.",
-        )
-    )
-
-
-def refuse_inference(x: Iterable[Tensor]) -> None:
-    refuse(
-        (
-            any(t.is_inference() for t in x),
-            "x was made in inference mode, so no backward can keep it: pass its clone().",
-        )
-    )
 
 
 def refuse_order(swept: Sequence[int], layers: int) -> None:
@@ -247,18 +208,3 @@ def refuse_backward() -> None:
             ),
         ),
     )
-
-
-@contextmanager
-def own_graph(fn: Callable):
-    """Around the backward of fn: Impossible where it reaches a graph that another has freed."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
-            raise
-        raise Impossible(
-            f"{called(fn)} uses a tensor beside its input that has a graph of its "
-            "own, and another backward has freed that graph: detach that tensor, or "
-            "checkpoint the block in place of reversing it."
-        ) from error

@@ -6,20 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from . import refuse, whole
-
-
-def refuse_block(block) -> None:
-    refuse(
-        (
-            not whole(block),
-            f"A block of {block!r} elements: give a whole number of at least 1.",
-        )
-    )
-
-
-# -- graph breaks ----------------------------------------------------------------------------------
-
 
 def graph_breaks(function, *args, **kwargs) -> list[str]:
     """A sentence for each place where torch.compile cannot follow the Python code; [] where one

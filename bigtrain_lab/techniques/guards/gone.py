@@ -1,5 +1,7 @@
-"""The stand-in of a gradient that is elsewhere."""
+"""Gradients that not everything may read: one that is elsewhere has a stand-in, and one that other
+ranks have the rest of refuses what looks across its elements."""
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -32,3 +34,19 @@ def is_gone(gradient: Tensor | None) -> bool:
 def real(gradient: Tensor | None) -> Tensor | None:
     """The gradient; None of a stand-in."""
     return None if is_gone(gradient) else gradient
+
+
+class Piece(Tensor):
+    """This rank's elements of a gradient. torch's clip_grad_norm_ and GradScaler take them for the
+    whole gradient, so each rank would scale, or skip, by itself."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if "norm" in function.__name__ or function.__name__.startswith("_amp_"):
+            raise Impossible(
+                f"{function.__name__} was called on gradients of which other ranks have the rest: "
+                "take clip_grad_norm_() of the FullyShardedDataParallel or the ZeroOptimizer, and "
+                "a DynamicLossScaler(group=...), which ask all ranks."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})

@@ -1,23 +1,19 @@
 """What cannot be scaled, or would be unscaled twice or never: refused in one sentence."""
 
 import operator
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ...core import Impossible
 from . import refuse
 from .optimizers import is_part
 
 
 def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, int]:
-    numbers = hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__")
     refuse(
         (
             not (
-                numbers
-                and growth_factor > 1 > backoff_factor > 0
+                growth_factor > 1 > backoff_factor > 0
                 and hasattr(growth_interval, "__index__")
                 and growth_interval >= 1
             ),
@@ -33,9 +29,7 @@ def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, 
 
 def usable(scale) -> float:
     """As a float32, as on a device: in it 1e-50 is 0 and 1e39 is inf."""
-    number = 0.0
-    if hasattr(scale, "__float__"):
-        number = torch.tensor(float(scale), dtype=torch.float32).item()
+    number = torch.tensor(float(scale), dtype=torch.float32).item()
     refuse(
         (
             not 0 < number < float("inf"),
@@ -48,16 +42,8 @@ def usable(scale) -> float:
     return number
 
 
-def refuse_loss(loss) -> None:
-    if not isinstance(loss, Tensor):  # whose repr would wait for the device
-        raise Impossible(
-            f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that "
-            "has the graph, before .item()."
-        )
-    refuse_double("The loss", loss)
-
-
-def refuse_double(what: str, tensor: Tensor) -> None:
+def refuse_format(what: str, tensor: Tensor, half: bool = True) -> None:
+    """`half`: whether float16 is let through."""
     refuse(
         (
             tensor.dtype == torch.float64,
@@ -66,12 +52,21 @@ def refuse_double(what: str, tensor: Tensor) -> None:
                 " a loss scale does no good. Train a float64 model without a scaler, or convert it"
                 " with model.float()."
             ),
-        )
+        ),
+        (
+            tensor.dtype == torch.float16 and not half,
+            (
+                f"{what} is float16: divided by the scale it would vanish again. Keep float32"
+                " master weights, whose gradients are float32 (MixedPrecision does), or let the"
+                " model stay in float32 under a policy."
+            ),
+        ),
     )
 
 
-def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
-    """`unscaled`: since the last update; `twice`: parameters that another optimizer has too."""
+def refuse_unscale(scaler, unscaled: bool, learnt: set[Tensor], own: set[Tensor]) -> None:
+    """`unscaled`: since the last update; `learnt`: parameters whose gradients are unscaled, and
+    this optimizer's `own`."""
     refuse(
         (
             unscaled,
@@ -89,25 +84,19 @@ def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
             ),
         ),
         (
-            twice,
+            learnt & own,
             (
                 "Two optimizers hold one parameter, whose gradient would be divided twice: give"
                 " each weight, a tied one too, to one."
             ),
         ),
-    )
-
-
-def refuse_alone(scaler, held: Iterable[Tensor]) -> None:
-    """A scaler without a group, of weights of which other ranks hold the rest."""
-    refuse(
         (
-            scaler.group is None and any(map(is_part, held)),
+            scaler.group is None and any(map(is_part, own)),
             (
                 "Other ranks hold the rest of these weights, and may find an inf that this one does"
                 " not: give DynamicLossScaler(group=...) all ranks that train the model."
             ),
-        )
+        ),
     )
 
 
@@ -131,21 +120,6 @@ def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
     )
 
 
-def refuse_gradient(gradient: Tensor, half: bool) -> None:
-    """`half`: whether one in float16 is let through."""
-    refuse_double("A gradient", gradient)
-    refuse(
-        (
-            gradient.dtype == torch.float16 and not half,
-            (
-                "A gradient is float16: divided by the scale it would vanish again. Keep float32"
-                " master weights, whose gradients are float32 (MixedPrecision does), or let the"
-                " model stay in float32 under a policy."
-            ),
-        )
-    )
-
-
 def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:
     refuse(
         (
@@ -166,18 +140,6 @@ def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:
     )
 
 
-def refuse_unknown(known: bool) -> None:
-    refuse(
-        (
-            not known,
-            (
-                "Whether this optimizer skips is not known: ask between unscale_(optimizer) or "
-                "step(optimizer) and update()."
-            ),
-        )
-    )
-
-
 def refuse_update(known: bool) -> None:
     refuse(
         (
@@ -185,18 +147,6 @@ def refuse_update(known: bool) -> None:
             (
                 "update() before any step(): nothing was learnt about the scale. Call"
                 " step(optimizer) first."
-            ),
-        )
-    )
-
-
-def refuse_state(lacking: set[str]) -> None:
-    refuse(
-        (
-            lacking,
-            (
-                f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off,"
-                " or by something else. Start anew."
             ),
         )
     )

@@ -36,7 +36,8 @@ def refuse_equation(equation: str) -> None:
 
 
 def refuse(product, sizes, layout, axes) -> None:
-    """A layout that does not fit the sizes, the mesh, or a tensor."""
+    """A layout that does not fit the sizes, the mesh, or a tensor. Of two dimensions that are cut
+    along one axis, a rank would hold the diagonal only."""
     dims = dict.fromkeys(dim for each in product for dim in each)
     refuse_any(
         *(
@@ -66,11 +67,6 @@ def refuse(product, sizes, layout, axes) -> None:
                 f"Dimension {dim!r} of {sizes[dim]} cannot be cut into {axes[axis]} "
                 f"equal parts along {axis!r}: make it {near}."
             )
-    refuse_twice(dims, layout)
-
-
-def refuse_twice(dims, layout) -> None:
-    """Two of these dimensions that are cut along one axis: a rank would hold the diagonal only."""
     seen: dict[str, str] = {}
     for dim in dims:
         if (axis := layout.get(dim)) is not None and seen.setdefault(axis, dim) != dim:

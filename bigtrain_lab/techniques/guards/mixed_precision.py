@@ -24,21 +24,18 @@ from . import refuse
 from .gone import Gone, gone
 
 
-def level_of(level: str | Level) -> Level:
-    level = APEX.get(level, level) if isinstance(level, str) else level
+def level_of(level: str | Level, scaler, group) -> Level:
+    name = APEX.get(level, level) if isinstance(level, str) else level
     refuse(
         (
-            not isinstance(level, Level) and level not in tuple(LEVELS),
+            not isinstance(name, Level) and name not in tuple(LEVELS),
             (
-                f"There is no level of precision called {level!r}: choose one of"
+                f"There is no level of precision called {name!r}: choose one of"
                 f" {', '.join(LEVELS)}, or make a Level."
             ),
         )
     )
-    return level if isinstance(level, Level) else LEVELS[level]
-
-
-def refuse_scaler(level: Level, scaler, group) -> None:
+    level = name if isinstance(name, Level) else LEVELS[name]
     refuse(
         (
             scaler is not None and not level.scaling,
@@ -62,6 +59,7 @@ def refuse_scaler(level: Level, scaler, group) -> None:
             ),
         ),
     )
+    return level
 
 
 def refuse_model(model, has_one: bool) -> None:
@@ -103,11 +101,6 @@ def refuse_formats(model: nn.Module) -> None:
         )
 
 
-def model_of(model: nn.Module | None) -> nn.Module:
-    refuse((model is None, "There is no model yet: call prepare(model) first."))
-    return model
-
-
 def refuse_half_weights(half: bool) -> None:
     refuse(
         (
@@ -120,39 +113,19 @@ def refuse_half_weights(half: bool) -> None:
     )
 
 
-def refuse_state(level: Level, own: dict, scales: bool, state: dict) -> None:
+def refuse_state(own: dict, scales: bool, state: dict) -> None:
     """`own`: the masters of the model that takes the state; `scales`: whether its level does."""
-    lacking = {"masters", "scaler"} - state.keys()
+    shapes, found = (
+        {name: (*master.shape,) for name, master in masters.items()}
+        for masters in (own, state["masters"])
+    )
     refuse(
         (
-            lacking,
-            (
-                f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict()"
-                " returned, not the model's."
-            ),
+            shapes != found or scales != (state["scaler"] is not None),
+            "The state is of other masters, or of a level that scales otherwise: prepare the same "
+            "model at the level that saved it.",
         )
     )
-    masters, scaler = state["masters"], state["scaler"]
-    refuse(
-        (
-            own.keys() != masters.keys() or scales != (scaler is not None),
-            (
-                f"The state has {len(masters)} masters and {'no' if scaler is None else 'a'}"
-                f" scaler, {level.name} of this model has {len(own)} and {'a' if scales else 'no'}"
-                " scaler: prepare the same model at the level that saved it."
-            ),
-        )
-    )
-    for name, master in own.items():
-        refuse(
-            (
-                master.shape != masters[name].shape,
-                (
-                    f"Master {name} has another shape in the state than in this model: prepare the "
-                    "same model that was saved."
-                ),
-            )
-        )
 
 
 def of_master(weight: nn.Parameter) -> Gone:

@@ -15,11 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
+from .gone import Piece
 
-SHARDED = (
-    WeakIdKeyDictionary()
-)  # a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
-TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then
+# a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
+SHARDED = WeakIdKeyDictionary()
+TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
 
 
 def is_part(parameter: Tensor) -> bool:
@@ -32,8 +32,11 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     if torch.compiler.is_compiling():
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if TRIED.get(optimizer) != len(held):
+    if TRIED.get(optimizer, (None,))[0] != len(held):
         refuse_across(optimizer, SHARDED.get)
+    for p in TRIED[optimizer][1]:
+        if isinstance(p.grad, Piece):  # an optimizer that was let through may read it
+            p.grad = p.grad.as_subclass(Tensor)
 
 
 register_optimizer_step_pre_hook(before_step)
@@ -71,7 +74,8 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
                 "LAMB or LARS with group= (and pieces=lambda p: True over "
                 "FullyShardedDataParallel)."
             ) from error
-    TRIED[optimizer] = len({id(p) for _, p in every})
+    pieces = [p for _, p in every if isinstance(SHARDED.get(p), int)]
+    TRIED[optimizer] = len({id(p) for _, p in every}), pieces
 
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:

@@ -112,7 +112,7 @@ def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str,
             stage and (masters_of([module]) or any(p in masters for p in module.parameters())),
             "The weights have masters already: prepare the model before, without masters, by "
             "prepare(model, masters=False), and give model.parameters(), of which ZeRO keeps "
-            "masters in parts.",
+            "masters in pieces.",
         ),
     )
 
@@ -308,8 +308,8 @@ def groups_of(params: Iterable, stage) -> list[dict]:
         (
             stage not in (1, 2),
             (
-                f"stage is {stage!r}: take 1 (optimizer state in parts) or 2 (gradients "
-                "too); for parameters in parts wrap the module in FullyShardedDataParallel."
+                f"stage is {stage!r}: take 1 (optimizer state in pieces) or 2 (gradients "
+                "too); for parameters in pieces wrap the module in FullyShardedDataParallel."
             ),
         ),
     )
@@ -358,17 +358,6 @@ def refuse_optimizer(optimizer) -> None:
     )
     if not hasattr(optimizer, "among"):  # which will know its ranks
         refuse_across(optimizer, lambda p: True)
-
-
-def refuse_scaler(optimizer) -> None:
-    refuse(
-        (
-            hasattr(optimizer, "found_inf"),  # which torch's GradScaler sets while it steps
-            f"torch's GradScaler on {who(optimizer.replicas)} sees the part of this rank "
-            "alone, so ranks would skip different steps: take a "
-            "DynamicLossScaler(group=...).",
-        )
-    )
 
 
 def refuse_other_rank(optimizer, state_dict: dict) -> None:
@@ -449,7 +438,6 @@ def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
     SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
-    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), model.group.size))
     TRIED.clear()
     saved, loaded = (
         partial(refuse_state, model, call)

@@ -79,11 +79,15 @@ def written(path: Path, partial: Path):
             cause = cause.__cause__ or cause.__context__
         whole = ", and the one before is whole" if path.is_file() else ""
         cause = cause or error
-        told = f"({getattr(cause, 'strerror', None) or cause}){whole}: free some space, or choose"
-        told += " another place."
+        told = (
+            f"({getattr(cause, 'strerror', None) or cause}){whole}: free some space, or choose "
+            "another place."
+        )
         if isinstance(error, (AttributeError, TypeError, PickleError)):
-            told = "since it could not be written, or reading it would execute code: keep tensors, "
-            told += "numbers and texts of Python, such as float(x) of a number of NumPy."
+            told = (
+                "since it could not be written, or reading it would execute code: keep tensors, "
+                "numbers and texts of Python, such as float(x) of a number of NumPy."
+            )
         raise Impossible(f"The checkpoint {path} was not saved {told}") from error
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from . import refuse as refuse_any
 
 
@@ -18,19 +16,4 @@ def refuse(devices: Sequence, rows: set[int] = frozenset((1,))) -> None:
                 "many, since they are split along the first dimension."
             ),
         ),
-    )
-
-
-def refuse_outputs(outputs: Sequence) -> None:
-    first = outputs[0]
-    refuse_any(
-        (
-            not isinstance(first, Tensor) or not first.dim(),
-            (
-                "The module returned"
-                f" {'a single number' if isinstance(first, Tensor) else type(first).__name__},"
-                " which cannot be gathered: let it return one tensor with a row for each row of"
-                " its input, and compute the loss outside."
-            ),
-        )
     )

@@ -1,7 +1,6 @@
-"""Plans and checkpoints that do not fit a model: refused, on all ranks, in a sentence that says
-what to change."""
+"""Plans that do not fit a model: refused, on all ranks, in a sentence that says what to change."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -79,9 +78,8 @@ def refuse(
             ),
         ),
     )
-    for path, way in ways.items():
-        refuse_way(module, path, way, group, sequence)
-        refuse_alone(module, path, ways)
+    for path in ways:
+        refuse_way(module, path, ways, group, sequence)
     for path, part in module.named_modules():
         refuse_any(
             (
@@ -149,8 +147,10 @@ def hooked(parameter: Tensor) -> bool:
     )
 
 
-def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: bool) -> None:
-    whole, above = module.get_submodule(path), path.rpartition(".")[0]
+def refuse_way(
+    module: nn.Module, path: str, ways: Mapping[str, str], group: Group, sequence: bool
+) -> None:
+    way, whole, above = ways[path], module.get_submodule(path), path.rpartition(".")[0]
     parent, cut = module.get_submodule(above), f"The plan cuts {path} by {way!r}"
     is_table = isinstance(whole, nn.Embedding)
     fits = way == "sequence" or isinstance(whole, nn.Linear) or way == "vocabulary" and is_table
@@ -222,6 +222,18 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
                 ),
             )
         )
+        beside = [
+            other
+            for other, its in ways.items()
+            if its.endswith("heads") and other != path and other.rpartition(".")[0] == above
+        ]
+        refuse_any(
+            (
+                way == "heads" and whole.out_features == whole.in_features and not beside,
+                f"{cut}, which are queries alone, and nothing beside it: take a Linear for the "
+                "queries and one for keys and values, and cut both.",
+            )
+        )
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
     elif way != "sequence":
@@ -248,49 +260,3 @@ def own_names(whole: nn.Module, kind: type) -> str:
         for layer in (whole, kind(1, 1, device="meta"))
     )
     return " and a ".join(methods + [name for name in found if name not in plain])
-
-
-def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
-    """As many features as inputs are queries; or queries with fewer keys and values side by
-    side."""
-    whole, above = module.get_submodule(path), path.rpartition(".")[0]
-    beside = [
-        other
-        for other, way in ways.items()
-        if way.endswith("heads") and other != path and other.rpartition(".")[0] == above
-    ]
-    if ways[path] == "heads" and whole.out_features == whole.in_features and not beside:
-        raise Impossible(
-            f"The plan cuts {path} by 'heads', which are queries alone, and nothing "
-            "beside it: take a Linear for the queries and one for keys and values, "
-            "and cut both."
-        )
-
-
-def refuse_state(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], cut: Mapping, ranks: int
-) -> None:
-    """A checkpoint of another model, or one of slices."""
-    lacks, more = own.keys() - given.keys(), given.keys() - own.keys()
-    refuse_any(
-        (lacks, f"The checkpoint lacks {some(lacks)}: load one of this model."),
-        (
-            more,
-            f"The checkpoint has {some(more)}, and this model does not: load one of this model.",
-        ),
-    )
-    for name, value in given.items():
-        shape = list(own[name].shape)
-        if name in cut:
-            shape[cut[name].dim] *= ranks
-        if list(value.shape) != shape:
-            raise Impossible(
-                f"The checkpoint's {name} has the shape {tuple(value.shape)}, and this "
-                f"model's is {tuple(shape)} when it is whole: load one of this model, "
-                "saved by whole_state_dict."
-            )
-
-
-def some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)

@@ -25,15 +25,6 @@ def refuse_whole(module, of_tokens) -> None:
             )
 
 
-def refuse_width(layer, x: Tensor) -> None:
-    if x.shape[-1] != layer.weight.shape[1]:
-        raise Impossible(
-            f"{layer.name} got {x.shape[-1]} features and holds the rows of "
-            f"{layer.weight.shape[1]}: give it what a column-parallel layer of the "
-            "same group leaves sliced, or plan it as 'split row'."
-        )
-
-
 def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None) -> None:
     """An id that no rank has would count as zeros. A dry run looks too: it takes up memory."""
     outside = (ids < 0) | (ids >= size)
@@ -44,8 +35,3 @@ def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None
             f"{what}: id {int(ids[outside][0])} is outside the vocabulary of {size}: "
             f"take ids from 0 to {size - 1}."
         )
-
-
-def refuse_smoothing(smoothing: float) -> None:
-    if not 0 <= smoothing <= 1:
-        raise Impossible(f"label_smoothing is {smoothing!r}: take 0 up to 1.")
