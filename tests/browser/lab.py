@@ -217,12 +217,10 @@ class Lab(Watched):
         own = self.address, self.address.replace("http", "ws"), "data:", "blob:"
         return [url for url in self.requests if not url.startswith(own)]
 
-    def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
-        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page.
-        `own_kernel`: for one that defines a member of a family, which would be on the menus of the
-        others."""
+    def open(self, name: str, cells: list[str], run: bool = True):
+        """Write the notebook, show it and, unless told otherwise, run all of it; returns the
+        page."""
         write_notebook(self.notebooks / name, cells)
-        self.kernel = None if own_kernel else self.kernel
         if self.kernel:
             self.kernel.attach(name)
         self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
@@ -240,18 +238,10 @@ class Lab(Watched):
             [name, arguments],
         )
 
-    def panel(
-        self,
-        name: str,
-        *cells: str,
-        call: str = 'panel = show("pipeline")\npanel',
-        own_kernel: bool = False,
-    ):
+    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel'):
         """Open a notebook that shows the pipeline panel, then the other cells; returns the page
         once the panel is drawn."""
-        self.open(
-            name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel
-        )
+        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells])
         self.page.wait_for_function(DRAWN)
         return self.page
 
@@ -298,11 +288,14 @@ class Lab(Watched):
         self.page.close()
 
 
+# A schedule that a cell defined leaves the menus of the notebooks that follow.
 # The widgets that modules share are opened anew by the next page's first cell. Opened here, they
 # would be told to that page only when it asks for what the kernel holds, and a panel drawn before
 # the answer lacks each slider that needs one of them.
 CLEAN = """import sys
+from bigtrain_lab.order.schedule import Schedule
 from ipywidgets import Widget
+Schedule._members[:] = [each for each in Schedule._members if each.__module__ != "__main__"]
 Widget.close_all()
 def once(events):
     shared = [value for name, module in sys.modules.items() if name.startswith("bigtrain_lab.")

@@ -118,7 +118,7 @@ class Mine(GPipe):
 
 
 def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
-    page = lab.panel("typed.ipynb", TYPED, own_kernel=True)
+    page = lab.panel("typed.ipynb", TYPED)
     menu = page.locator(
         ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
     ).locator("select")
