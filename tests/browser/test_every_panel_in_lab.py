@@ -20,7 +20,7 @@ WIDER = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls
 
 def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
     panels = Experiment.all()
-    page = lab.panel("all.ipynb", call=CALL)
+    page = lab.panel("lab.ipynb", call=CALL)
     played = [
         name
         for name, e in panels.items()

@@ -20,7 +20,7 @@ def until_row(lab, quantity, *wanted):
 
 
 def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
-    page = lab.panel("opens.ipynb")
+    page = lab.panel("lab.ipynb")
     assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
@@ -44,7 +44,7 @@ def test_opening_a_panel_changes_no_setting(lab):
     """A slider in a browser rounds what it is given to its own steps, and would say so to the
     kernel."""
     page = lab.panel(
-        "exact.ipynb",
+        "lab.ipynb",
         call=(
             'from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"),'
             ' show("accumulate")])'
@@ -74,7 +74,7 @@ panel"""
 def test_run_takes_the_last_move(lab):
     """A press of Run overtakes the moves that a browser has still to send while the kernel is busy,
     unless it waits for them."""
-    page = lab.panel("last.ipynb", call=SLOW)
+    page = lab.panel("lab.ipynb", call=SLOW)
     run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
     lab.slider("micro-batches").focus()
     for _ in range(3):
@@ -99,7 +99,7 @@ print('awake')"""
 
 
 def test_a_blocking_cell_does_not_freeze_a_run(lab):
-    page = lab.panel("blocked.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
+    page = lab.panel("lab.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
@@ -118,7 +118,7 @@ class Mine(GPipe):
 
 
 def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
-    page = lab.panel("typed.ipynb", TYPED)
+    page = lab.panel("lab.ipynb", TYPED)
     menu = page.locator(
         ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
     ).locator("select")
@@ -134,7 +134,7 @@ CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .bt
 
 
 def test_run_pin_run_again_and_reopen(lab):
-    page = lab.panel("runs.ipynb")
+    page = lab.panel("lab.ipynb")
     run, results = page.get_by_role("button", name="Run on 4 ranks"), page.locator(".btl-results")
     run.click()
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
@@ -182,7 +182,7 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
         for state in ("failed", "done")
     )
     page = lab.panel(
-        "stranger.ipynb",
+        "lab.ipynb",
         call=f"panel = show('pipeline')\npanel.reopen('runs/{failed.name}')\npanel",
     )
     panel = page.locator(".btl-panel")

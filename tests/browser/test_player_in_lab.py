@@ -21,7 +21,7 @@ CORNER = """() => { const canvas = document.querySelector('.btl-player canvas');
 
 @pytest.fixture
 def player(lab):
-    lab.open("player.ipynb", [CELL, "1 + 1"])
+    lab.open("lab.ipynb", [CELL, "1 + 1"])
     lab.page.wait_for_selector(".btl-player[data-revision]")
     return lab
 
