@@ -208,7 +208,7 @@ DIGITS = {
 }  # of whole numbers it holds
 
 
-LARGE = 10**5 + 3
+SMALL, LARGE = 10**3 + 3, 10**5 + 3
 
 
 def cases(n: int, largest: int):
@@ -260,7 +260,7 @@ def exactly(n: int, elements: int, dtype, brings: tuple = ()) -> tuple[torch.Ten
     return total, size * ((n - 1) * 2.0 ** -DIGITS[dtype])
 
 
-def program(rank, largest=10**3 + 3):
+def program(rank, largest=SMALL):
     bits = []
     for name, collective, elements, dtype in cases(rank.size, largest):
         chunks, ranks, wanted = (
@@ -296,9 +296,10 @@ def program(rank, largest=10**3 + 3):
     return {"bits": np.array(bits)}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_every_collective_of_real_tensors_is_the_exact_sum(ranks):
-    """All sizes and dtypes. The bound is that of ranks - 1 roundings, whatever their order."""
+    """All sizes and dtypes. The bound is that of ranks - 1 roundings, whatever their order. Six
+    ranks are processes, below; whose gradients a chunk holds is checked for any number."""
 
     def on_one(group):
         rank = SimpleNamespace(index=group.rank, size=ranks, group=lambda: group)
@@ -321,7 +322,7 @@ def test_processes_take_the_predicted_time(tmp_path):
     assert all(np.array_equal(found["bits"], run.results[0]["bits"]) for found in run.results)
     first, *others = [
         lower_collective(c, elements, dtype.itemsize, name)
-        for name, c, elements, dtype in cases(ranks, 10**3 + 3)
+        for name, c, elements, dtype in cases(ranks, SMALL)
     ]
     assert clocks_differ(simulate(first.joined(*others), cost), run.trace("modelled")) == []
 
