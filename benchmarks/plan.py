@@ -37,8 +37,8 @@ STEPS = PUBLISHED_STEPS
 SMALLEST = {
     "STEPS": STEPS[:1],
     "LARGE": TINY,
-    "DEVICES": (8,),
-    "TRAININGS": TRAININGS[:1],
+    "DEVICES": (2,),
+    "TRAININGS": [(TINY, "a100-nvlink", 2)],
     "DRAWN": 2,
 }
 

@@ -16,8 +16,8 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrec
 
 from .measure import alternating, row
 
-OPERATORS = 2000
-SMALLEST = {"OPERATORS": 1}
+OPERATORS, ROUNDS, WIDTHS = 2000, 21, (64, 256)
+SMALLEST = {"OPERATORS": 1, "ROUNDS": 1, "WIDTHS": (8,)}
 
 
 def rows():
@@ -25,7 +25,7 @@ def rows():
     return [*operators(), *steps(), *scalers()]
 
 
-def operators(rounds: int = 15):
+def operators():
     """The time of an addition of two small tensors inside each context."""
     x = torch.ones(8)
 
@@ -35,7 +35,7 @@ def operators(rounds: int = 15):
                 x + x
 
     times = alternating(
-        rounds,
+        ROUNDS,
         plain=lambda: many(nullcontext()),
         ours=lambda: many(Policy(torch.bfloat16)),
         autocast=lambda: many(torch.autocast("cpu", torch.bfloat16)),
@@ -52,11 +52,11 @@ def operators(rounds: int = 15):
     ]
 
 
-def steps(rounds: int = 21):
+def steps():
     """Forward and backward of a transformer in bf16: weights rounded once a step by us, once a use
     (and then kept) by autocast."""
     found = []
-    for width in (64, 256):
+    for width in WIDTHS:
         config = GPTConfig(vocabulary=256, sequence=64, width=width, heads=4, layers=2)
         ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
 
@@ -75,7 +75,7 @@ def steps(rounds: int = 21):
             contenders[name] = lambda model=model, mp=mp, context=context: step(model, mp, context)
         for run in contenders.values():
             run()
-        times = alternating(rounds, **contenders)
+        times = alternating(ROUNDS, **contenders)
         found += [
             row(
                 f"forward and backward at width {width}: ours over autocast",
@@ -92,7 +92,7 @@ def steps(rounds: int = 21):
     return found
 
 
-def scalers(rounds: int = 15):
+def scalers():
     """Unscale, look for inf and nan, and update 10 million weights in 40 tensors by SGD. torch's
     kernel looks and divides in one pass."""
 
@@ -110,7 +110,7 @@ def scalers(rounds: int = 15):
         return step
 
     times = alternating(
-        rounds, ours=contender(DynamicLossScaler()), torchs=contender(torch.amp.GradScaler("cpu"))
+        ROUNDS, ours=contender(DynamicLossScaler()), torchs=contender(torch.amp.GradScaler("cpu"))
     )
     return [
         row(

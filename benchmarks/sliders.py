@@ -32,7 +32,7 @@ CACHES = (
 )
 LABS = ()  # all
 ROUNDS = 2  # every move is made twice: the second time its shapes are known
-SMALLEST = {"ROUNDS": 1, "LABS": ("combined",)}
+SMALLEST = {"ROUNDS": 1, "LABS": ("staleness",)}
 
 
 def seconds(asked: Experiment, player: Player) -> float:

@@ -1,8 +1,9 @@
-"""What all tests share: one thread a process, the browser, and CI's rule that nothing may be
-skipped."""
+"""What all tests share: one thread a process, what was predicted, the browser, and CI's rule that
+nothing may be skipped."""
 
 import os
 import signal
+from tempfile import TemporaryDirectory
 
 os.environ["OMP_NUM_THREADS"] = (
     "1"  # before torch is imported, here and in whatever a test starts: tests share the cores
@@ -12,6 +13,7 @@ import cloudpickle
 import pytest
 
 import tests
+from bigtrain_lab.runtime.process.border import cache_directory
 from tools import setup
 
 signal.signal(
@@ -21,6 +23,11 @@ cloudpickle.register_pickle_by_value(
     tests
 )  # programs travel to ranks as from a notebook: a rank imports no test, and no pytest
 IN_CI = bool(os.environ.get("CI"))
+# Tests change what makes results: what they keep is for the processes of this run, both of pytest's
+# and all that these start, and for nobody else. Playwright's own browser stays where it was.
+KEPT = TemporaryDirectory(prefix="bigtrain-tests-", ignore_cleanup_errors=True)
+os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", os.path.join(cache_directory(), "ms-playwright"))
+os.environ["XDG_CACHE_HOME"] = os.environ.setdefault("BIGTRAIN_TESTS_KEEP", KEPT.name)
 
 
 @pytest.fixture(scope="session")
@@ -32,14 +39,6 @@ def find_browser() -> str:
             "NO BROWSER: install your system's `chromium` package or set BROWSER_PATH to one"
         )
     return path
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kept_apart(tmp_path_factory):
-    """Tests change what makes results: what they keep is for nobody else."""
-    from bigtrain_lab.runtime import kept
-
-    kept.kept_in = tmp_path_factory.mktemp("kept").joinpath
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from .parity import TOLERANCE, ranks_differ
 
 
 def run_differs(experiment: Experiment, run: Run, tolerance: float = TOLERANCE) -> list[str]:
-    """Sentences on where a finished run differs from `predict()`, event for event and byte for
-    byte, and each rank's results from `reference()`, in every name."""
+    """Sentences on where a run, once it is done, differs from `predict()`, event for event and byte
+    for byte, and each rank's results from `reference()`, in every name."""
     predicted = experiment.predict()
     return [
-        *clocks_differ(predicted, run.trace("modelled")),
+        *clocks_differ(predicted, run.wait()),
         *bytes_differ(predicted, run.trace("measured")),
         *ranks_differ(run.results, experiment.reference(), tolerance),
     ]

@@ -10,20 +10,17 @@ from .likeness import Enough, Judged, Topic
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     """What is wrong with a topic's own gallery on a seed, a sentence each."""
-    rows = known.rows(topic, seed, topic.right)
-    rights = list(rows.values())
+    rows = topic.reference_rows(seed, None)
+    rights = [rows[name] for name in topic.right]
     wrongs = known.rows(topic, seed, topic.wrong_texts(), until=Enough(rights))
-    longest = max(map(len, rights))
 
     def told(shown: list[Row], others: list[list[Row]]) -> list[str]:
         return Judged(topic, seed, None, None, shown, others).told(lambda at: wrongs)
 
     for name in topic.right:
-        if rows[name][-1].raised or len(rows[name]) < longest:
-            yield (
-                f"{topic.name}, seed {seed}: the right answer {name!r} failed:"
-                f" {rows[name][-1].told}"
-            )
+        failed = next((row for row in rows[name] if row.raised), rows[name][-1])
+        if failed.raised or len(rows[name]) < max(map(len, rights)):
+            yield f"{topic.name}, seed {seed}: the right answer {name!r} failed: {failed.told}"
         elif found := told(rows[name], [rows[other] for other in topic.right if other != name]):
             yield (
                 f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others:"

@@ -1,11 +1,11 @@
-"""One JupyterLab, one kernel and one Chromium for all browser tests; a page each, watched for
-outside requests and complaints."""
+"""One JupyterLab and one Chromium for all browser tests, and one notebook, hence one kernel; a page
+each, watched for outside requests and complaints."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import Lab, SharedKernel, chromium, lab_server
+from tests.browser.lab import Lab, chromium, lab_server
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts"
 FAILED = pytest.StashKey[bool]()
@@ -23,16 +23,10 @@ def server(tmp_path_factory):
         yield about
 
 
-@pytest.fixture(scope="session")
-def kernel(server):
-    address, token, _ = server
-    return SharedKernel(address, token)
-
-
 @pytest.fixture
-def lab(browser, server, kernel, request):
+def lab(browser, server, request):
     """A page on the server. A failed test leaves a picture in test-artifacts."""
-    made = Lab(browser, *server, kernel=kernel)
+    made = Lab(browser, *server)
     yield made
     failed = request.node.stash.get(FAILED, False)
     try:
@@ -44,7 +38,7 @@ def lab(browser, server, kernel, request):
             assert made.outside == [], "a request left this machine"
             assert made.complaints == [], "the browser's console complains"
     finally:
-        made.close(failed)
+        made.close(keeps_kernel=not failed)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -131,39 +131,6 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     return path
 
 
-class SharedKernel:
-    """One kernel for notebooks that are opened one after the other: it has imported the library and
-    started its fork server."""
-
-    def __init__(self, address: str, token: str):
-        self._address, self._token, self._id = address, token, None
-
-    def attach(self, notebook: str) -> None:
-        """Let JupyterLab find the kernel where it would start one for the notebook."""
-        if self._id is None:
-            self._id = self._ask("kernels", {"name": "python3", "path": notebook})["id"]
-        self._ask(
-            "sessions",
-            {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": self._id}},
-        )
-
-    def end(self) -> None:
-        """The next notebook gets another."""
-        if self._id is not None:
-            self._ask(f"kernels/{self._id}", method="DELETE")
-            self._id = None
-
-    def _ask(self, what: str, model: dict | None = None, method: str = "POST") -> dict:
-        request = urllib.request.Request(
-            f"{self._address}/api/{what}",
-            json.dumps(model or {}).encode(),
-            method=method,
-            headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.loads(answer.read() or "{}")
-
-
 class Watched:
     """A page that keeps what it asked for and what its console complained of, and shows a player."""
 
@@ -193,23 +160,12 @@ class Watched:
 
 
 class Lab(Watched):
-    """One page of JupyterLab.
+    """One page of JupyterLab. A notebook that was open before finds its kernel again, where that
+    was kept: it has imported the library and started its fork server."""
 
-    `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has
-    its own.
-    """
-
-    def __init__(
-        self,
-        browser,
-        address: str,
-        token: str,
-        notebooks: Path,
-        viewport=None,
-        kernel: SharedKernel | None = None,
-    ):
+    def __init__(self, browser, address: str, token: str, notebooks: Path, viewport=None):
         super().__init__(browser.new_page(viewport=viewport or LAPTOP))
-        self.address, self.token, self.notebooks, self.kernel = address, token, notebooks, kernel
+        self.address, self.token, self.notebooks = address, token, notebooks
 
     @property
     def outside(self) -> list[str]:
@@ -217,14 +173,10 @@ class Lab(Watched):
         own = self.address, self.address.replace("http", "ws"), "data:", "blob:"
         return [url for url in self.requests if not url.startswith(own)]
 
-    def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
-        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page.
-        `own_kernel`: for one that defines a member of a family, which would be on the menus of the
-        others."""
+    def open(self, name: str, cells: list[str], run: bool = True):
+        """Write the notebook, show it and, unless told otherwise, run all of it; returns the
+        page."""
         write_notebook(self.notebooks / name, cells)
-        self.kernel = None if own_kernel else self.kernel
-        if self.kernel:
-            self.kernel.attach(name)
         self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function(
@@ -240,18 +192,10 @@ class Lab(Watched):
             [name, arguments],
         )
 
-    def panel(
-        self,
-        name: str,
-        *cells: str,
-        call: str = 'panel = show("pipeline")\npanel',
-        own_kernel: bool = False,
-    ):
+    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel'):
         """Open a notebook that shows the pipeline panel, then the other cells; returns the page
         once the panel is drawn."""
-        self.open(
-            name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel
-        )
+        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells])
         self.page.wait_for_function(DRAWN)
         return self.page
 
@@ -282,27 +226,26 @@ class Lab(Watched):
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
         self.page.wait_for_function(NO_SPLASH)
 
-    def close(self, failed: bool = False) -> None:
-        """End what the notebook left in the kernel, or the kernel itself, then the page."""
-        if self.kernel and not failed:
+    def close(self, keeps_kernel: bool = False) -> None:
+        """End the kernel, or what the notebook left in it, then the page."""
+        context = "window.jupyterapp?.shell?.currentWidget?.sessionContext"
+        if keeps_kernel:
             self.page.evaluate(
-                """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code }).done""",
-                CLEAN,
+                f"code => {context}.session.kernel.requestExecute({{ code }}).done", CLEAN
             )
-        elif self.kernel:
-            self.kernel.end()
         else:
-            self.page.evaluate(
-                "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()"
-            )
+            self.page.evaluate(f"() => {context}?.shutdown()")
         self.page.close()
 
 
+# A schedule that a cell defined leaves the menus of the notebooks that follow.
 # The widgets that modules share are opened anew by the next page's first cell. Opened here, they
 # would be told to that page only when it asks for what the kernel holds, and a panel drawn before
 # the answer lacks each slider that needs one of them.
 CLEAN = """import sys
+from bigtrain_lab.order.schedule import Schedule
 from ipywidgets import Widget
+Schedule._members[:] = [each for each in Schedule._members if each.__module__ != "__main__"]
 Widget.close_all()
 def once(events):
     shared = [value for name, module in sys.modules.items() if name.startswith("bigtrain_lab.")

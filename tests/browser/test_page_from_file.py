@@ -61,12 +61,15 @@ class Opened(Watched):
         """Colours on an area of the canvas ("x, y, width, height"; {w} and {h} are its own), of one
         pixel in so many."""
         found = self.canvas.evaluate(
-            f"""canvas => {{ const {{ width: w, height: h }} = canvas, found = [];
+            f"""canvas => {{ const {{ width: w, height: h }} = canvas, found = {{}};
             const {{ data }} = canvas.getContext('2d').getImageData({area});
-            for (let i = 0; i < data.length; i += {4 * each}) found.push([data[i], data[i + 1], data[i + 2]]);
+            for (let i = 0; i < data.length; i += {4 * each}) {{
+                const colour = data.slice(i, i + 3).join(' ');
+                found[colour] = (found[colour] ?? 0) + 1;
+            }}
             return found; }}"""
         )
-        return Counter(map(tuple, found))
+        return Counter({tuple(map(int, colour.split())): count for colour, count in found.items()})
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 
 import nbformat
@@ -33,8 +35,7 @@ MOST_SHOWN = 60  # lines of the library, in a cell's output
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
-def read(path):
-    return nbformat.read(path, as_version=4)
+read = cache(partial(nbformat.read, as_version=4))  # to be looked at, not changed
 
 
 def code_cells(path):
@@ -55,15 +56,22 @@ def is_exercise(cell):
 # -- it runs ---------------------------------------------------------------------------------------
 
 
-def run_by_nbval(path):
-    """pytest --nbval-lax of a notebook, in its own folder."""
-    (path.parent / "pytest.ini").write_text("[pytest]\n")
+def run_by_nbval(folder, notebooks: dict[str, list]):
+    """pytest --nbval-lax of these cells by name of their notebook, in this folder: one notebook
+    after the other, in one kernel that forgets all names between them."""
+    every = nbformat.v4.new_notebook()
+    for name, cells in notebooks.items():
+        every.cells += [nbformat.v4.new_code_cell(f"%reset -f\n# {name}"), *deepcopy(cells)]
+    for number, cell in enumerate(every.cells):
+        cell.id = f"cell-{number}"
+    nbformat.write(every, folder / "every.ipynb")
+    (folder / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     limits = ["--nbval-cell-timeout=1000", "--nbval-kernel-startup-timeout=300"]
     words = ["--nbval-lax", "--nbval-current-env", *limits, "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, path.name],
-        cwd=path.parent,
+        [sys.executable, "-m", "pytest", *words, "every.ipynb"],
+        cwd=folder,
         env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
         capture_output=True,
         text=True,
@@ -74,12 +82,13 @@ def run_by_nbval(path):
 
 
 @pytest.mark.slow
-@each_lesson
-def test_runs_as_committed(path, tmp_path):
+@pytest.mark.parametrize("first", range(0, len(LESSONS), 5))
+def test_lessons_run_as_committed(first, tmp_path):
     """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
-    shutil.copy(path, tmp_path)
-    assert "skipped" not in run_by_nbval(tmp_path / path.name).stdout.splitlines()[-1]
-    assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in code_cells(path))
+    lessons = {path.stem: read(path).cells for path in LESSONS[first : first + 5]}
+    assert "skipped" not in run_by_nbval(tmp_path, lessons).stdout.splitlines()[-1]
+    for name, cells in lessons.items():
+        assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in cells), name
 
 
 def executed(path, solutions, chosen, tmp_path, monkeypatch) -> dict[str, str]:
@@ -275,6 +284,7 @@ def test_the_map_leads_to_every_lesson_and_the_page_of_names_to_cells():
 
 @each_lesson
 def test_its_source_cells_show_the_present_sources(path):
+    """Each on one page."""
     names = {}
     for cell in code_cells(path):
         *_, last = statements = ast.parse(cell.source).body
@@ -291,16 +301,11 @@ def test_its_source_cells_show_the_present_sources(path):
         exec(compile(ast.Module(wanted, []), cell.id, "exec"), names)
         if shows:
             present = eval(compile(ast.Expression(last.value), cell.id, "eval"), names)
-            assert cell.outputs[0].data["text/plain"].strip() == repr(present).strip(), (
+            seen = cell.outputs[0].data["text/plain"].strip()
+            assert seen == repr(present).strip(), (
                 f"{cell.id} shows an earlier source: make notebooks"
             )
-
-
-@each_lesson
-def test_each_source_fits_on_a_page(path):
-    for cell in code_cells(path):
-        if "getsource" in cell.source.splitlines()[-1]:
-            assert len(cell.outputs[0].data["text/plain"].splitlines()) <= MOST_SHOWN, cell.id
+            assert len(seen.splitlines()) <= MOST_SHOWN, cell.id
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -385,7 +390,8 @@ def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path
     for _ in range(2):
         lesson.copies(own, release)
     titles = [
-        read(path).cells[0].source[:6] for path in (first, *own.glob(f"{first.stem}-*"), second)
+        read.__wrapped__(path).cells[0].source[:6]
+        for path in (first, *own.glob(f"{first.stem}-*"), second)
     ]
     assert titles == ["# mine", "# new ", "# new "]
 

@@ -238,7 +238,6 @@ def exact(cls: type[Experiment], settings: dict) -> Experiment:
 def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
     asked = exact(Experiment.named(name), settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
-    run.wait()
     tolerance = 1e-5 if settings.get("dtype") == "float32" else TOLERANCE
     findings = run_differs(asked, run, 0.0 if name in TO_THE_BIT else tolerance)
     assert run.result and not run.replicas and not findings, "\n".join(findings)

@@ -1,18 +1,13 @@
 """A schedule, a collective, a plan of recompute or an experiment of one's own is one new file: simulated, run, drawn,
 listed and checked, without editing a test."""
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from tests.unit.jobs import forked
 
 ROOT = Path(__file__).parents[2]
 CLASS = '''
@@ -143,54 +138,3 @@ def test_a_schedule_a_collective_a_plan_and_two_experiments_in_new_files(tmp_pat
     assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith(
         "1 failed, 3 passed"
     ), done.stdout
-
-
-SCRIPT = """
-import json, sys, torch, torch.distributed as dist
-from bigtrain_lab import Schedule
-from bigtrain_lab.techniques.pipeline import Pipeline
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(rank)
-stage = torch.nn.Linear(4, 4).double()
-pipeline = Pipeline(stage, Schedule.named("1f1b")(ranks=size, micro_batches=4), torch.nn.functional.mse_loss)
-optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
-x = torch.arange(32., dtype=torch.float64).reshape(8, 4) / 32
-for _ in range(3):
-    loss = pipeline.step(x, x.sin())
-    optimizer.step()
-    optimizer.zero_grad()
-if rank == size - 1:
-    print(json.dumps(loss.item()))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
-    """As under torchrun, with torch's group, the user's optimizer, and nothing of the lab around
-    it."""
-    (tmp_path / "mine.py").write_text(SCRIPT)
-    with socket.socket() as held:  # given to nobody else until rank 0 listens there
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        given = {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(held.getsockname()[1]),
-        }
-        done = forked(tmp_path, ["mine.py"], [{**given, "RANK": str(rank)} for rank in range(2)])
-    assert [code for code, _ in done] == [0, 0], done
-    stages = []
-    for rank in range(2):
-        torch.manual_seed(rank)
-        stages.append(torch.nn.Linear(4, 4).double())
-    model = torch.nn.Sequential(*stages)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.arange(32.0, dtype=torch.float64).reshape(8, 4) / 32
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), x.sin())
-        loss.backward()
-        optimizer.step()
-    assert json.loads(done[1][1].splitlines()[-1]) == pytest.approx(loss.item(), rel=1e-12)

@@ -1,7 +1,7 @@
 """Collectives: closed forms of rounds and bytes, wrong ones in a sentence, and all of them on real
 ranks with real tensors."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import ceil, log2
 from types import SimpleNamespace
@@ -208,7 +208,7 @@ DIGITS = {
 }  # of whole numbers it holds
 
 
-LARGE = 10**5 + 3
+SMALL, LARGE = 10**3 + 3, 10**5 + 3
 
 
 def cases(n: int, largest: int):
@@ -260,7 +260,7 @@ def exactly(n: int, elements: int, dtype, brings: tuple = ()) -> tuple[torch.Ten
     return total, size * ((n - 1) * 2.0 ** -DIGITS[dtype])
 
 
-def program(rank, largest=LARGE):
+def program(rank, largest=SMALL):
     bits = []
     for name, collective, elements, dtype in cases(rank.size, largest):
         chunks, ranks, wanted = (
@@ -296,13 +296,14 @@ def program(rank, largest=LARGE):
     return {"bits": np.array(bits)}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_every_collective_of_real_tensors_is_the_exact_sum(ranks):
-    """All sizes and dtypes. The bound is that of ranks - 1 roundings, whatever their order."""
+    """All sizes and dtypes. The bound is that of ranks - 1 roundings, whatever their order. Six
+    ranks are processes, below; whose gradients a chunk holds is checked for any number."""
 
     def on_one(group):
         rank = SimpleNamespace(index=group.rank, size=ranks, group=lambda: group)
-        return program(rank, largest=10**3 + 3)
+        return program(rank)
 
     first, *others = on_threads(on_one, ranks)
     assert all(np.array_equal(found["bits"], first["bits"]) for found in others)
@@ -318,16 +319,14 @@ def test_processes_take_the_predicted_time(tmp_path):
     }
     cost = Cost({}, links=links)
     run = launch(program, ranks, cost=cost, directory=tmp_path / "run")
-    run.wait()
     assert all(np.array_equal(found["bits"], run.results[0]["bits"]) for found in run.results)
     first, *others = [
         lower_collective(c, elements, dtype.itemsize, name)
-        for name, c, elements, dtype in cases(ranks, LARGE)
+        for name, c, elements, dtype in cases(ranks, SMALL)
     ]
     assert clocks_differ(simulate(first.joined(*others), cost), run.trace("modelled")) == []
 
 
 def test_the_same_in_plain_groups_which_send_without_a_copy(tmp_path):
-    run = launch(program, 3, record=False, directory=tmp_path / "run")
-    run.wait()
+    run = launch(partial(program, largest=LARGE), 3, record=False, directory=tmp_path / "run")
     assert all(np.array_equal(found["bits"], run.results[0]["bits"]) for found in run.results)

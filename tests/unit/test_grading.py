@@ -39,34 +39,27 @@ from bigtrain_lab.grading.proof import faults
 from bigtrain_lab.grading.text import Piece, sliced, text_of
 from bigtrain_lab.grading.trainings import Refused
 from bigtrain_lab.models import peak_bytes
-from bigtrain_lab.order.schedule import Schedule
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 from bigtrain_lab.techniques.lamb import NaiveLAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
+# A class that an answer defines joins the schedules, as a student's does.
+pytestmark = pytest.mark.usefixtures("family")
 TOPICS = dict(Topic.all())
 Double = folders.topic(Path(__file__).parent / "double")
-
-
-@pytest.fixture(autouse=True)
-def no_schedule_stays():
-    """A class that an answer defines joins the schedules, as a student's does."""
-    before = list(Schedule._members)
-    yield
-    Schedule._members[:] = before
 
 
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_gallery_holds(name):
     """On one seed; `make grading-proof` plays twenty, and mutants."""
-    assert list(faults(TOPICS[name], seed=0)) == []
+    assert list(faults(TOPICS[name], seed=5)) == []
 
 
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_right_answer_passes_in_a_process_of_its_own(name):
     """And shows what it shows beside the library; peaks of processes aside, which are not seen
-    there."""
+    there. On the seed above, whose known answers are kept."""
     judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], seed=5)
     assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
 

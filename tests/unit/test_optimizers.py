@@ -36,15 +36,10 @@ def type_in(called, name, make):
 
 
 @pytest.fixture
-def typed():
+def typed(family):
     """Two that a student typed in a notebook; they leave the menus with the test."""
-    Optimizer.all()  # those of the library are there
-    before = list(Optimizer._members)
-
     type_in("Lion", "typed-lion", lambda weights, rate: Signed(weights, rate))
     type_in("Adafactor", "typed-adafactor", lambda w, rate: torch.optim.Adafactor(w, rate))
-    yield
-    Optimizer._members[:] = before
 
 
 def test_what_an_optimizer_keeps_and_how_it_steps_is_found(typed):

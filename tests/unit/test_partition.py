@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 
-from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.checks import clocks_differ, run_differs
 from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
@@ -287,6 +287,15 @@ def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch, tmp_pa
     )
     assert [piece.time for piece in restored.replace(width=32).pieces] == [3, 3, 3, 3, 3, 9]
     assert Partition(**asked.model_dump()).pieces != asked.pieces
+
+
+@pytest.mark.slow
+def test_a_measured_profile_is_one_for_the_prediction_and_all_ranks(own_cache, tmp_path):
+    asked = Partition(profiled="measured", partition="balanced", **SMALL)
+    # nowhere to find it: the ranks must have it from the experiment
+    (tmp_path / "bigtrain_lab/pieces.json").unlink()
+    run = asked.run(directory=tmp_path / "run")
+    assert run_differs(asked, run, tolerance=1e-5) == []
 
 
 @pytest.mark.slow

@@ -142,7 +142,6 @@ BRANCHES = {
 def test_replicas_are_plain_training(changes, tmp_path):
     recipe = replace(PLAIN, replicas=2, **{"bucket_bytes": 400} | changes)
     run = recipe.run(directory=tmp_path / "run")
-    run.wait()
     assert run.replicas == [] and differ(run.result, recipe.reference()) == []
 
 
@@ -165,7 +164,6 @@ def test_replicas_draw_masks_of_their_own_and_a_recompute_draws_them_again(tmp_p
             recompute=recompute,
         )
         run = recipe.run(directory=tmp_path / str(recompute))
-        run.wait()
         assert run.replicas == []
         found.append(run.result)
     assert (
@@ -339,7 +337,6 @@ def relu_first(number):
 def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
     recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
     run = recipe.run(directory=tmp_path / "run")
-    run.wait()
     assert differ(run.result, recipe.reference()) == []
 
 

@@ -39,14 +39,6 @@ def test_peaks_by_kind(p, m):
             assert trace.peak_bytes(r) == 1000 + 10 + at_once
 
 
-@pytest.mark.parametrize("p", [1, 2, 4, 8])
-@pytest.mark.parametrize("stashing", [True, False])
-def test_stashing_holds_p_minus_s_versions(p, stashing):
-    trace = traced(Schedule.named("pipedream")(p, 8, stashing=stashing))
-    copies = [trace.peak_bytes(r, "stashed") // 1000 for r in range(p)]
-    assert copies == [stashing * (p - r - 1) for r in range(p)]  # 4 + 3 + 2 + 1 = 10 at p = 4
-
-
 @pytest.mark.parametrize("name", Schedule.all())
 def test_everything_but_weights_and_state_is_gone_at_the_end(name):
     order = Schedule.named(name)(3, 6)

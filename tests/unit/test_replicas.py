@@ -99,7 +99,6 @@ def test_the_lane_does_what_the_plan_says_when_it_says(zero, schedule, tmp_path)
     """Of gpipe and 1f1b, with slices, see tests/parity."""
     asked = Combined(replicas=2, pipeline=2, slices=1, schedule=schedule, zero=zero, **SMALL)
     run = asked.run(directory=tmp_path / "run")
-    run.wait()
     assert run_differs(asked, run) == []
     lane = [op for op in asked.lowered.lanes[0, LANE] if isinstance(op, Together)]
     done = [span.name for span in run.trace("modelled").spans(0) if span.lane == LANE]

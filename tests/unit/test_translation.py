@@ -58,18 +58,17 @@ def curve(asked, found):
 
 
 def test_one_two_and_three_ranks_are_one_training(tmp_path):
-    """And one with six micro-batches: losses of 50 updates, and BLEU of two evaluations to the last
+    """And one with six micro-batches: losses of 24 updates, and BLEU of two evaluations to the last
     digit."""
-    asked = replace(PLAIN, updates=50)
+    asked = replace(PLAIN, updates=24, evaluate_every=12)
     expected = here(asked)
     found = [(each, here(each)) for each in [replace(asked, accumulation=6)]]
     for ranks in (2, 3):
         run = (each := replace(asked, replicas=ranks)).run(directory=tmp_path / f"{ranks}")
-        run.wait()
         assert run.replicas == []
         found.append((each, run.result))
     assert (
-        expected["evaluations"][:, 0].tolist() == [25, 50]
+        expected["evaluations"][:, 0].tolist() == [12, 24]
         and len({len(asked.batches.sentences(n)) % 3 for n in range(20)}) > 1
     )
     assert (
@@ -79,7 +78,7 @@ def test_one_two_and_three_ranks_are_one_training(tmp_path):
     for each, result in found:
         assert (
             np.abs(curve(each, result) / curve(asked, expected) - 1).max() < 1e-9
-            and len(curve(each, result)) == 50
+            and len(curve(each, result)) == 24
         )
         assert result["evaluations"][:, 3].tolist() == expected["evaluations"][:, 3].tolist()
         assert np.allclose(result["evaluations"], expected["evaluations"], rtol=1e-9)

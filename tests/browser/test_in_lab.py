@@ -1,12 +1,20 @@
-"""The pipeline panel in JupyterLab, as a student uses it: move, run, stop, fail, mend."""
+"""The panel and the player in JupyterLab, as a student uses them: move, run, stop, fail, mend; keys
+that are commands of JupyterLab too, and themes. Then the panels of all experiments: whatever is new
+among their settings and figures is seen whole. One file, for one JupyterLab and one kernel.
+"""
 
 import re
 from contextlib import closing
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.panel.picture import FEW, PLAYED, RIVALS
+from bigtrain_lab.view.figures import FIGURES
 from tests.unit.strangers import SMALL, TAG, tagged
 
 pytestmark = pytest.mark.slow
@@ -20,7 +28,7 @@ def until_row(lab, quantity, *wanted):
 
 
 def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
-    page = lab.panel("opens.ipynb")
+    page = lab.panel("lab.ipynb")
     assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
@@ -44,7 +52,7 @@ def test_opening_a_panel_changes_no_setting(lab):
     """A slider in a browser rounds what it is given to its own steps, and would say so to the
     kernel."""
     page = lab.panel(
-        "exact.ipynb",
+        "lab.ipynb",
         call=(
             'from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"),'
             ' show("accumulate")])'
@@ -74,7 +82,7 @@ panel"""
 def test_run_takes_the_last_move(lab):
     """A press of Run overtakes the moves that a browser has still to send while the kernel is busy,
     unless it waits for them."""
-    page = lab.panel("last.ipynb", call=SLOW)
+    page = lab.panel("lab.ipynb", call=SLOW)
     run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
     lab.slider("micro-batches").focus()
     for _ in range(3):
@@ -99,7 +107,7 @@ print('awake')"""
 
 
 def test_a_blocking_cell_does_not_freeze_a_run(lab):
-    page = lab.panel("blocked.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
+    page = lab.panel("lab.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
@@ -118,7 +126,7 @@ class Mine(GPipe):
 
 
 def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
-    page = lab.panel("typed.ipynb", TYPED, own_kernel=True)
+    page = lab.panel("lab.ipynb", TYPED)
     menu = page.locator(
         ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
     ).locator("select")
@@ -134,7 +142,7 @@ CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .bt
 
 
 def test_run_pin_run_again_and_reopen(lab):
-    page = lab.panel("runs.ipynb")
+    page = lab.panel("lab.ipynb")
     run, results = page.get_by_role("button", name="Run on 4 ranks"), page.locator(".btl-results")
     run.click()
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
@@ -182,7 +190,7 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
         for state in ("failed", "done")
     )
     page = lab.panel(
-        "stranger.ipynb",
+        "lab.ipynb",
         call=f"panel = show('pipeline')\npanel.reopen('runs/{failed.name}')\npanel",
     )
     panel = page.locator(".btl-panel")
@@ -205,3 +213,116 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
         shown.wait_for_function("() => document.images.length === 1 && document.images[0].complete")
         # not even then: the page's policy lets no such script run
         assert not shown.evaluate("'hacked' in window")
+
+
+# -- the player ------------------------------------------------------------------------------------
+
+CELL = """from bigtrain_lab.view.player import Player
+from bigtrain_lab.order.schedules.pipedream import PipeDream
+from bigtrain_lab.order.simulate import simulate
+player = Player(simulate(PipeDream(4, 8), {"F": 1, "B": 2, "U": 0.5}))
+player"""
+VIEW = "value - document.querySelector('.btl-player').dataset.from"
+CORNER = """() => { const canvas = document.querySelector('.btl-player canvas');
+    return [...canvas.getContext('2d').getImageData(3, canvas.height - 8, 1, 1).data].slice(0, 3); }"""
+
+
+@pytest.fixture
+def player(lab):
+    lab.open("lab.ipynb", [CELL, "1 + 1"])
+    lab.page.wait_for_selector(".btl-player[data-revision]")
+    return lab
+
+
+def test_keys_and_the_notebook_keeps_its_cells(player):
+    """z, x, f, s and v are commands of JupyterLab too: there x cuts the cell away."""
+    canvas, end = player.player.locator("canvas"), player.data("end")
+
+    def press(*keys):
+        canvas.focus()
+        for key in keys:
+            player.page.keyboard.press(key)
+
+    press("z", "z")
+    player.until("to", f"{VIEW} < {end} / 3")
+    press("x", "x", "x", "v")
+    player.until("to", f"{VIEW} === {end}")
+    player.until("lens", "value === 'true'")
+    assert player.page.locator(".jp-Notebook .jp-Cell").count() == 2
+    press("z", "f")
+    player.until("to", f"value === '{end}'")
+
+
+def test_mouse_themes_and_another_trace(player):
+    page, box = player.page, player.player.locator("canvas").bounding_box()
+    end = float(player.data("end"))
+    page.mouse.move(box["x"] + 106, box["y"] + 18)
+    tip = player.player.locator(".btl-tip")
+    expect(tip).to_contain_text("F0: forward of micro-batch 0, stage 0, rank 0")
+    page.keyboard.down("Control")
+    page.mouse.move(box["x"] + 300, box["y"] + 30)
+    page.mouse.wheel(0, -400)
+    page.keyboard.up("Control")
+    player.until("to", f"{VIEW} < {end} * 0.9")
+    assert page.evaluate(CORNER) == [255, 255, 255]
+    for key, begins in (("g", b"<svg"), ("G", b"\x89PNG")):
+        with page.expect_download() as download:
+            player.player.locator("canvas").press(key)
+        saved = Path(download.value.path()).read_bytes()
+        assert saved.startswith(begins)
+        if key == "g":  # the very boxes and legend, as text
+            ElementTree.fromstring(saved)
+            assert b">F1<" in saved and b">B backward<" in saved and b">rank 3<" in saved
+    keys = player.player.locator(".btl-keys")
+    player.player.locator("canvas").press("?")
+    expect(keys).to_contain_text("space plays and pauses")
+    player.player.locator("canvas").press("Escape")
+    expect(keys).to_be_hidden()
+    player.theme("JupyterLab Dark")
+    page.wait_for_function(f"() => ({CORNER})().every(channel => channel < 60)")
+    player.theme("JupyterLab Light")
+    page.wait_for_function(f"() => ({CORNER})().every(channel => channel > 240)")
+    page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute(
+        {code: 'player.show(simulate(PipeDream(2, 4), {"F": 1, "B": 2}))'}).done"""
+    )
+    player.until("spans", "value === '24'")
+
+
+# -- every panel -----------------------------------------------------------------------------------
+
+CALL = (
+    "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
+    " for name in Experiment.all()])"
+)
+WIDER = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .jupyter-button, .btl-key')]
+    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+
+
+def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
+    panels = Experiment.all()
+    page = lab.panel("lab.ipynb", call=CALL)
+    played = [
+        name
+        for name, e in panels.items()
+        if e.figures[0] in PLAYED or e.figures[0] == RIVALS and len(e().rivals()) <= FEW
+    ]
+    expect(page.locator(".btl-player[data-time]")).to_have_count(len(played))
+    for button in page.get_by_role("button", name="more settings").all():
+        button.click()
+    settings = sum(
+        len(e.knobs().keys() - e.idle_settings(e().model_dump())) for e in panels.values()
+    )  # those without effect are hidden
+    expect(page.locator(".btl-controls > :visible:not(button)")).to_have_count(settings)
+    assert page.evaluate(WIDER) == []
+    for at, experiment in enumerate(panels.values()):
+        panel = page.locator(".btl-panel").nth(at)
+        height = panel.bounding_box()["height"]
+        for name in experiment.figures:
+            if name in FIGURES and name not in PLAYED:
+                panel.get_by_role("button", name=name, exact=True).click()
+                of_a_run = name in ("exponents", "underflow", "learning")
+                expect(panel.locator(".js-plotly-plot .gtitle")).to_have_count(1 - of_a_run)
+        for tab in ("Numbers", "History", "Copy command", "Why?"):
+            panel.get_by_role("button", name=tab, exact=True).click()
+        assert panel.bounding_box()["height"] == height
