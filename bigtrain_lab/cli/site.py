@@ -35,7 +35,7 @@ from ..core.words import counted, size
 from ..experiments import Experiment
 from ..experiments.known import predicted
 from ..lesson import RELEASES, editions, translated
-from ..runtime import RankFailed, kept
+from ..runtime import kept
 from ..view import live, table
 from ..view.packed import LOOK
 from ..view.page import asset, packed_text
@@ -203,7 +203,7 @@ def recorded(cls: type[Experiment], directory: Path) -> str:
             run = asked.run(directory=Path(runs) / cls.name)
             run.wait()
             played = page_of_run({"predicted": asked.predict(), **run.traces()}, asked, run)
-    except (Impossible, RankFailed) as error:
+    except Impossible as error:
         return f"<p>No run was recorded: {escape(str(error))}</p>"
     write_whole(directory / f"{cls.name}.run.html", played)
     ranks = counted(asked.ranks, "real rank")

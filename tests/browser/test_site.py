@@ -91,8 +91,8 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     front = Opened(browser, site, "index")
     assert alike(front.answer({"micro_batches": 8}), "pipeline", {})
     front.page.locator("input[name=micro_batches]").press("ArrowRight")
-    assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
     front.until("playing", "value === 'true'")
+    assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
     front.page.click("text=06 Data parallel")
     front.page.click("text=中文")
     assert front.page.locator("html").get_attribute("lang") == "zh"
