@@ -689,11 +689,10 @@ class Agreement:
         starts, codes, lengths = self.found.T.tolist()
         if len(set(codes)) == 1:
             return max(starts), []
-        own = torch.frombuffer(bytearray(self.code.ljust(max(lengths))), dtype=torch.uint8)
-        own = own.to(self.found.device)
-        rows = [torch.empty_like(own) for _ in codes]
-        dist.all_gather(rows, own, group=self.group._pg)
-        return max(starts), [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
+        own = torch.tensor([*self.code], dtype=torch.uint8, device=self.found.device)
+        rows = [own.new_empty(length) for length in lengths]
+        self.group._gather(rows, own)
+        return max(starts), [bytes(row.tolist()).decode() for row in rows]
 
     def differing(self) -> list[str]:
         """Like Group.differing, and nobody waits for what was sent beside, where they differ."""
