@@ -19,9 +19,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from multiprocessing.util import (
-    _args_from_interpreter_flags,
-)  # what multiprocessing itself passes on
+from multiprocessing.util import _args_from_interpreter_flags
 from pathlib import Path
 
 from ...core import Impossible
@@ -56,6 +54,7 @@ class Server:
         with theirs, interrupts_held():
             code = SERVE.format(sys.path, forks.__name__, theirs.fileno(), self.room)
             self.process = subprocess.Popen(
+                # the flags that multiprocessing passes on to its own processes
                 [sys.executable, *_args_from_interpreter_flags(), "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
