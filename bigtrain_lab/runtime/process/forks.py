@@ -17,19 +17,17 @@ import pickle
 import shutil
 import signal
 import socket
-import struct
 import sys
 import threading
 import traceback
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from pkgutil import iter_modules
 
 PACKAGE = __package__.split(".")[0]
 ROOT = str(Path(__file__).parents[2])
-NUMBER = struct.Struct("<q")
 LOADED = (
     "torch",
     "torch._dynamo",
@@ -85,14 +83,16 @@ def serve(control: int, room: str) -> None:
             _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
             ends = not pipes
             if pipes:
-                fork(*pipes, told, (control, woken, wakes))
+                fork(*map(Connection, pipes), told, (control, woken, wakes))
         if woken in ready:
             os.read(woken, 1000)
             bury(told)
     shutil.rmtree(room, ignore_errors=True)
 
 
-def fork(asked: int, tells: int, told: dict[int, int], own: tuple[int, ...]) -> None:
+def fork(
+    asked: Connection, tells: Connection, told: dict[int, Connection], own: tuple[int, ...]
+) -> None:
     """Make a process and tell its pid, or minus the error's number. In the process this does not
     return, and `own` and what else is the server's is closed: an answer that writes there would end
     the server."""
@@ -102,7 +102,9 @@ def fork(asked: int, tells: int, told: dict[int, int], own: tuple[int, ...]) -> 
         pid = -error.errno
     if not pid:
         signal.set_wakeup_fd(-1)
-        for each in (tells, *told.values(), *own):
+        for each in (tells, *told.values()):
+            each.close()
+        for each in own:
             os.close(each)
         try:
             become(asked)
@@ -110,31 +112,27 @@ def fork(asked: int, tells: int, told: dict[int, int], own: tuple[int, ...]) -> 
             traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(asked)
     with suppress(OSError):  # nobody wants to know
-        os.write(tells, NUMBER.pack(pid))
+        tells.send(pid)
     if pid > 0:
         told[pid] = tells
-    else:
-        os.close(tells)
 
 
-def bury(told: dict[int, int]) -> None:
+def bury(told: dict[int, Connection]) -> None:
     """Tell the exit codes of those that have ended."""
     for pid in [*told]:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             with suppress(OSError):
-                os.write(told[pid], NUMBER.pack(os.waitstatus_to_exitcode(status)))
-            os.close(told.pop(pid))
+                told[pid].send(os.waitstatus_to_exitcode(status))
+            del told[pid]
 
 
-def become(asked: int) -> None:
+def become(asked: Connection) -> None:
     """What was asked for: the `main` of a module, of a process's number and what a file has,
     pickled. The library's own modules are inherited loaded, since to import them costs a fresh rank
     more than all else together (90 ms), unless a file has changed since."""
-    with open(asked, "rb", closefd=False) as request:
-        index, module, payload, current, sys.path, sys.argv = pickle.load(request)
+    index, module, payload, current, sys.path, sys.argv = asked.recv()
     end_with(asked)
     try:
         given = Path(payload).read_bytes()
@@ -149,7 +147,7 @@ def become(asked: int) -> None:
     import_module(module).main(index, *pickle.loads(given))
 
 
-def end_with(asked: int) -> None:
+def end_with(asked: Connection) -> None:
     """From here on this process ends with the launching one, whatever ends that, or once that wants
     it no more: then nobody holds the other end of the pipe.
 

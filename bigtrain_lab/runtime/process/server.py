@@ -7,7 +7,6 @@ the room when this process ends, whatever ends it.
 
 import errno
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -18,10 +17,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from multiprocessing.util import (
-    _args_from_interpreter_flags,
-)  # what multiprocessing itself passes on
+from multiprocessing.util import _args_from_interpreter_flags
 from pathlib import Path
 
 from ...core import Impossible
@@ -56,6 +54,7 @@ class Server:
         with theirs, interrupts_held():
             code = SERVE.format(sys.path, forks.__name__, theirs.fileno(), self.room)
             self.process = subprocess.Popen(
+                # the flags that multiprocessing passes on to its own processes
                 [sys.executable, *_args_from_interpreter_flags(), "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -115,7 +114,7 @@ def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterat
     for index in range(ranks):
         request = index, module, payload, current, sys.path, sys.argv
         try:
-            process = Forked(server, pickle.dumps(request), unwanted)
+            process = Forked(server, request, unwanted)
             if process.pid is None:
                 return
         except (OSError, EOFError) as error:
@@ -135,25 +134,18 @@ class Forked:
     """A process that the server makes. `sentinel` can be read once it has ended; `pid` is None
     where it was not wanted any more."""
 
-    def __init__(self, server: Server, request: bytes, unwanted: int):
+    def __init__(self, server: Server, request: tuple, unwanted: int):
         self.pid = self.exitcode = None
-        asked, self._keeps = os.pipe()  # it ends once nobody has this end open
-        self.sentinel, tells = os.pipe()
-        try:
-            try:
-                socket.send_fds(server.control, [b"."], [asked, tells])
-            finally:
-                os.close(asked), os.close(tells)
-            while request:
-                request = request[os.write(self._keeps, request) :]
-            if self._has_forked(server.process.pid, unwanted):
-                found = self._number()
-                if found < 0:
-                    raise OSError(-found, os.strerror(-found))
-                self.pid = found
-        finally:
-            if self.pid is None:
-                self.close()
+        asked, self._keeps = Pipe(duplex=False)  # the process ends once nobody has this end open
+        self.sentinel, tells = Pipe(duplex=False)
+        with asked, tells:
+            socket.send_fds(server.control, [b"."], [asked.fileno(), tells.fileno()])
+        self._keeps.send(request)
+        if self._has_forked(server.process.pid, unwanted):
+            told = self.sentinel.recv()
+            if told < 0:
+                raise OSError(-told, os.strerror(-told))
+            self.pid = told
 
     def _has_forked(self, server: int, unwanted: int) -> bool:
         """Wait until the server answers, or has ended; False where the process is not wanted any
@@ -166,23 +158,17 @@ class Forked:
                 )
         return self.sentinel in ready
 
-    def _number(self) -> int:
-        """What the server tells next; EOFError where it has ended."""
-        if not (told := os.read(self.sentinel, forks.NUMBER.size)):
-            raise EOFError
-        return forks.NUMBER.unpack(told)[0]
-
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, and note its exit code."""
         if self.exitcode is None and wait([self.sentinel], timeout):
             try:
-                self.exitcode = self._number()
+                self.exitcode = self.sentinel.recv()
             except EOFError:
                 self.exitcode = NO_SERVER
 
     def close(self) -> None:
-        os.close(self.sentinel)
-        os.close(self._keeps)
+        self.sentinel.close()
+        self._keeps.close()
 
 
 @contextmanager

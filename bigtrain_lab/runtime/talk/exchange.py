@@ -9,7 +9,7 @@ are dropped: half as fast. Bytes sent a rank: (N-1)/N of the whole. Memory: for 
 the rows that arrive, as much as is sent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,20 +27,20 @@ INTO = {
 
 
 def gathering(
-    rows: torch.Tensor, own: torch.Tensor, rank: int, process_group, way: str = "gather"
+    rows: Sequence[torch.Tensor], own: torch.Tensor, rank: int, process_group, way: str = "gather"
 ) -> list[dist.Work]:
     """`own` of every rank, each in its row, which may be where `own` is; once these are waited
     for."""
-    others = around(rank, rows)
-    works = [receive(rows[other], other, way, process_group) for other in others]
-    works += [send(own, other, way, process_group) for other in others]
+    others, to = around(rank, len(rows)), (way, process_group)
+    works = [receive(rows[other], other, *to) for other in others if rows[other].numel()]
+    works += [send(own, other, *to) for other in others if own.numel()]
     if rows[rank].data_ptr() != own.data_ptr():
         rows[rank].copy_(own)
     return works
 
 
 def scatter(
-    rows: torch.Tensor,
+    rows: Sequence[torch.Tensor],
     own: torch.Tensor,
     op: str,
     rank: int,
@@ -49,10 +49,10 @@ def scatter(
 ) -> None:
     """In `own` the sum over the ranks, or what else `op` says, of this rank's row; `own` may be
     that row. `room`: so many bytes to receive in."""
-    others = around(rank, rows)
-    come = room(rows[rank].nbytes * len(others)).view(rows.dtype).view(len(others), len(own))
-    works = [receive(row, other, "scatter", process_group) for row, other in zip(come, others)]
-    sent = [send(rows[other], other, "scatter", process_group) for other in others[::-1]]
+    others, to = around(rank, len(rows)), ("scatter", process_group)
+    come = room(own.nbytes * len(others)).view(own.dtype).view(len(others), len(own))
+    works = [receive(row, other, *to) for row, other in zip(come, others) if own.numel()]
+    sent = [send(rows[other], other, *to) for other in others[::-1] if rows[other].numel()]
     if rows[rank].data_ptr() != own.data_ptr():
         own.copy_(rows[rank])
     for row, work in zip(come, works):
@@ -62,10 +62,9 @@ def scatter(
         work.wait()
 
 
-def around(rank: int, rows: torch.Tensor) -> list[int]:
-    """The ranks before this one, the nearest first: each receives from another first. None where
-    there is nothing to send."""
-    return [(rank - distance) % len(rows) for distance in range(1, len(rows)) if rows.numel()]
+def around(rank: int, ranks: int) -> list[int]:
+    """The ranks before this one, the nearest first: each receives from another first."""
+    return [(rank - distance) % ranks for distance in range(1, ranks)]
 
 
 def send(part: torch.Tensor, rank: int, way: str, process_group):

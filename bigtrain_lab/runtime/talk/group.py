@@ -238,21 +238,16 @@ class Group:
         does not divide), or a list of tensors, one a rank, of any shapes. `out`: where it goes,
         which may be this rank's part itself."""
         parts = self._parts(tensor, "reduce_scatter")
-        own, longest = parts[self.rank], max(part.numel() for part in parts)
-        own = own.new_empty(own.shape) if out is None else out
+        own = parts[self.rank].new_empty(parts[self.rank].shape) if out is None else out
         size, call = sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"
         with self.recorder.aside():
-            if self._fits(tensor, parts):
-                flat, reduced = tensor.detach().view(self.size, longest), own.view(-1)
-            else:
-                flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
-                reduced = flat.new_empty(longest)
-                for row, part in zip(flat, parts):
-                    row[: part.numel()] = part.detach().reshape(-1)
+            reduced, *rows = (
+                each.detach().reshape(-1).to(self._room_on(each)) for each in (own, *parts)
+            )
             with self._together(name, "reduce_scatter", size, call):
-                self._scatter(flat, reduced, op)
+                self._scatter(rows, reduced, op)
             if reduced.data_ptr() != own.data_ptr():
-                own.copy_(reduced[: own.numel()].view(own.shape))
+                own.copy_(reduced.view(own.shape))
         return own.div_(self.size) if op == "mean" else own
 
     def all_gather(
@@ -277,17 +272,14 @@ class Group:
                 f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part "
                 f"that is {Shape.of(own)}: give out= one tensor of its shape for each rank."
             )
-        longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
         size = sum(part.nbytes for part in parts)
         with self.recorder.aside(), torch.no_grad():
-            mine = as_bytes(tensor).to(self._room_on(tensor))
-            if len(mine) < longest:
-                mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
-            flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
+            mine, *rows = (as_bytes(each).to(self._room_on(each)) for each in (tensor, *parts))
             with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
-                self._gather(flat, mine)
-            for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
-                part.copy_(row[: part.nbytes].view(part.dtype).view(part.shape))
+                self._gather(rows, mine)
+            for part, row in zip(parts, rows):
+                if row.data_ptr() != part.data_ptr():
+                    part.copy_(row.view(part.dtype).view(part.shape))
         return out
 
     def broadcast(
@@ -327,21 +319,20 @@ class Group:
                 self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return kept[:size_bytes]
 
-    def _gather(self, flat: torch.Tensor, own: torch.Tensor) -> None:
-        flat, own = self._lent(flat), self._lent(own)
-        if self._gloo:
-            rows = flat.view(self.size, len(own))
+    def _gather(self, rows: list[torch.Tensor], own: torch.Tensor) -> None:
+        rows, own = [self._lent(row) for row in rows], self._lent(own)
+        if own.device == HOST or self._gloo:
             for work in exchange.gathering(rows, own, self.rank, self._pg):
                 work.wait()
         else:
-            dist.all_gather_into_tensor(flat, own, group=self._pg)
+            dist.all_gather(rows, own, group=self._pg)
 
-    def _scatter(self, flat: torch.Tensor, own: torch.Tensor, op: str) -> None:
-        reduction, flat, own = operation(op), self._lent(flat), self._lent(own)
-        if self._gloo:
-            exchange.scatter(flat, own, op, self.rank, self._pg, self.room)
+    def _scatter(self, rows: list[torch.Tensor], own: torch.Tensor, op: str) -> None:
+        reduction, rows, own = operation(op), [self._lent(row) for row in rows], self._lent(own)
+        if own.device == HOST or self._gloo:
+            exchange.scatter(rows, own, op, self.rank, self._pg, self.room)
         else:
-            dist.reduce_scatter_tensor(own, flat.view(-1), reduction, group=self._pg)
+            dist.reduce_scatter(own, rows, reduction, group=self._pg)
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
@@ -358,16 +349,6 @@ class Group:
                 f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank."
             )
         return tensors
-
-    def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
-        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal
-        parts, on its device."""
-        return (
-            isinstance(tensors, torch.Tensor)
-            and tensors.is_contiguous()
-            and tensors.device == self._room_on(tensors)
-            and len({part.numel() for part in parts}) == 1
-        )
 
     def _room_on(self, tensor: torch.Tensor) -> torch.device:
         """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
@@ -708,11 +689,10 @@ class Agreement:
         starts, codes, lengths = self.found.T.tolist()
         if len(set(codes)) == 1:
             return max(starts), []
-        own = torch.frombuffer(bytearray(self.code.ljust(max(lengths))), dtype=torch.uint8)
-        own = own.to(self.found.device)
-        rows = [torch.empty_like(own) for _ in codes]
-        dist.all_gather(rows, own, group=self.group._pg)
-        return max(starts), [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
+        own = torch.tensor([*self.code], dtype=torch.uint8, device=self.found.device)
+        rows = [own.new_empty(length) for length in lengths]
+        self.group._gather(rows, own)
+        return max(starts), [bytes(row.tolist()).decode() for row in rows]
 
     def differing(self) -> list[str]:
         """Like Group.differing, and nobody waits for what was sent beside, where they differ."""
