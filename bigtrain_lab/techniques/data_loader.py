@@ -49,7 +49,7 @@ class Loading:
     pinned: bool = True
 
     def __post_init__(self):
-        guard.refuse(self)
+        guard.refuse_loading(self)
 
     @property
     def ahead(self) -> int:

@@ -142,7 +142,9 @@ class ParameterServer:
     ):
         self.group = Group.of(group)
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        requests = guard.refuse(module, named, requests, servers, bound, synchronous, self.group)
+        requests = guard.requests_of(
+            module, named, requests, servers, bound, synchronous, self.group
+        )
         broadcast([*module.parameters(), *module.buffers()], self.group.unrecorded())
         learnt = list(named.values())
         owned = shares([p.nbytes for p in learnt], servers)

@@ -141,13 +141,13 @@ class ToMaster:
         self.kind, self.seen = (weight.dtype, weight.device), (master._version, weight._version)
         self.node = get_gradient_edge(weight).node
         self.node.register_prehook(partial(self.comes, weight))
-        weight.register_post_accumulate_grad_hook(self)
+        weight.register_post_accumulate_grad_hook(self.added)
         self.settle(weight)
 
     def settle(self, weight: nn.Parameter) -> None:
         """Drop what was cleared, and take a gradient that somebody put there."""
         if real(weight.grad) is not None:
-            self.move(weight)
+            self(weight)
         elif self.arrived and weight.grad is None:
             self.master.grad, self.arrived = None, False
 
@@ -160,16 +160,16 @@ class ToMaster:
         if self.next:
             self.next[0](weight)
 
-    def __call__(self, weight: nn.Parameter) -> None:
-        """A half gradient is complete: it moves to the master."""
-        self.move(weight)
+    def added(self, weight: nn.Parameter) -> None:
+        self(weight)
         if self.next:
             self.next[1](weight)
 
-    def move(self, weight: nn.Parameter) -> None:
-        """Add a half gradient to the master's. The policy has no say here, and asking it took
-        longer than the cast."""
-        with torch._C.DisableTorchFunction():
+    def __call__(self, weight: nn.Parameter) -> None:
+        """A half gradient is complete: it moves to the master, and is added to what is there."""
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # the policy has no say here, and asking it took longer than the cast
             if weight.grad is not None:
                 gradient, weight.grad = weight.grad.detach().float(), None
                 before = self.master.grad

@@ -62,6 +62,7 @@ from ..runtime.talk.message import as_bytes
 from .flat import Flat
 from .guards import replicas as guard
 from .guards.gone import Piece, is_gone, real
+from .guards.optimizers import PIECES
 from .prepared_model import way_of
 from .reducers import Buckets
 from .replica_plan import parts_of
@@ -325,7 +326,7 @@ class Replicas:
         self.wrapped = guard.described(self)
         guard.WRAPPED.update(dict.fromkeys(self.pieces, weakref.ref(self)))
         if stage:
-            guard.SHARDED.update(dict.fromkeys(self.pieces.values(), group.size))
+            PIECES.update(dict.fromkeys(self.pieces.values(), True))
 
     def _watch(self, held: Held, n: int, parts: Sequence[int]) -> None:
         """Hook a weight, which is member `n` of `held`: before and after a gradient is added. The

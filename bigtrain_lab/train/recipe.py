@@ -123,7 +123,7 @@ class Recipe:
     whole_names: bool = False
 
     def __post_init__(self):
-        guard.refuse(self)
+        guard.refuse_recipe(self)
 
     @cached_property
     def order(self) -> Schedule:

@@ -1,11 +1,10 @@
 """Settings of a data loader that no worker can keep."""
 
-from . import refuse as refuse_any
-from . import whole
+from . import refuse, whole
 
 
-def refuse(loading) -> None:
-    refuse_any(
+def refuse_loading(loading) -> None:
+    refuse(
         (
             not whole(loading.workers, 0),
             f"workers is {loading.workers!r}: give a whole number of at least 0.",

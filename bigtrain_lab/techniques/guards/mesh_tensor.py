@@ -60,13 +60,14 @@ def refuse(product, sizes, layout, axes) -> None:
                 f"axis: name one of {', '.join(axes) or 'none'}.",
             ),
         )
-        if sizes[dim] % axes[axis]:
-            few = sizes[dim] // axes[axis] * axes[axis]
-            near = " or ".join(str(size) for size in (few, few + axes[axis]) if size)
-            raise Impossible(
-                f"Dimension {dim!r} of {sizes[dim]} cannot be cut into {axes[axis]} "
-                f"equal parts along {axis!r}: make it {near}."
+        few = sizes[dim] // axes[axis] * axes[axis]
+        refuse_any(
+            (
+                few != sizes[dim],
+                f"Dimension {dim!r} of {sizes[dim]} cannot be cut into {axes[axis]} equal parts "
+                f"along {axis!r}: make it {f'{few} or ' if few else ''}{few + axes[axis]}.",
             )
+        )
     seen: dict[str, str] = {}
     for dim in dims:
         if (axis := layout.get(dim)) is not None and seen.setdefault(axis, dim) != dim:

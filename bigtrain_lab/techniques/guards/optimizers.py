@@ -19,6 +19,7 @@ from .gone import Piece
 
 # a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
 SHARDED = WeakIdKeyDictionary()
+PIECES = WeakIdKeyDictionary()  # what replicas step in place of weights, at stages 1 to 3
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
 
 
@@ -74,8 +75,7 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
                 "LAMB or LARS with group= (and pieces=lambda p: True over "
                 "FullyShardedDataParallel)."
             ) from error
-    pieces = [p for _, p in every if isinstance(SHARDED.get(p), int)]
-    TRIED[optimizer] = len({id(p) for _, p in every}), pieces
+    TRIED[optimizer] = len({id(p) for _, p in every}), [p for _, p in every if p in PIECES]
 
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from ...runtime.talk.group import Group
-from . import refuse as refuse_any
-from . import whole
+from . import refuse, whole
 from .replicas import refuse_module
 from .server_plan import refuse_order
 
 
-def refuse(
+def requests_of(
     module: nn.Module,
     named: Mapping[str, nn.Parameter],
     requests,
@@ -21,7 +20,7 @@ def refuse(
     group: Group,
 ) -> list[int]:
     """The batches of each worker. Also refuses where the ranks' modules or settings differ."""
-    refuse_any(
+    refuse(
         (
             not whole(servers, 1),
             (
@@ -73,7 +72,7 @@ def refuse_no_loss(loss, service) -> None:
     lacking = service.server is None and not callable(loss)
     told = service.group.differing("no loss" if lacking else "")
     ranks = [service.group.world_rank(rank) for rank, text in enumerate(told) if text]
-    refuse_any(
+    refuse(
         (
             bool(ranks),
             (
@@ -87,7 +86,7 @@ def refuse_no_loss(loss, service) -> None:
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:
     """Before it is sent."""
     lacking = sum(p.grad is None for p in parameters)
-    refuse_any(
+    refuse(
         (
             lacking,
             (

@@ -13,14 +13,13 @@ from ...order.plan import lower
 from ...order.recompute.plan import Recompute, named
 from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
-from . import refuse as refuse_any
-from . import whole
+from . import refuse, whole
 from .schedules import refuse_order
 
 
-def refuse(recipe) -> None:
+def refuse_recipe(recipe) -> None:
     refuse_values(recipe)
-    refuse_any(
+    refuse(
         (
             recipe.slices > 1 and not recipe.slicing,
             (
@@ -65,7 +64,7 @@ def refuse_values(recipe) -> None:
     functions = ["model", "data", "loss", "optimizer"] + ["weights"] * (recipe.weights is not None)
     for name in functions:
         value = getattr(recipe, name)
-        refuse_any(
+        refuse(
             (
                 not callable(value) or isinstance(value, nn.Module) and name == "model",
                 (
@@ -77,7 +76,7 @@ def refuse_values(recipe) -> None:
     counts = ["steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes"]
     for name in counts + ["samples"] * (recipe.samples is not None):
         value = getattr(recipe, name)
-        refuse_any(
+        refuse(
             (
                 not whole(value),
                 f"{name} is {value!r}: give a whole number of at least 1.",
@@ -85,7 +84,7 @@ def refuse_values(recipe) -> None:
         )
     if isinstance(recipe.recompute, str):
         named(recipe.recompute)
-    refuse_any(
+    refuse(
         (
             recipe.clip is not None and not recipe.clip > 0,
             (
@@ -123,7 +122,7 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
     if isinstance(recipe.schedule, Schedule):
         for name in ("ranks", "micro_batches"):
             own, given = getattr(recipe.schedule, name), getattr(recipe, name)
-            refuse_any(
+            refuse(
                 (
                     given not in (1, own),
                     f"{name} is {given} and the schedule has {own}: leave {name} out.",
@@ -154,7 +153,7 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
 
 def refuse_optimizer(optimizer, order) -> None:
     """One that clips would clip each stage by a norm of its own, which turns the gradient."""
-    refuse_any(
+    refuse(
         (
             order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None,
             (

@@ -438,6 +438,7 @@ def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
     SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
+    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), model.group.size))
     TRIED.clear()
     saved, loaded = (
         partial(refuse_state, model, call)

@@ -119,10 +119,13 @@ def refuse(
             owners.setdefault(parameter, []).append(path)
     for paths in owners.values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
-        if cut and len(cut) < len(paths):
-            raise Impossible(
-                f"{' and '.join(paths)} share a weight, and the plan cuts only {cut[0]}: plan both."
+        refuse_any(
+            (
+                0 < len(cut) < len(paths),
+                f"{' and '.join(paths)} share a weight, and the plan cuts only {''.join(cut[:1])}: "
+                "plan both.",
             )
+        )
 
 
 def cuts_tokens(module: nn.Module, plan: Mapping, ways: Mapping[str, str]) -> bool:
