@@ -12,17 +12,15 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parametrizations
 
+from bigtrain_lab import Action, Group, Impossible, Schedule, launch
 from bigtrain_lab.checks.parity import relative_errors
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.order.schedule import Action, Schedule, U
-from bigtrain_lab.runtime import Group, launch
+from bigtrain_lab.order.schedule import U
+from bigtrain_lab.techniques import MixedPrecision, Pipeline, ReversibleBlock
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.guards import pipeline as guard
 from bigtrain_lab.techniques.guards import refuse_loss
-from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.pipeline import Pipeline
-from bigtrain_lab.techniques.reversible import ReversibleBlock
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 from bigtrain_lab.techniques.split_backward import WeightGradientsLater
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab import Group, Impossible, Mesh, Rank, Recipe, Schedule
 from bigtrain_lab.models import GPTConfig, GPTStage, gpt_slices, split, tied_weights
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.runtime import Group
-from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.techniques import one_process
+from bigtrain_lab.techniques import (
+    LAMB,
+    MixedPrecision,
+    checkpoint_sequential,
+    one_process,
+    vocab_parallel_cross_entropy,
+)
 from bigtrain_lab.techniques.accumulate import token_weighted
-from bigtrain_lab.techniques.checkpoint import checkpoint_sequential
-from bigtrain_lab.techniques.lamb import LAMB
-from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
-from bigtrain_lab.train.recipe import Recipe, train
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
+from bigtrain_lab.train import train
 
 from .ingredients import ONE_RANK, ZERO
 

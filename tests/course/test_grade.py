@@ -14,12 +14,11 @@ import pytest
 from nbgrader.api import Gradebook
 
 from benchmarks.course import members
+from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.course import doctor, grade
 from bigtrain_lab.course.reports import alike_pairs
 from bigtrain_lab.course.submissions import sources, submissions
-from bigtrain_lab.grading import Topic
 
 TOPIC, NAME = Topic.named("timing"), "my_seconds"
 RIGHT = next(iter(TOPIC.right.values())).replace("answer", NAME)

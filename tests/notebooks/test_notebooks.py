@@ -20,10 +20,7 @@ import nbformat
 import plotly.io
 import pytest
 
-from bigtrain_lab import lesson
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.order.recompute.plan import Recompute
-from bigtrain_lab.order.schedule import Schedule
+from bigtrain_lab import Impossible, Recompute, Schedule, lesson
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
 from tools.picture_panels import PICTURES, text_of, told
 

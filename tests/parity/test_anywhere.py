@@ -21,11 +21,10 @@ import pytest
 import yaml
 
 import bigtrain_lab
+from bigtrain_lab import Panel, Run
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.panel import Panel
-from bigtrain_lab.runtime import Run
 from bigtrain_lab.view import report
 from tests.unit.jobs import environment, forked
 from tests.unit.ranks import warm_up

@@ -11,17 +11,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from bigtrain_lab import Experiment, Impossible, Recompute, Schedule, Trace, show
 from bigtrain_lab.checks import TOLERANCE, run_differs
-from bigtrain_lab.core import Alive, Impossible, Memory, Scalar, Trace
+from bigtrain_lab.core import Alive, Memory, Scalar
 from bigtrain_lab.core.cost import COLLECTIVES
 from bigtrain_lab.core.peak import peak
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.one_device import OneDevice
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
-from bigtrain_lab.order.recompute.plan import Recompute
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.panel import show
 from bigtrain_lab.techniques.mixed_precision import LEVELS
 from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import summary

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from bigtrain_lab import Schedule, launch
 from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.runtime import launch
-from bigtrain_lab.techniques.pipeline import Pipeline
+from bigtrain_lab.techniques import Pipeline
 
 SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1}
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)

@@ -4,11 +4,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from bigtrain_lab.core import Cost
+from bigtrain_lab import Cost, simulate
 from bigtrain_lab.models import GPTConfig, Noise
-from bigtrain_lab.order.simulate import simulate
+from bigtrain_lab.train import Part, Rehearsed
 from bigtrain_lab.train.dry_run import Acted, Work
-from bigtrain_lab.train.rehearsal import Part, Rehearsed
 
 SMALL = GPTConfig(layers=3, width=12, heads=3, sequence=7, vocabulary=11)
 DROPPED = replace(SMALL, dropout=0.3)

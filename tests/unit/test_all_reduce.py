@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible, launch
 from bigtrain_lab.order.pipelined_ring import pipelined_ring
-from bigtrain_lab.runtime import launch
-from bigtrain_lab.techniques import all_reduce
-from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce, ring_all_reduce
+from bigtrain_lab.techniques import all_reduce, ring_all_reduce
+from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 
 from .threads import on_processes, on_threads
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.simulate import simulate
+from bigtrain_lab import Impossible, Schedule, simulate
 from bigtrain_lab.panel import by_hand
 from bigtrain_lab.panel.by_hand import SLOTS
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.models import GPTConfig
+from bigtrain_lab import Impossible
+from bigtrain_lab.models import GPTConfig, Noise
 from bigtrain_lab.models.blocks import Block
-from bigtrain_lab.models.dropout import Noise
 from bigtrain_lab.models.gpt import initialise
 from bigtrain_lab.order.recompute.plan import A, B, Chain, F, Op, live, peak_bytes, plan_of
 from bigtrain_lab.runtime import Ledger

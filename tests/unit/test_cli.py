@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bigtrain_lab import Collective, Experiment, Optimizer, Recompute, Run, Schedule
 from bigtrain_lab.cli import labs, main
 from bigtrain_lab.core.trace import Shares
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.order.collective import Collective
-from bigtrain_lab.order.recompute.plan import Recompute
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.runtime import Run, calibrate
-from bigtrain_lab.train.optimizer import Optimizer
+from bigtrain_lab.runtime import calibrate
 from bigtrain_lab.view import report
 from tests.unit.ranks import ranks_alive
 from tests.unit.waves import Waves

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from bigtrain_lab import Collective, Cost, Hardware, Impossible, Move, launch, simulate
 from bigtrain_lab.checks import clocks_differ
-from bigtrain_lab.core import Cost, Hardware, Impossible, Link
-from bigtrain_lab.order.collective import Collective, Move, provenance, sizes
+from bigtrain_lab.core import Link
+from bigtrain_lab.order.collective import provenance, sizes
 from bigtrain_lab.order.plan import lower_collective
-from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.talk.moves import collect
 
 from .threads import on_threads

@@ -11,22 +11,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bigtrain_lab.core import (
-    Cost,
-    Family,
-    Hardware,
-    Impossible,
-    Link,
-    Memory,
-    Mesh,
-    Scalar,
-    Span,
-    Trace,
-    Transfer,
-)
+from bigtrain_lab import Action, Cost, Hardware, Impossible, Mesh, Schedule, Trace, simulate
+from bigtrain_lab.core import Family, Link, Memory, Scalar, Span, Transfer
 from bigtrain_lab.core.hardware import PROFILES, TAGS, TICKS_PER_SECOND
-from bigtrain_lab.order.schedule import Action, Schedule
-from bigtrain_lab.order.simulate import simulate
 
 
 @pytest.fixture

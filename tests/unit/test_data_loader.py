@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from bigtrain_lab import Cost, Impossible, Recipe, Schedule, launch, simulate
 from bigtrain_lab.checks import clocks_differ, tensors_differ
-from bigtrain_lab.core import Cost, Impossible, Span, Transfer
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.runtime import launch
+from bigtrain_lab.core import Span, Transfer
 from bigtrain_lab.techniques.data_loader import Loader, Loading, with_loads
 from bigtrain_lab.techniques.replica_plan import with_replicas
-from bigtrain_lab.train.recipe import Recipe, train
+from bigtrain_lab.train import train
 
 ORDER = Schedule.named("1f1b")(1, 2)
 COST = Cost(

@@ -10,20 +10,14 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from bigtrain_lab import Impossible
 from bigtrain_lab.checks import ranks_differ
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques.all_reduce import ring_all_reduce
+from bigtrain_lab.techniques import DistributedDataParallel, MixedPrecision, ring_all_reduce
 from bigtrain_lab.techniques.clip import clip_grad_norm
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel, NaiveDataParallel
+from bigtrain_lab.techniques.data_parallel import NaiveDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
-from bigtrain_lab.techniques.mixed_precision import MixedPrecision
-from bigtrain_lab.techniques.reducers import (
-    Buckets,
-    FusedCycle,
-    PushPull,
-    backend_all_reduce,
-)
+from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce
 
 from .threads import WIDTH, Model, on_processes, on_threads
 

@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 
+from bigtrain_lab import Impossible, launch
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.devices import GLOO, NCCL, Node, choose
 
 

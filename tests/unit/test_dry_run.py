@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible, Optimizer
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (
     GPT,
@@ -37,9 +37,8 @@ from bigtrain_lab.models import (
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
+from bigtrain_lab.train import HALVES, WHOLE, Like
 from bigtrain_lab.train.dry_run import DryRank, Journal, Operators, Work, dry_run
-from bigtrain_lab.train.optimizer import Optimizer
-from bigtrain_lab.train.rehearsal import HALVES, WHOLE, Like
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 OPTIMIZERS = {

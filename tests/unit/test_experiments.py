@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments import Experiment
+from bigtrain_lab import Experiment, Impossible
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models.theory import block_flops
 from bigtrain_lab.view.report import rows

@@ -5,10 +5,9 @@ import re
 
 import pytest
 
+from bigtrain_lab import Schedule, simulate
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import SLOTS, bubbles
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.simulate import simulate
 
 
 def told(name, ranks=4, micro_batches=8):

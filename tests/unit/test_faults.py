@@ -9,13 +9,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from bigtrain_lab import Experiment, Impossible, RankFailed, Run, launch
 from bigtrain_lab.checks import clocks_differ
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import NOT_FINITE
-from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.failure.faults import FAULTS, Fault
 from bigtrain_lab.runtime.failure.wait_graph import RankState
 from bigtrain_lab.runtime.record.log import Log

@@ -6,13 +6,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bigtrain_lab.core import MEMORY_KINDS, Alive, Cost, Impossible, Link, Trace
+from bigtrain_lab import Action, Cost, Impossible, Trace, simulate
+from bigtrain_lab.core import MEMORY_KINDS, Alive, Link
 from bigtrain_lab.core.waited import waited
-from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.view import figures, palette
 from bigtrain_lab.view.figures.memory import byte_ticks
 from bigtrain_lab.view.player import pack

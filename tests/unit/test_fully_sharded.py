@@ -14,13 +14,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
+from bigtrain_lab.techniques import LAMB, LARS, DynamicLossScaler
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel, NaiveUnit
-from bigtrain_lab.techniques.lamb import LAMB
-from bigtrain_lab.techniques.lars import LARS
-from bigtrain_lab.techniques.loss_scaler import DynamicLossScaler
 from bigtrain_lab.techniques.units import units_of
 
 from .threads import on_processes, on_threads

@@ -19,9 +19,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.grading import (
-    Topic,
     assert_right,
     box,
     check,

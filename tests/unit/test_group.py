@@ -4,10 +4,8 @@ alike."""
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost
+from bigtrain_lab import Action, Cost, RankFailed, launch
 from bigtrain_lab.order.plan import Message
-from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.talk.group import is_lost
 
 MODES = [{"record": False}, {"clock": False}, {"cost": {"F": 1, "B": 2}}]

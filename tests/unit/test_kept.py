@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from bigtrain_lab import Optimizer
 from bigtrain_lab.experiments import checkpoint, staleness
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.runtime import kept
-from bigtrain_lab.train import dry_run
-from bigtrain_lab.train.optimizer import Optimizer
-from bigtrain_lab.train.rehearsal import WHOLE
+from bigtrain_lab.train import WHOLE, dry_run
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_two_replicas_say_how_far_each_layer_went(tmp_path):
     where not all are."""
     asked = LargeBatch(
         batch=64,
-        samples=256,
+        samples=1024,
         layers=2,
         width=16,
         dtype="float64",
@@ -245,10 +245,10 @@ def test_two_replicas_say_how_far_each_layer_went(tmp_path):
     steps, ratios = of_layers(trace, STEP), of_layers(trace, TRUST)
     assert [*steps] == [*ratios] == ["layers.0", "layers.1", "head"]
     for values in steps.values():
-        assert values == pytest.approx([asked.rate(update) for update in range(1, 5)], rel=1e-9)
+        assert values == pytest.approx([asked.rate(update) for update in range(1, 17)], rel=1e-9)
     assert len({tuple(values) for values in ratios.values()}) == 3
-    assert len(trace.where(Scalar, name=ACCURACY)) == asked.steps == 4
-    assert len(figure("trust", trace).frames) == 4
+    assert len(trace.where(Scalar, name=ACCURACY)) == asked.steps == 16
+    assert len(figure("trust", trace).frames) == 16
 
 
 @pytest.mark.parametrize("task", ["digits", "text"])

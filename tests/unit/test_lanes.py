@@ -6,15 +6,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Impossible, Mesh
+from bigtrain_lab import Action, Cost, Impossible, Mesh, Plan, Schedule, launch
 from bigtrain_lab.core.cost import Inside
-from bigtrain_lab.order.plan import (
-    Plan,
-    Wait,
-    lower,
-)
-from bigtrain_lab.order.schedule import Action, Schedule
-from bigtrain_lab.runtime import launch
+from bigtrain_lab.order.plan import Wait, lower
 from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.record.log import EventLog
 from bigtrain_lab.runtime.talk.execute import execute

@@ -8,11 +8,10 @@ from operator import attrgetter
 import pytest
 import torch
 
+from bigtrain_lab import Action, RankFailed, Run, launch
 from bigtrain_lab.core import Alive, Memory
 from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
-from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.memory.balance import READINGS
 
 L, D, H, S, V, B, STEPS = 2, 16, 2, 16, 32, 4, 2

@@ -6,8 +6,7 @@ import random
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible, Mesh
-from bigtrain_lab.runtime import launch
+from bigtrain_lab import Impossible, Mesh, launch
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques.mesh_tensor import collectives, einsum, laid_out, terms
 
@@ -143,12 +142,9 @@ LINE, SIZES = "n d, d f -> n f", {"n": 4096, "d": 1024, "f": 4096}
         ({"n": "x"}, {"x": 1}, {}),
     ],
 )
-def test_the_bytes_of_the_lesson_in_closed_form(layout, axes, summed):
+def test_the_bytes_are_a_closed_form(layout, axes, summed):
     needed = collectives(LINE, SIZES, layout, axes)
     assert {each.result: each.sent_bytes for each in needed} == summed
-    lesson = {("n",): 25.2, ("f",): 25.2, ("d",): 100.7, ("n", "f"): 16.8}
-    if axes.get("x") != 1 and tuple(layout) in lesson:
-        assert sum(summed.values()) / 1e6 == pytest.approx(lesson[tuple(layout)], abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
+from bigtrain_lab.techniques import DistributedDataParallel, MixedPrecision
 from bigtrain_lab.techniques import precision_limits as limits
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.mixed_precision import (
     LEVELS,
     DynamicLossScaler,
     Level,
-    MixedPrecision,
     Policy,
     naive_mixed_training,
 )

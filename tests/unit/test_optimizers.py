@@ -3,15 +3,13 @@
 import pytest
 import torch
 
+from bigtrain_lab import Experiment, Impossible, Optimizer
 from bigtrain_lab.checks import bytes_differ, clocks_differ, tensors_differ
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.combined import Combined
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing
 from bigtrain_lab.experiments.zero import Zero
-from bigtrain_lab.train.optimizer import Optimizer
 
 
 class Signed(torch.optim.Optimizer):

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bigtrain_lab.core import Trace
-from bigtrain_lab.experiments import Experiment
+from bigtrain_lab import Experiment, Player, Run, Trace, launch
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.view.page import page
-from bigtrain_lab.view.player import Player, pack
+from bigtrain_lab.view.player import pack
 
 HERE = Path(__file__).parents[2] / "bigtrain_lab"
 SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}

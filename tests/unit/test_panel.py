@@ -9,13 +9,22 @@ from types import SimpleNamespace
 import ipywidgets as widgets
 import pytest
 
-from bigtrain_lab.core import Impossible, Knob, Scalar, Trace
-from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.order.recompute.plan import Recompute
-from bigtrain_lab.order.schedule import B, F, Schedule
+from bigtrain_lab import (
+    Experiment,
+    Impossible,
+    Panel,
+    RankFailed,
+    Recompute,
+    Run,
+    Schedule,
+    Trace,
+    show,
+)
+from bigtrain_lab.core import Knob, Scalar
+from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.panel import Panel, settings, show
+from bigtrain_lab.panel import settings
 from bigtrain_lab.panel.bar import MORE, WHY, Press
 from bigtrain_lab.panel.controls import (
     IDLE,
@@ -30,7 +39,6 @@ from bigtrain_lab.panel.controls import (
     put,
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
-from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.view import report, table
 from bigtrain_lab.view.curves import curves
 from tests.unit.ranks import until

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bigtrain_lab.core import MEMORY_KINDS, Impossible
+from bigtrain_lab import Impossible, Panel, RankFailed, show
+from bigtrain_lab.core import MEMORY_KINDS
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
-from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel.bar import COMMAND, HISTORY, WHY
 from bigtrain_lab.panel.picture import steps_drawn, window
-from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.view import report
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from bigtrain_lab.core import Cost, Impossible, Link
+from bigtrain_lab import Cost, Impossible, launch, simulate
+from bigtrain_lab.core import Link
 from bigtrain_lab.order.plan import Message
 from bigtrain_lab.order.rates import applied
-from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.runtime import launch
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
 from bigtrain_lab.techniques.one_process import Sample, delayed
 from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bigtrain_lab.core import Impossible, Link, Mesh
+from bigtrain_lab import Action, Impossible, Mesh
+from bigtrain_lab.core import Link
 from bigtrain_lab.core.cost import Inside
 from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
 from bigtrain_lab.runtime.process.child import Job

@@ -8,10 +8,9 @@ from itertools import product
 
 import pytest
 
-from bigtrain_lab import Schedule, simulate
+from bigtrain_lab import Cost, Impossible, Schedule, simulate
 from bigtrain_lab.cli import main
 from bigtrain_lab.cli.plan import for_deepspeed, for_megatron, for_torchtitan
-from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.core.hardware import Wire
 from bigtrain_lab.core.peak import readings
 from bigtrain_lab.data.published import PUBLISHED_STEPS

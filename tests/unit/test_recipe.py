@@ -7,14 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab import Recipe
-from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule
 from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.models import Classifier, MLPStage
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.runtime import RankFailed
-from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.techniques.lamb import LAMB
+from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.train.recipe import Lens, train
 
 

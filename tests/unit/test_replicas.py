@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from bigtrain_lab import Cost, Mesh, Rank, Recipe, Schedule, launch, simulate
 from bigtrain_lab.checks import clocks_differ, run_differs, tensors_differ
-from bigtrain_lab.core import Cost, Mesh, Span
+from bigtrain_lab.core import Span
 from bigtrain_lab.experiments.combined import Combined
 from bigtrain_lab.order.plan import Together
 from bigtrain_lab.order.rates import exposed
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.order.simulate import simulate
-from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.rank import Rank
-from bigtrain_lab.techniques.lamb import LAMB
+from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.techniques.replica_plan import LANE, with_replicas
-from bigtrain_lab.train.recipe import Recipe, train
+from bigtrain_lab.train import train
 
 SMALL = {
     "micro_batches": 4,

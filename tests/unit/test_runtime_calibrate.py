@@ -5,10 +5,8 @@ import json
 
 import pytest
 
-from bigtrain_lab import doctor
+from bigtrain_lab import Experiment, Impossible, doctor
 from bigtrain_lab.checks import clocks_differ
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.runtime import calibrate, machine, this_machine

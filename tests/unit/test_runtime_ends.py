@@ -18,9 +18,7 @@ import psutil
 import pytest
 
 import bigtrain_lab
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab import Action, Impossible, RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import end
 from bigtrain_lab.runtime.process import server as fork_server

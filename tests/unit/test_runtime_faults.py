@@ -9,8 +9,7 @@ import sys
 import pytest
 import torch
 
-from bigtrain_lab.order.schedule import Action
-from bigtrain_lab.runtime import Run
+from bigtrain_lab import Action, Run
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock, hang
 from bigtrain_lab.runtime.process.pulse import STOPPED

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques import saved
-from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+from bigtrain_lab.techniques import MixedPrecision, saved
 
 
 def numbered(number):

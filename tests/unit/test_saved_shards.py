@@ -11,17 +11,14 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.order.schedule import Schedule
-from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab import Impossible, Rank, Recipe, Schedule, launch
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import saved, saved_shards
 from bigtrain_lab.techniques.flat import Flat
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Home
-from bigtrain_lab.train.recipe import Lens, Recipe, train
+from bigtrain_lab.train.recipe import Lens, train
 
 from .threads import on_threads
 

@@ -17,10 +17,9 @@ import ipywidgets as widgets
 import numpy as np
 import pytest
 
+from bigtrain_lab import Impossible, Run, Trace, show
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Impossible, Trace
-from bigtrain_lab.panel import history, show
-from bigtrain_lab.runtime import Run
+from bigtrain_lab.panel import history
 from bigtrain_lab.runtime.process.launch import new_directory
 from bigtrain_lab.runtime.record import results
 from bigtrain_lab.view import figures

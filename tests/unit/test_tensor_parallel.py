@@ -14,8 +14,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from bigtrain_lab import Action, Impossible
 from bigtrain_lab.checks.parity import relative_errors
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import (
     GPT,
     Encoder,
@@ -35,27 +35,25 @@ from bigtrain_lab.models import (
 )
 from bigtrain_lab.models.blocks import Positions
 from bigtrain_lab.order.plan import SLICES
-from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.talk.group import Alone
+from bigtrain_lab.techniques import (
+    ColumnParallelLinear,
+    DistributedDataParallel,
+    DynamicLossScaler,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
+)
 from bigtrain_lab.techniques.checkpoint import checkpoint, recomputed
 from bigtrain_lab.techniques.clip import clip_grad_norm
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
-from bigtrain_lab.techniques.loss_scaler import DynamicLossScaler
 from bigtrain_lab.techniques.sliced_model import (
     load_whole_state_dict,
     sliced,
     sum_duplicates,
     whole_state_dict,
 )
-from bigtrain_lab.techniques.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    cut_of,
-    gather_slices,
-    vocab_parallel_cross_entropy,
-)
+from bigtrain_lab.techniques.tensor_parallel import cut_of, gather_slices
 from bigtrain_lab.techniques.tied import TiedWeight
 from bigtrain_lab.train.dry_run import dry_run
 

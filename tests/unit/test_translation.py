@@ -11,15 +11,13 @@ import pytest
 import sacrebleu
 import torch
 
-from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, launch
 from bigtrain_lab.data.batches import padded
 from bigtrain_lab.data.parallel import generated
 from bigtrain_lab.experiments.translation import Evaluation, Translation
 from bigtrain_lab.models import TranslatorConfig
-from bigtrain_lab.runtime import RankFailed, launch
-from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import saved
-from bigtrain_lab.train.recipe import train
+from bigtrain_lab.train import train
 
 TINY = TranslatorConfig(
     layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64

@@ -15,17 +15,24 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
+from bigtrain_lab.techniques import (
+    LAMB,
+    LARS,
+    ColumnParallelLinear,
+    DistributedDataParallel,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    RowParallelLinear,
+    ZeroOptimizer,
+)
 from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
-from bigtrain_lab.techniques.lamb import LAMB
-from bigtrain_lab.techniques.lars import LARS
-from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 from bigtrain_lab.techniques.shards import CUTS
-from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, Cut, RowParallelLinear
-from bigtrain_lab.techniques.zero import FullyShardedDataParallel, NaiveZero, ZeroOptimizer
+from bigtrain_lab.techniques.tensor_parallel import Cut
+from bigtrain_lab.techniques.zero import NaiveZero
 
 from .threads import WIDTH, Model, on_processes, on_threads
 

@@ -10,11 +10,10 @@ from typing import ClassVar
 import ipywidgets as widgets
 import numpy as np
 
-from bigtrain_lab.core import Cost, Impossible, knob
-from bigtrain_lab.experiments import Experiment, Quantity
-from bigtrain_lab.order.schedule import Action
+from bigtrain_lab import Action, Cost, Experiment, Impossible, simulate
+from bigtrain_lab.core import knob
+from bigtrain_lab.experiments import Quantity
 from bigtrain_lab.order.schedules.gpipe import GPipe
-from bigtrain_lab.order.simulate import simulate
 
 
 class Title:
