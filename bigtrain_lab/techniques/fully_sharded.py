@@ -104,7 +104,8 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
     gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
     DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused.
-    The module's own parameters read as nan between uses, and must not be written to.
+    The module's own parameters read as nan between uses. They must not be written to, in a forward
+    neither. Hooks of gradients belong to them, since no backward reaches a piece.
     """
 
     def __init__(

@@ -83,6 +83,7 @@ class Held:
     away           whole gradients divided by N, in flight
     mean           this rank's piece of the mean gradient
     came           members with a gradient that was not sent, to which the next one is added
+    seen           torch's count of writes to `piece`, when it was last gathered
     """
 
     @torch.no_grad()
@@ -119,6 +120,7 @@ class Held:
             for home, piece, (start, stop) in zip(self.homes, pieces, layout.own)
         ]
         STEPPED.update({home.weight: home.stepped for home in self.homes})
+        self.seen = self.piece._version
         self.show(self.views)
         if self.stage == 3:
             like = self.weights_flat
@@ -135,7 +137,6 @@ class Held:
             home.weight.data = tensor
 
     def drop(self) -> None:
-        self.nothing.fill_(torch.nan)
         self.show(self.nothing.expand(view.shape) for view in self.views)
         self.weights_flat.untyped_storage().resize_(0)
 
@@ -145,6 +146,7 @@ class Held:
         if mine.data_ptr() != self.piece.data_ptr():
             mine.copy_(self.piece)
         group.all_gather(mine, self.weights_flat, name)
+        self.seen = self.piece._version
 
     # -- gradients ---------------------------------------------------------------------------------
 
@@ -198,14 +200,17 @@ class Held:
         self.mean = own if self.mean is None else self.mean.add_(own)
 
     def hand_over(self, unused: Collection[str]) -> None:
-        """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays."""
+        """Set `.grad` of each stepped tensor to the mean. Where no rank used it, `.grad` stays; at
+        stage 0 it is the mean of what the ranks have there."""
         mean = self.layout.mine(self.flat) if self.stage < 2 else self.mean
         if mean is not None:
             cut = self.layout.pieces if self.stage else self.layout.views
             for home, own in zip(self.homes, cut(mean.to(self.homes[0].stepped.dtype))):
                 kept = real(home.stepped.grad)
                 own = own.as_subclass(Piece) if self.stage and self.size > 1 else own
-                home.stepped.grad = kept if home.name in unused else own
+                home.stepped.grad = (
+                    kept if home.name in unused and (self.stage or kept is None) else own
+                )
         self.mean = None
         self.came.clear()
 
@@ -389,17 +394,21 @@ class Replicas:
                 self._comes(number)
         self._settle()
         self._carry_out(self.rules.finished())
-        guard.refuse_unseen(self)
+        guard.refuse_without_effect(self)
         names = [(site.home.name, site.used or not site.home.weight.numel()) for site in self.sites]
         unused = [name for name, used in names if not used]
-        by_rank = self.group.differing("\n".join(unused), "the gradients of a batch")
+        order = " ".join(f"{unit}{kind}" for kind, unit in self.rules.uses[: self.rules.at])
+        by_rank = self.group.differing("\n".join([order, *unused]), "the gradients of a batch")
         by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
         for held in self.held:
             held.hand_over(by_none)
         for site in self.sites:
             site.used = False
+            if self.stage in (1, 2) and site.home.name not in by_none:
+                site.home.weight.grad = site.slots[site.home.weight]
         self._begin_backward()
         self.rules.begin()
+        guard.refuse_orders(self, by_rank)
         guard.refuse_unused(self, unused, by_rank)
         return by_none
 
@@ -527,12 +536,14 @@ class Replicas:
 
     @torch.no_grad()
     def follow_weights(self) -> None:
-        """Update the master pieces from half weights that were written after the last step."""
-        for held in self.held:
+        """Update the master pieces from half weights that were written after the last step, at
+        stages 1 and 2."""
+        for held in self.held if self.stage in (1, 2) else ():
             mine = held.layout.mine(held.weights_flat)
             if mine.dtype != held.piece.dtype:
                 moved = held.piece.to(mine.dtype) != mine
                 held.piece.copy_(torch.where(moved, mine.to(held.piece.dtype), held.piece))
+                held.seen = held.piece._version
 
     @torch.no_grad()
     def whole_values(self) -> dict[Tensor, Tensor]:

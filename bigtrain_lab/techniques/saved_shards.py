@@ -49,8 +49,9 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     """Put the state of a sharded module, and of the optimizer of its pieces, under this name,
     whole; or leave what was there. All ranks call it, between two steps.
 
-    sharded    a FullyShardedDataParallel, Replicas, or the `.replicas` of a ZeroOptimizer;
-               of a recipe the training's `.parts`, each stage of a pipeline under its own name
+    sharded    a FullyShardedDataParallel, Replicas, or a ZeroOptimizer, which knows the parameters
+               that it was given: keep buffers, and other parameters, in `further`; of a recipe the
+               training's `.parts`, each stage of a pipeline under its own name
     optimizer  one, or several
     further    what else is to be kept; rank 0's counts
 
@@ -62,6 +63,7 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     numbers = (each.name.removeprefix(FOLDER) for each in path.glob(f"{FOLDER}*"))
     last = max((int(number) for number in numbers if number.isdecimal()), default=0)
     number = torch.tensor([1 + last], device=group.device)
+    sharded.follow_weights()
     folder = path / f"{FOLDER}{group.unrecorded().broadcast(number).item():06}"
     own = {
         "parts": {

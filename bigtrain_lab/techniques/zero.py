@@ -75,7 +75,10 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
     `param_groups` and `state` hold this rank's pieces. A piece keeps its parameter's number of
     dimensions. Clip by `clip_grad_norm_`, and scale by a DynamicLossScaler: torch's would see this
     rank's pieces alone, and are refused. Half weights get their masters here, in pieces: a
-    MixedPrecision prepares the model before, by `prepare(model, masters=False)`.
+    MixedPrecision prepares the model before, by `prepare(model, masters=False)`. Between steps
+    write to the module's own parameters, alike on all ranks. A write to a piece is refused, but for
+    one through `.data`, which torch does not count. A buffer that shares a parameter's memory would
+    lose it, and an Embedding with max_norm would scale the rows of each rank's samples: take none.
     """
 
     # The guard need not test this wrapper: `shared` has already tested the inner optimizer.
@@ -129,6 +132,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.finish_gradient_synchronization()
+        guard.refuse_edited(self)
         self.replicas.follow_weights()
         self.inner.step()
         self.replicas.stepped()

@@ -407,6 +407,13 @@ def with_state_asked(model, out):
 
 
 CHANGES = {
+    "0.weight .* and is float32 of shape .3, 2. on cpu, in other memory, version . now": lambda model: (
+        setattr(next(model.parameters()), "data", torch.ones(6, 1))
+    ),
+    "A parameter on rank 0 was written to while": lambda model: model.module[0].bias.data.zero_(),
+    "The piece of 0.weight on rank 0 has hooks": lambda model: [
+        p.register_hook(torch.abs) for p in model.parameters()
+    ],
     "1.weight on rank 0 was .* and is .*, averaged by nobody,": replaced,
     "0.bias on rank 0 was .* and is missing": lambda model: delattr(model.module[0], "bias"),
     "0.weight on rank 0 was float32 .* and is float64": lambda model: model.double(),
@@ -434,6 +441,29 @@ def test_what_changes_after_wrapping_is_refused(sentence):
         trained(model)
 
 
+def test_layers_that_each_rank_drops_by_itself_are_refused():
+    """Their pieces would meet in one all-gather."""
+
+    class Dropping(nn.ModuleList):
+        def forward(self, x, skipped):
+            return self[2 - skipped](self[0](x))
+
+    def program(group):
+        model = FullyShardedDataParallel(
+            Dropping(nn.Linear(2, 2) for _ in range(3)), group, allow_unused=True
+        )
+        model(torch.ones(1, 2), group.rank).sum().backward()
+        with pytest.raises(Impossible, match="rank 0: 0F 2F 2B.*; rank 1: 0F 1F 1B"):
+            model.finish_gradient_synchronization()
+
+    on_threads(program, 2)
+
+
+def with_gradients(module):
+    module(torch.ones(1, 2)).sum().backward()
+    return module
+
+
 def odd():
     module = nn.Linear(2, 2)
     module.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
@@ -446,6 +476,8 @@ def odd():
         (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
         (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
         (odd, {}, "phase is neither"),
+        (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
+        (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
         (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
         (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
         (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),

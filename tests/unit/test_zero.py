@@ -26,6 +26,7 @@ from bigtrain_lab.techniques import (
     MixedPrecision,
     RowParallelLinear,
     ZeroOptimizer,
+    saved_shards,
 )
 from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
@@ -212,16 +213,19 @@ def test_weights_go_with_what_wrapped_them(wrap):
     raise AssertionError("the weight is held")
 
 
-def test_what_is_loaded_into_half_weights_reaches_their_masters():
+def test_what_is_loaded_into_half_weights_reaches_their_masters_and_a_checkpoint(tmp_path):
     model = nn.Linear(5, 3).bfloat16()
     optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, group=Alone(), lr=1e-4)
     for _ in range(2):  # the second load comes when a step has made the masters
         with torch.no_grad():
             model.weight.fill_(1)
+        saved_shards.save(tmp_path, optimizer, optimizer)
         model(torch.ones(4, 5, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert model.weight.eq(1).all()  # less than half a unit of bfloat16 away
+        kept = saved_shards.whole(tmp_path)["weights"]["0"]
+        # less than half a unit of bfloat16 away
+        assert kept.bfloat16().eq(1).all() and model.weight.eq(1).all()
 
 
 class Trust(torch.optim.SGD):
@@ -450,8 +454,18 @@ def kept():
         optimizer.step()
 
 
-def unused():
+def changed(before=lambda *_: None, after=lambda *_: None):
+    module, optimizer = made()
+    before(module, optimizer.param_groups[0]["params"][1])
+    backward(module)
+    optimizer.clip_grad_norm_(1.0)
+    after(module)
+    optimizer.step()
+
+
+def unused(by_hand=None):
     module, optimizer = made(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), stage=2)
+    module[1].bias.grad = by_hand
     backward(module[0])
     optimizer.step()
 
@@ -486,6 +500,20 @@ def across(name):
         (partial(across, "LBFGS"), "LBFGS could not be tried .*'closure'.*element_wise"),
         (moved, "Parameter 0 on rank 0 was .* and is float32 of shape .*in other memory"),
         (kept, "zero_grad"),
+        (
+            partial(changed, after=nn.Module.zero_grad),
+            "parameter 0 on rank 0 was replaced or dropped after it had left",
+        ),
+        (
+            partial(changed, lambda _, piece: piece.register_hook(torch.abs)),
+            "piece of 1 on rank 0 has hooks",
+        ),
+        (
+            partial(changed, lambda _, piece: nn.init.zeros_(piece)),
+            "Pieces on rank 0 were written to since the last step",
+        ),
+        (partial(unused, torch.ones(2)), "gradient of 3 on rank 0 was set by hand"),
+        (lambda: made(nn.ParameterList([torch.ones(2)] * 2)), "share their memory"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),
     ],
 )

@@ -24,7 +24,7 @@ from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
 from ..shards import CUTS, STEPPED
 from . import by_ranks, refuse, who, whole
-from .gone import Gone, gone, is_gone
+from .gone import Gone, gone, is_gone, real
 from .optimizers import SHARDED, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient
@@ -77,15 +77,18 @@ def differing(group: Group, lines: Iterable[str], *about: str) -> str:
     return next((by_ranks(group, row) for row in rows if len(set(row)) > 1), "")
 
 
+def world_ranks(group: Group) -> set[int]:
+    return set(map(group.world_rank, range(group.size)))
+
+
 def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str, stage=0) -> None:
     """Refuse a module whose gradients cannot be averaged in buckets."""
     masters = {*STEPPED.values()} if stage else ()
-    own = set(map(group.world_rank, range(group.size)))
     sliced = [
         path
         for path, part in module.named_modules()
         if any(CUTS.get(p) for p in part.parameters(recurse=False))
-        and len(own & set(map(part.group.world_rank, range(part.group.size)))) > 1
+        and len(world_ranks(group) & world_ranks(part.group)) > 1
     ]
     refuse_module(
         module,
@@ -109,11 +112,20 @@ def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str,
             ),
         ),
         (
+            any(
+                isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None
+                for part in module.modules()
+            ),
+            "An embedding has a max_norm, by which each rank would scale the rows of its own "
+            "samples alone: leave max_norm out, and scale all rows after the optimizer's step.",
+        ),
+        (
             stage and (masters_of([module]) or any(p in masters for p in module.parameters())),
             "The weights have masters already: prepare the model before, without masters, by "
             "prepare(model, masters=False), and give model.parameters(), of which ZeRO keeps "
             "masters in pieces.",
         ),
+        (stage and overlap(module.parameters()), OVERLAP),
     )
 
 
@@ -152,6 +164,11 @@ def refuse_units(module: nn.Module, group: Group, compute_dtype, units) -> None:
             f"{', '.join(sliced)} are slices: train them by a Recipe, with slices= and zero=3.",
         ),
         (
+            any(p.grad is not None for p in parameters.values()),
+            "A parameter has a gradient already, which no piece would get: call the module's "
+            "zero_grad() before you wrap it.",
+        ),
+        (
             masters_of([module]),
             (
                 "The module's weights have masters or pieces already: wrap a module once, with "
@@ -159,7 +176,24 @@ def refuse_units(module: nn.Module, group: Group, compute_dtype, units) -> None:
                 "half format."
             ),
         ),
+        (overlap([*module.parameters(), *module.buffers()]), OVERLAP),
     )
+
+
+def overlap(tensors: Iterable[Tensor]) -> bool:
+    """Whether two of the tensors begin at one place in memory."""
+    places = [
+        each.data_ptr()
+        for each in tensors
+        if not (isinstance(each, UninitializedTensorMixin) or each.is_meta) and each.numel()
+    ]
+    return len({*places}) < len(places)
+
+
+OVERLAP = (
+    "Two tensors of the module share their memory, and pieces of them would not: tie weights by one"
+    " nn.Parameter under both names, and copy what a buffer keeps."
+)
 
 
 def refuse_unlike(module: nn.Module, group: Group) -> None:
@@ -205,17 +239,6 @@ def refuse_dropped(replicas, site) -> None:
     )
 
 
-def refuse_unseen(replicas) -> None:
-    """Refuse gradients of a unit whose outputs no backward passed: they were never sent."""
-    for held in replicas.held if replicas.stage == 3 else ():
-        for n in held.came:
-            raise Impossible(
-                f"{held.homes[n].name} on {who(replicas)} got a gradient, and no backward passed "
-                "what its unit returned: let it return tensors, or a dataclass of them, or name a "
-                "larger module in units=."
-            )
-
-
 def refuse_gradient(replicas, site, found: Tensor | None) -> None:
     """Refuse a gradient that is missing, sparse, or too late."""
     layout = None if found is None or is_gone(found) else found.layout
@@ -236,7 +259,7 @@ def refuse_gradient(replicas, site, found: Tensor | None) -> None:
         (
             before is not None and not site.used and not is_gone(before),
             "gets a gradient before the last one was dropped: call the optimizer's zero_grad() "
-            "after its step.",
+            "after its step, and let no loss depend on a piece, as a penalty on weights does.",
         ),
         (
             left and replicas.unfinished,
@@ -252,14 +275,18 @@ def refuse_gradient(replicas, site, found: Tensor | None) -> None:
 def described(replicas) -> dict[str, tuple]:
     """Say of each parameter what must stay as it was wrapped."""
     pieces, stage, found = replicas.pieces, replicas.stage, {}
-    memory = [each for held in replicas.held for each in (held.weights_flat, held.nothing)]
-    own = {each.untyped_storage()._cdata for each in memory if each is not None}
+    flat = (
+        each for held in replicas.held for each in (held.weights_flat, held.nothing, held.piece)
+    )
+    own = {each.untyped_storage()._cdata for each in flat if each is not None}
     for name, p in replicas.module.named_parameters():
         known, learns = p in pieces, p.requires_grad
         facts = {
             ", frozen": not learns and (stage == 3 or not known),
             ", averaged by nobody": learns and not known,
-            ", in other memory": known and stage and p.untyped_storage()._cdata not in own,
+            ", in other memory": known
+            and stage
+            and not own.issuperset(e.untyped_storage()._cdata for e in (p, pieces[p])),
             f", version {p._version}": stage == 3,
         }
         told = "".join(fact for fact, holds in facts.items() if holds)
@@ -284,10 +311,101 @@ def refuse_changed(replicas) -> None:
         )
 
 
+def refuse_without_effect(replicas) -> None:
+    """Refuse what somebody did to weights or pieces that the pieces' step would not know of."""
+    for site in replicas.sites if replicas.stage else ():
+        refuse(
+            (
+                # torch has no public name for them
+                site.home.stepped._backward_hooks or site.home.stepped._post_accumulate_grad_hooks,
+                f"The piece of {site.home.name} on {who(replicas)} has hooks, and no backward "
+                "reaches a piece: register them on the module's own parameters.",
+            ),
+            (
+                real(site.home.weight.grad) is not None and not site.used,
+                f"The gradient of {site.home.name} on {who(replicas)} was set by hand, and ranks "
+                "average what a backward brings: take DistributedDataParallel, or let a backward "
+                "bring it.",
+            ),
+        )
+    for held in replicas.held if replicas.stage else ():
+        refuse(
+            (
+                # a unit whose outputs no backward passed: its gradients were never sent
+                replicas.stage == 3 and held.came,
+                f"{held.homes[min(held.came, default=0)].name} on {who(replicas)} got a gradient, "
+                "and no backward passed what its unit returned: let it return tensors, or a "
+                "dataclass of them, or name a larger module in units=.",
+            ),
+            (
+                # a dry run gathers nothing
+                replicas.stage < 3 and not held.piece.is_meta and held.piece._version != held.seen,
+                f"Pieces on {who(replicas)} were written to since the last step, and the weights "
+                "of other ranks were not: write to the module's own parameters, on all ranks.",
+            ),
+            (
+                replicas.stage == 3 and not (held.nothing.is_meta or held.nothing.float().isnan()),
+                f"A parameter on {who(replicas)} was written to while its values were elsewhere: "
+                "change it before you wrap the module, or load values by load_full_state_dict().",
+            ),
+        )
+
+
+def refuse_clip(parameters: Iterable[Tensor], max_norm: float, group: Group) -> None:
+    """Refuse a norm of nothing, and one that counts a mean gradient on several ranks of the
+    group."""
+    found = {WRAPPED.get(parameter, lambda: None)() for parameter in parameters} - {None}
+    refuse(
+        (
+            not max_norm > 0,
+            f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0.",
+        ),
+        (
+            any(
+                each.stage == 0 and len(world_ranks(group) & world_ranks(each.group)) > 1
+                for each in found
+            ),
+            "Ranks of the group have the same mean gradient, which would count on each: take "
+            "torch.nn.utils.clip_grad_norm_, or the group of the ranks that share one model.",
+        ),
+    )
+
+
+def refuse_edited(optimizer) -> None:
+    """Refuse a step where somebody replaced or dropped the gradient of a weight since the mean went
+    to its piece."""
+    refuse(
+        *(
+            (
+                home.stepped.grad is not None and not is_gone(home.weight.grad),
+                f"The gradient of parameter {home.name} on {who(optimizer.replicas)} was replaced "
+                "or dropped after it had left for the ranks' pieces: change the .grad of the "
+                "pieces, in the optimizer's param_groups.",
+            )
+            for home in optimizer.replicas.homes
+        )
+    )
+
+
+def refuse_orders(replicas, by_rank: list[str]) -> None:
+    """Refuse units that the ranks used in different orders, at stage 3: an all-gather of one unit
+    met that of another. `by_rank`: first lines of the texts are the orders."""
+    orders = [text.split("\n")[0] for text in by_rank]
+    refuse(
+        (
+            len({*orders}) > 1,
+            "The ranks used other units, or in another order (units by number, F forward, B "
+            f"backward), {by_ranks(replicas.group, orders)}: let all use the same, or name a "
+            "larger module in units=.",
+        )
+    )
+
+
 def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
-    """`by_rank`: names of the unused parameters of each rank; empty where all lack the same."""
-    every = by_rank or ["\n".join(unused)] * model.group.size
-    told = by_ranks(model.group, [text.replace("\n", ", ") for text in every])
+    """`by_rank`: in lines after the first, the unused parameters of each rank; empty where all lack
+    the same."""
+    every = [text.split("\n")[1:] for text in by_rank] or [unused] * model.group.size
+    told = by_ranks(model.group, [", ".join(names) for names in every])
     refuse(
         (
             not model.allow_unused and (unused or by_rank),
