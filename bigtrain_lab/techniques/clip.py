@@ -5,7 +5,8 @@
 
 Were each rank to clip by its own norm, the gradient would turn: stages with small gradients would
 gain on those with large ones. A weight that several ranks hold, as a tied one or one that slicing
-leaves whole, counts once: COPIES names it on the ranks that do not count it.
+leaves whole, counts once: COPIES names it on the ranks that do not count it. It knows the weights
+of `sliced` models and of the sliced layers; any other that several ranks hold counts on each.
 Cost: two passes over the gradients and 8 bytes a rank.
 Source: Pascanu et al. 2013 (arXiv:1211.5063), section 3.2; 1e-6 as torch.nn.utils.clip_grad_norm_.
 """
@@ -15,8 +16,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..core import Impossible
 from ..runtime.talk.group import Group
+from .guards.replicas import refuse_clip
 from .shards import COPIES, Home
 
 
@@ -25,16 +26,13 @@ def clip_grad_norm(parameters: Iterable[Tensor | Home], max_norm: float, group=N
     """Scale the gradients of this rank's parameters, or of what is stepped in their place, so that
     the norm over all ranks' is at most `max_norm`; returns the norm before. Every rank of the group
     calls it, one without gradients too."""
-    if not max_norm > 0:
-        raise Impossible(
-            f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0."
-        )
     group = Group.of(group)
     counts = {}  # what is stepped and has a gradient -> whether it counts in the norm
     for each in parameters:
         home = each if isinstance(each, Home) else Home("", each, each)
         if home.stepped.grad is not None:
             counts[home.stepped] = home.weight not in COPIES and home.stepped not in COPIES
+    refuse_clip(counts, max_norm, group)
     device = next((p.device for p in counts), group.device)
     square = torch.zeros((), dtype=torch.float64, device=device)
     for p, once in counts.items():

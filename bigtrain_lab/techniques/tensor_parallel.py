@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
-from .shards import CUTS
+from .shards import COPIES, CUTS
 from .weight_shapes import Cut
 
 # -- what crosses the ranks: each is the transpose of another -------------------------------------
@@ -313,6 +313,8 @@ def cut_of(parameter: Tensor) -> Cut | None:
 def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
     parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
     CUTS[parameter] = cut if group.size > 1 else None
+    if cut is None and group.rank > 0:
+        COPIES[parameter] = True
     return parameter
 
 

@@ -155,15 +155,23 @@ def test_unused_parameters_may_be_allowed():
             Model(spare=True), group, BUCKET_BYTES, allow_unused=True, all_reduce=ring_all_reduce
         )
         found = []
-        for use in (group.rank == 1, False):
+        for use, own in (
+            (group.rank == 1, None),
+            (False, None),
+            (False, torch.full((1, WIDTH), 3.0 * group.rank).double()),  # such as clipped ones
+        ):
+            model.module.spare.weight.grad = own
             model(x, use).sum().backward()
             model.finish_gradient_synchronization()
             grads = model.module.spare.weight.grad, model.module.first.weight.grad
             found.append([grad if grad is None else grad.clone() for grad in grads])
+            with pytest.raises(Impossible, match="would count on each"):
+                clip_grad_norm(model.parameters(), 1.0, group)
             model.zero_grad()
         return found
 
-    for (spare, _), (nothing, first) in on_threads(program, 3):
+    for (spare, _), (nothing, first), (own, _) in on_threads(program, 3):
+        assert torch.allclose(own, torch.tensor(3.0).double(), rtol=1e-12)
         assert torch.allclose(spare, one.spare.weight.grad / 3, rtol=1e-12)
         assert nothing is None and first is not None
 
@@ -294,6 +302,7 @@ def stepped_early(model, inside=nullcontext):
                 " finish_gradient_synchronization() before"
             ),
         ),
+        (nn.EmbeddingBag(4, 2, max_norm=1.0), {}, None, "An embedding has a max_norm"),
         (
             nn.Linear(2, 3),
             {"bucket_bytes": 0},

@@ -328,11 +328,11 @@ def test_a_norm_counts_once_what_several_ranks_hold():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         model = sliced(model, {"0": "column", "2": "row"}, group) if group else model
-        tied = nn.Parameter(torch.ones(5))
+        row, tied = RowParallelLinear(4, 2, group or Alone()), nn.Parameter(torch.ones(5))
         if group:
             TiedWeight(group, "tied", {0: 0, 1: 1}, {group.rank: tied})
-        (model(torch.ones(1, 3)).sum() + tied.sum()).backward()
-        learnt = [*model.parameters(), tied]
+        (model(torch.ones(1, 3)).sum() + tied.sum() + row.bias.sum()).backward()
+        learnt = [*model.parameters(), tied, row.bias]
         if group:
             return clip_grad_norm(learnt, 1.0, group)
         return float(nn.utils.clip_grad_norm_(learnt, 1.0))
