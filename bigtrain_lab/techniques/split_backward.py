@@ -87,10 +87,14 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         (x,), (queue, weight, bias) = ctx.saved_tensors, ctx.unseen
         if weight.requires_grad:
-            queue.append(Left(weight, lambda dy, x: rows(dy).T @ rows(x), (dy, x.detach())))
+            queue.append(Left(weight, lambda dy, x: rows(dy).T @ rows(x).conj(), (dy, x.detach())))
         if bias is not None and bias.requires_grad:
             queue.append(Left(bias, lambda dy: rows(dy).sum(0), (dy,)))
-        return None, dy @ weight.detach().to(dy.dtype) if ctx.needs_input_grad[1] else None, None
+        return (
+            None,
+            dy @ weight.detach().to(dy.dtype).conj() if ctx.needs_input_grad[1] else None,
+            None,
+        )
 
 
 class _Embedding(torch.autograd.Function):

@@ -350,3 +350,16 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
         check = partial(guard.refuse_used_twice, 0, y, later.postponed)
         assert ("halves of its gradient" in refused(check)) == both
         later.run()
+
+
+def test_a_split_backward_of_complex_weights_is_the_whole_one():
+    linear = nn.Linear(3, 2, dtype=torch.complex128)
+    x = torch.randn(4, 3, dtype=torch.complex128, requires_grad=True)
+    later = WeightGradientsLater()
+    expected = torch.autograd.grad(linear(x).abs().sum(), [x, linear.weight, linear.bias])
+    with later:
+        y = linear(x)
+    y.abs().sum().backward()
+    later.run()
+    for found, whole in zip((x, linear.weight, linear.bias), expected):
+        torch.testing.assert_close(found.grad, whole)
