@@ -1,4 +1,5 @@
-"""What a class costs the machine of a JupyterHub: USERS users, AT_ONCE of them at the same time.
+"""What a class costs the machine of a JupyterHub: USERS users, AT_ONCE of them at the same time
+(BIGTRAIN_USERS=60 python -m benchmarks hub for fewer).
 
 Each has a kernel, in which she opens a panel, presses Run (four real ranks), and has an exercise
 checked. Memory is what Linux calls PSS, of a kernel and all processes that it started: a page that
@@ -7,6 +8,7 @@ prediction, event for event, and each verdict with what it should be.
 """
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -20,7 +22,7 @@ from bigtrain_lab.grading import Topic
 
 from .measure import row
 
-USERS, AT_ONCE = 300, 30
+USERS, AT_ONCE = int(os.environ.get("BIGTRAIN_USERS", 300)), 30
 PATIENCE_S = 1800
 SMALLEST = {"USERS": 2, "AT_ONCE": 2}
 TOLD = """
@@ -61,7 +63,8 @@ def session(number: int) -> dict:
     """What one user's kernel tells."""
     with tempfile.TemporaryDirectory() as home:
         began = time.perf_counter()
-        manager, client = start_new_kernel(cwd=home, startup_timeout=PATIENCE_S)
+        own = os.environ | {"IPYTHONDIR": home}  # each user of a hub has a history of her own
+        manager, client = start_new_kernel(cwd=home, env=own, startup_timeout=PATIENCE_S)
         started = time.perf_counter() - began
         answer = next(iter(Topic.named(TOPIC).right.values()))
         try:
