@@ -22,7 +22,8 @@ from bigtrain_lab.grading import Topic
 
 from .measure import row
 
-USERS, AT_ONCE = int(os.environ.get("BIGTRAIN_USERS", 300)), 30
+USERS = int(os.environ.get("BIGTRAIN_USERS", 300))
+AT_ONCE = min(USERS, 30)
 PATIENCE_S = 1800
 SMALLEST = {"USERS": 2, "AT_ONCE": 2}
 TOLD = """
