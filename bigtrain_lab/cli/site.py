@@ -206,8 +206,10 @@ def recorded(cls: type[Experiment], directory: Path) -> str:
     except Impossible as error:
         return f"<p>No run was recorded: {escape(str(error))}</p>"
     write_whole(directory / f"{cls.name}.run.html", played)
-    ranks = counted(asked.ranks, "real rank")
-    return f'<p><a href="{cls.name}.run.html">Play what {ranks} did with the defaults.</a></p>'
+    return (
+        f'<p><a href="{cls.name}.run.html">Play what {counted(asked.ranks, "real rank")} did with'
+        " the defaults.</a></p>"
+    )
 
 
 def lab_page(cls: type[Experiment], python: bool, below: str) -> str:
@@ -255,8 +257,10 @@ def lessons(folder: Path) -> dict[str, list[tuple[str, str]]]:
         body = re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', r"\1", body)  # files of a clone
         title = re.sub("<[^>]*>|¶", "", re.search(r"<h1.*?</h1>", body, re.DOTALL)[0])
         links = (f'<a href="{path.stem}{ends[to]}" lang="{to}">{NAMES[to]}</a>' for to in ends)
-        page = frame.substitute(language=language, title=title, body=body, links=" ".join(links))
-        write_whole(folder / f"{path.stem}{end}", page)
+        write_whole(
+            folder / f"{path.stem}{end}",
+            frame.substitute(language=language, title=title, body=body, links=" ".join(links)),
+        )
         found[language].append((f"{path.stem}{end}", title))
     return found
 

@@ -548,10 +548,10 @@ class Clip:
 def scaled_alone(make):
     def program(group):
         with pytest.raises(Impossible) as told:
-            scaler = make()
-            model = FullyShardedDataParallel(nn.Linear(2, 2, dtype=torch.float32), group)
+            scaler, model = make(), FullyShardedDataParallel(nn.Linear(2, 2).float(), group)
             scaler.scale(model(torch.ones(1, 2)).sum()).backward()
             model.finish_gradient_synchronization()
+            assert type(copy.deepcopy(next(model.parameters()).grad)) is torch.Tensor
             scaler.step(torch.optim.SGD(model.parameters(), 0.1))
         return str(told.value)
 

@@ -50,3 +50,6 @@ class Piece(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs or {})
+
+    def __deepcopy__(self, memo):
+        return self.clone()  # a plain tensor
