@@ -2,8 +2,8 @@
 
 The others take longer or need more than Python. They are only imported, and it is checked that
 their `rows` can be called: accumulate, browser, combined, compose, course, data_parallel,
-exactness, galleries, grading, hub, kills, large_batch, launch, live, pipelining, precision, simulate, site, strangers,
-translate, weak_scaling, zero.
+exactness, firefox, galleries, grading, hub, kills, large_batch, launch, live, pipelining, precision,
+simulate, site, strangers, translate, weak_scaling, zero.
 """
 
 import inspect
