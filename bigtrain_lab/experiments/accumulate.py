@@ -6,7 +6,7 @@ differ in how many of their tokens count. `compare` also takes each window as on
 beside the run, and logs how far each rule's gradient is from that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -256,18 +256,18 @@ class Accumulate(OfGPT, OneDevice):
         " need less."
     )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         saved, k, counts = (
             self.activations(),
             min(self.accumulation, self.micro_batches),
             token_counts(mean_of_means, self.tokens()),
         )
-        said = [
+        yield (
             f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one"
             f" pass would hold {size(self.activations(k))}."
-        ]
+        )
         if max(counts) > min(counts):
-            said.append(
+            yield (
                 f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f}"
                 f" times what it should, one of the longest {min(counts):.2f} times. Where tokens'"
                 " gradients are noise its gradient is off by about"
@@ -275,11 +275,10 @@ class Accumulate(OfGPT, OneDevice):
                 " first updates, by less."
             )
         if over := self.micro_batches % self.accumulation:
-            said.append(
+            yield (
                 f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not"
                 f" {self.accumulation}, and divides by their tokens."
             )
-        return super().explain(trace) + said
 
     # -- reality -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ whose gradients each chunk has added up. Additions take no time on the modelled 
 they are fast.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -257,21 +258,19 @@ class AllReduce(OnHardware):
             f" {size(self.elements * self.item / chunks)}, {counted(rounds, 'round')}"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         passed = ports(trace)
-        if not any(passed) or trace.settings.get("unfinished"):
-            return super().explain(trace)
+        if not any(passed):
+            return
         most, mean = max(passed), sum(passed) / trace.ranks
-        told = [
-            (
-                f"All ports are equally busy: each passes {size(most)}, in and out together."
-                if most < 1.01 * mean
-                else (
-                    f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"
-                    f" and out together, {most / mean:.3g} times the mean of all ports."
-                )
+        yield (
+            f"All ports are equally busy: each passes {size(most)}, in and out together."
+            if most < 1.01 * mean
+            else (
+                f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"
+                f" and out together, {most / mean:.3g} times the mean of all ports."
             )
-        ]
+        )
         if trace.clock != "measured":
             links = self.profile.links(self.ranks)
             latency = (
@@ -282,11 +281,10 @@ class AllReduce(OnHardware):
                 )
                 / TICKS_PER_SECOND
             )
-            told.append(
+            yield (
                 f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')}"
                 f" of its {duration(trace.makespan, 's')}."
             )
-        return told + super().explain(trace)
 
 
 class Seen:

@@ -6,7 +6,7 @@ weights from shapes alone; the run measures them.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
@@ -401,35 +401,35 @@ class Checkpoint(OfGPT, OneDevice):
             " fewer rows, or fewer or narrower layers."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         peak, again, (layer, times) = (
             peak_bytes(self.ops, self.chain),
             advances(self.ops),
             self.passes.most_common(1)[0],
         )
-        told, most = [], trace.peak_bytes(0)
+        most = trace.peak_bytes(0)
         if (
             len(self.ops) > MOST_FOLLOWED
             and trace.clock == "predicted"
             and self.capacity_bytes
             and most <= self.capacity_bytes < 2 * most
         ):
-            told.append(
+            yield (
                 "This prediction knows what is held where actions end. A run is limited at the very"
                 " operator, and may hold more inside an action."
             )
-        said = [
+        yield (
             f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the"
             f" {size(self.everything)} that keeping all takes, and runs {again:,} forwards again:"
             f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
-        ]
+        )
         if again:
-            said.append(
+            yield (
                 f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the"
                 " pass that its backward uses."
             )
         if self.recompute.inside:
-            said.append(
+            yield (
                 "No layer advances: inside each block the attention's square is made again, in its"
                 " backward."
             )
@@ -440,11 +440,10 @@ class Checkpoint(OfGPT, OneDevice):
                 if cost < extra_cost(self.ops, self.chain)
             ]
         ):
-            said.append(
+            yield (
                 f"The next better plan needs at most {size(better[0])}; the smallest budget that"
                 f" any plan fits in is {size(smallest_budget(self.chain))}."
             )
-        return super().explain(trace) + told + said
 
     # -- reality -----------------------------------------------------------------------------------
 

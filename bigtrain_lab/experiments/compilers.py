@@ -9,6 +9,7 @@ machine.
 
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any, ClassVar
@@ -327,7 +328,7 @@ class Compile(OnOneRank):
     def relief(self) -> str:
         return f"Fewer rows than {self.rows:,} would need less."
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         eager, now = (
             {
                 way: (len(own), sum(each.bytes for each in own))
@@ -335,11 +336,11 @@ class Compile(OnOneRank):
             }
             for compiler in ("eager", "ours")
         )
-        told = [
-            f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
-            f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
-            for way in eager
-        ]
+        for way in eager:
+            yield (
+                f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
+                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
+            )
         slow, fast, graph = (
             sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours", "cuda-graph")
         )
@@ -347,19 +348,17 @@ class Compile(OnOneRank):
             " A CUDA graph takes as long as eager here: each kernel lasts longer than the launch of"
             f" the next, {duration(self.profile.launch_s, 's')}, so no launch is seen."
         )
-        told.append(
+        yield (
             f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
             "spends 30% of its time on such operators gains a factor of "
             f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
             f"{hidden * (duration(slow, 's') == duration(graph, 's'))}"
         )
         if self.compiler == "inductor":
-            told.append("What inductor makes is known only once it ran: it is charged as ours.")
+            yield "What inductor makes is known only once it ran: it is charged as ours."
         if self.compiler == "cuda-graph":
-            told.append(
-                "A CUDA graph launches all kernels at once; each moves as many bytes as before."
-            )
-        told += [f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1)]
+            yield "A CUDA graph launches all kernels at once; each moves as many bytes as before."
+        yield from (f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1))
         if fast := samples(trace, COMPILED):
             steps, both = (
                 break_even(trace),
@@ -372,11 +371,10 @@ class Compile(OnOneRank):
                 if steps
                 else "never earned back"
             )
-            told.append(
+            yield (
                 f"Here, the first call took {duration(last(trace, FIRST), 's')}; then "
                 f"{both}: {won}."
             )
-        return told + super().explain(trace)
 
     def hlo(self) -> tuple[str, str]:
         """What JAX's XLA is given for this function, and what it makes of it on the CPU. Needs the

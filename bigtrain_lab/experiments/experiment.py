@@ -7,7 +7,7 @@ experiment is one new file.
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -362,9 +362,19 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return ""
 
     def explain(self, trace: Trace) -> list[str]:
-        """Sentences that say why the trace looks as it does; here, that a prediction does not fit
-        into its devices, and where the first NaN or infinity came from."""
-        return does_not_fit(trace, self.capacity_bytes, self.relief) + not_finite(trace)
+        """Sentences that say why the trace looks as it does: that a prediction does not fit into
+        its devices, where the first NaN or infinity came from, and `why`. Of part of a run the
+        last says nothing: it would explain the half as if it were the whole."""
+        why = [] if trace.settings.get("unfinished") else self.why(trace)
+        return [*self.excess(trace), *not_finite(trace), *why]
+
+    def excess(self, trace: Trace) -> list[str]:
+        """That a prediction does not fit into its devices, in a sentence."""
+        return does_not_fit(trace, self.capacity_bytes, self.relief)
+
+    def why(self, trace: Trace) -> Iterable[str]:
+        """What a subclass says of a whole trace."""
+        return ()
 
     @property
     def only_predicted(self) -> str:

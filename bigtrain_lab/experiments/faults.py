@@ -5,6 +5,7 @@ name, after how long, and what will the others be doing? Each fault is real, and
 the same switch among its settings.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ..core import Trace, knob
@@ -87,28 +88,20 @@ class Faults(Staleness):
         )
         return f"rank {self.fault_rank}{where}: {self.misfortune}"
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         if trace.clock == "predicted":
-            return [
-                (
-                    "Before you run it: does the run end, whom does it name, and what do the other"
-                    " ranks do? Choose a guess."
-                ),
-                *super().explain(trace),
-            ]
-        right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
-        guessed = (
-            []
-            if self.guess == "?"
-            else [
-                f"You guessed: {self.guess}. "
-                + ("Right." if self.guess == right else f"No: {right}.")
-            ]
-        )
-        slow = max(range(trace.ranks), key=trace.busy)
-        who = (
-            [f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the time."]
-            if self.fault == "straggler"
-            else []
-        )
-        return [SYMPTOMS[self.fault], *who, *guessed, *super().explain(trace)]
+            yield (
+                "Before you run it: does the run end, whom does it name, and what do the other"
+                " ranks do? Choose a guess."
+            )
+        else:
+            yield SYMPTOMS[self.fault]
+            if self.fault == "straggler":
+                slow = max(range(trace.ranks), key=trace.busy)
+                share = trace.busy(slow) / trace.makespan
+                yield f"Here rank {slow} was busy for {share:.0%} of the time."
+            if self.guess != "?":
+                right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
+                said = "Right." if self.guess == right else f"No: {right}."
+                yield f"You guessed: {self.guess}. {said}"
+        yield from super().why(trace)

@@ -8,7 +8,7 @@ logged. A batch is taken in micro-batches on one rank, or spread over replicas.
 Source: You et al. 2019 (arXiv:1904.00962), section 4; Goyal et al. 2017 (arXiv:1706.02677), 2.1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
@@ -364,20 +364,20 @@ class LargeBatch(Pipelined):
 
     relief: ClassVar[str] = "Fewer samples at once would need less."
 
-    def explain(self, trace: Trace) -> list[str]:
-        said, times = super(Pipelined, self).explain(trace), self.batch / BASE
+    def why(self, trace: Trace) -> Iterable[str]:
+        times = self.batch / BASE
         if times > 1:
-            said.append(
+            yield (
                 f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE},"
                 f" and by the {self.scaling} rule each has"
                 f" {self.full_rate / self.learning_rate:.3g} times the rate: together they can go"
                 f" {times * self.learning_rate / self.full_rate:.3g} times less far."
             )
-        if (steps := of_layers(trace, STEP)) and not trace.settings.get("unfinished"):
+        if steps := of_layers(trace, STEP):
             middle = len(self.looked) // 2
             own = [values[middle] for values in steps.values()]
             least, most = f"{min(own):.2%}", f"{max(own):.2%}"
-            said.append(
+            yield (
                 f"In update {self.looked[middle]:,}, at a rate of"
                 f" {self.rate(self.looked[middle]):.3g}, a layer moved by"
                 f" {least if least == most else f'{least} to {most}'} of the length of its weights."
@@ -386,12 +386,11 @@ class LargeBatch(Pipelined):
                 self.updates_to_target(trace),
                 f"{self.target:.0%} of the held-out samples",
             )
-            said.append(
+            yield (
                 f"It reached {wanted} at update {reached:,} of {self.steps:,}."
                 if reached
                 else f"It never reached {wanted}."
             )
-        return said
 
 
 def evenly(count: int, most: int) -> list[int]:

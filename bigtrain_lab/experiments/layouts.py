@@ -6,6 +6,7 @@ along an axis of the ranks, or two along two. The collectives follow from the na
 small that every sum is exact in float32, in whatever order.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -302,19 +303,16 @@ class Layouts(OnHardware):
             f"{ALSO.get(self.layout, '')}"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         over = {axis: dim for dim, axis in self.split.items()}
-        told = [
-            f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
-            f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
-            for each in self.needed
-        ]
+        for each in self.needed:
+            yield (
+                f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
+                f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
+            )
         if trace.clock != "measured":
             best = min(self.compared, key=lambda name: self.compared[name][2])
-            told.append(
-                f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
-            )
-        return told + super().explain(trace)
+            yield f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
 
 
 def sent(trace: Trace, forward: bool) -> int:

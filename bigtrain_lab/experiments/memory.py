@@ -111,32 +111,28 @@ class MemoryExperiment(OfGPT, OneDevice):
             + ", or a smaller model or vocabulary."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def excess(self, trace: Trace) -> list[str]:
+        """A dry run sees into actions: which operator makes too much."""
+        limit = self.capacity_bytes if trace.clock == "predicted" else None
+        return [
+            f"It does not fit: {name} in the {place(action)} would make {size(held)} of what is"
+            f" held, and the device has {size(limit)}. {self.relief}"
+            for action, name, held in self.dry.rises
+            if limit and held > limit
+        ][:1]
+
+    def why(self, trace: Trace) -> Iterator[str]:
         dry = self.dry
-        excess = (
-            next((rise for rise in dry.rises if rise[2] > self.capacity_bytes), None)
-            if self.capacity_bytes
-            else None
-        )
-        if trace.clock != "predicted" or excess is None:
-            said = super().explain(trace)
-        else:  # a dry run sees into actions
-            said = [
-                f"It does not fit: {excess[1]} in the {place(excess[0])} would make"
-                f" {size(excess[2])} of what is held, and the device has"
-                f" {size(self.capacity_bytes)}. {self.relief}"
-            ]
         largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
-        said.append(
+        yield (
             f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest"
             f" that live then: {largest}."
         )
         if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
-            said.append(
+            yield (
                 f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the"
                 " first update."
             )
-        return said
 
     # -- reality -----------------------------------------------------------------------------------
 

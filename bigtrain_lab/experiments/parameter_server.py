@@ -9,7 +9,7 @@ synchronous parallel parameter server (NIPS); Chen et al. 2016, Revisiting distr
 SGD (arXiv:1604.00981).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -349,17 +349,17 @@ class ParameterServing(OnHardware):
         made = ", ".join(f"{each:,}" for each in self.requests)
         return f"{counted(self.servers, 'server')} of {shared}; batches of the workers: {made}"
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super().explain(trace)
+    def why(self, trace: Trace) -> Iterable[str]:
         found = self.applied(trace)
-        if not found or trace.settings.get("unfinished"):
-            return said
+        if not found:
+            return
         if self.mode == "synchronous":
             computes = min(trace.shares(worker).compute for worker in range(self.workers))
-            return said + [
+            yield (
                 "Every gradient is of the newest weights, and the fastest worker waits "
                 f"or idles {1 - computes:.0%} of the time."
-            ]
+            )
+            return
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
         ages = [
             mean(each.staleness for each in found if each.worker == worker)
@@ -368,28 +368,27 @@ class ParameterServing(OnHardware):
         others = [age for worker, age in enumerate(ages) if worker != slowest]
         if others:
             share = self.requests[slowest] / sum(self.requests)
-            said.append(
+            yield (
                 f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
                 f"{ages[slowest]:.3g} updates old; those of the others were "
                 f"{min(others):.3g} to {max(others):.3g}."
             )
         if self.mode == "bounded":
             most = (2 * self.bound + 1) * (self.workers - 1)
-            said.append(
+            yield (
                 f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
                 f"{max(each.staleness for each in found)}."
             )
         if typical := round(mean(each.staleness for each in found)):
-            said.append(
+            yield (
                 f"A delay of {typical} for all would leave a quadratic "
                 f"{delayed_descent.largest_stable_rate(typical) / 2:.0%} of its largest rate."
             )
         if self.servers > 1:
-            said.append(
+            yield (
                 "Each server counts its own updates: a worker may read their parts at "
                 "different versions."
             )
-        return said
 
 
 def last_tenth(trace: Trace) -> float | None:

@@ -5,6 +5,7 @@ leave the last stage too much. On the unit profile a slot is the forward of a pe
 the model's multiplications, and a stage costs its own.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -201,13 +202,12 @@ class Partition(PipelineExperiment):
             f" {', '.join(str(last - first) for first, last in self.slices)} pieces"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         times = stage_times(trace)
-        if len(times) < 2:
-            return super().explain(trace)
-        stage = times.index(max(times))
-        told = [
-            f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a"
-            f" perfect share is {1 / len(times):.0%}. In a full pipeline all others idle meanwhile."
-        ]
-        return told + super().explain(trace)
+        if len(times) > 1:
+            yield (
+                f"Stage {times.index(max(times))} is the slowest: {max(times) / sum(times):.0%} of"
+                f" the work where a perfect share is {1 / len(times):.0%}. In a full pipeline all"
+                " others idle meanwhile."
+            )
+        yield from super().why(trace)

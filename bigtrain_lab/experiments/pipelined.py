@@ -6,6 +6,7 @@ samples it learns from.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -205,7 +206,5 @@ class Pipelined(OnHardware):
         )
         return f"{fewer} or more ranks would need less on each device."
 
-    def explain(self, trace: Trace) -> list[str]:
-        return super().explain(trace) + (
-            [] if trace.settings.get("unfinished") else bubbles(trace, self.order)
-        )
+    def why(self, trace: Trace) -> Iterable[str]:
+        return bubbles(trace, self.order)

@@ -9,6 +9,7 @@ and a plan is measured by the best of them.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
@@ -174,20 +175,17 @@ class PlanACluster(Combined):
         seconds = self.best[1]
         return trace.step_time / seconds if seconds and trace.clock != "measured" else None
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         search, (best, seconds) = self.search, self.best
         priced, reasons = len(search.fitting) + len(search.large), Counter(search.refused.values())
-        said = [
-            f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}.",
-            *(f"{count} more cannot be: {why}" for why, count in reasons.items()),
-        ]
         if best and (regret := self.regret(trace)) is not None:
-            said.insert(
-                0,
+            yield (
                 f"Your plan takes {regret:.2f} times the step of the best, {best}:"
-                f" {duration(seconds, 's')}.",
+                f" {duration(seconds, 's')}."
             )
-        return said + super().explain(trace)
+        yield f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}."
+        yield from (f"{count} more cannot be: {why}" for why, count in reasons.items())
+        yield from super().why(trace)
 
 
 class Simulated(NamedTuple):

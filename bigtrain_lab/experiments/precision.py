@@ -253,25 +253,23 @@ class Precision(OneDevice):
             + " rows or a smaller model would need less."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        told = super().explain(trace)
+    def why(self, trace: Trace) -> Iterator[str]:
         if self.level in BREAKS:
-            told.append(BREAKS[self.level])
+            yield BREAKS[self.level]
         if skipped := last(trace, "skipped steps"):
-            told.append(
+            yield (
                 f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"
                 f" the loss scale ended at {last(trace, 'loss scale'):g}. The prediction knows of"
                 " no skipped step."
             )
         if self.half and self.chosen.masters:
             plain = self.replace(level="fp32").bytes
-            told.append(
+            yield (
                 f"State in full takes {self.state_bytes / 1e6:.3g} MB, and"
                 f" {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: what shrinks is"
                 f" what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of"
                 f" {plain['activations'] / 1e6:.3g}."
             )
-        return told
 
     @property
     def state_bytes(self) -> int:

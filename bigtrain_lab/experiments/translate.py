@@ -10,6 +10,7 @@ is priced as if each sentence were as long as the longest right answer of its ba
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -463,31 +464,26 @@ class Translate(Pipelined):
             Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False),
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
-        if trace.settings.get("unfinished"):
-            return said
+    def why(self, trace: Trace) -> Iterable[str]:
         whole, unit = trace.makespan, trace.unit
         told = [
             f"{duration(each, unit)} ({each / whole:.0%}) {name}"
             for name, kinds in SPENT.items()
             if (each := spent(trace, kinds))
         ]
-        said += [
-            f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
-            f" {duration(whole, unit)}."
-        ] * (self.replicas > 1 and trace.clock != "measured")
-        said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
+        if self.replicas > 1 and trace.clock != "measured":
+            yield (
+                f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
+                f" {duration(whole, unit)}."
+            )
+        yield f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}."
         if wait := starved(trace):
             what, who = (
                 ("waits for data", "more workers")
                 if self.workers
                 else ("loads data itself", "workers beside the compute")
             )
-            said.append(
-                f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
-            )
-        return said
+            yield f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
 
 
 SPENT = {"training": "FBU", "held-out loss": "L", "translating for BLEU": "T"}

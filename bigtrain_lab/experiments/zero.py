@@ -6,7 +6,7 @@ holds at every action is found by a dry run of its whole training; activations s
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ from ..core.words import duration, size
 from ..order.rates import exposed
 from .experiment import Quantity
 from .layered import Layered, whole_layers
-from .pipelined import Pipelined
 
 with later():
     from ..models import theory
@@ -209,10 +208,11 @@ class Zero(Layered):
             for stage, name in enumerate(STAGES)
         }
 
-    def cannot_be_made(self, trace: Trace) -> list[str]:
-        """That a rank has no room for the whole model, of which it then keeps a part."""
-        if trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
-            return []
+    def excess(self, trace: Trace) -> list[str]:
+        """Also that a rank has no room for the whole model, of which it then keeps a part."""
+        said = super().excess(trace)
+        if said or trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
+            return said
         most = self.dry(0).set_up_bytes
         if most <= self.capacity_bytes:
             return []
@@ -222,24 +222,23 @@ class Zero(Layered):
             "model (layers, width)."
         ]
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace) or self.cannot_be_made(trace)
-        if self.replicas == 1 or trace.settings.get("unfinished"):
-            return said
+    def why(self, trace: Trace) -> Iterable[str]:
+        if self.replicas == 1:
+            return
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
-        said.append(
+        yield (
             f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
             f"stage {self.stage}, {size(round(each))}; data parallel has "
             f"{copied / self.weights:.3g}, {size(round(copied))}."
         )
         if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
-            said.append(
+            yield (
                 f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
                 f"stage shares the other {size(most.bytes - model)}, such as activations."
             )
         if self.sharded:
-            said.append(
+            yield (
                 f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while"
                 " it makes its model and its optimizer: no peak counts that."
             )
@@ -247,13 +246,12 @@ class Zero(Layered):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.item_bytes)
             times = most_sent / theory.zero_sent_bytes(gradients, self.replicas, 0)
-            said.append(
+            yield (
                 f"A rank sends {size(round(most_sent))} a step, "
                 f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "
                 "all-reduce of all gradients sends. It waits for that alone "
                 f"{duration(exposed(trace), trace.unit)} of a step."
             )
-        return said
 
 
 def sent(trace: Trace, rank: int) -> float:
