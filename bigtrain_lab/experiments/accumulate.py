@@ -27,7 +27,6 @@ with later():
     import torch
 
     from .. import data, models, train
-    from ..techniques import one_process
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -282,14 +281,14 @@ class Accumulate(OfGPT, OneDevice):
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def micro_batch(self, number: int) -> "one_process.Sample":
+    def micro_batch(self, number: int) -> "train.Sample":
         """(inputs, targets), each (sequences, sequence): the same text whatever the window, its
         tail left out of the targets."""
         ids, targets = data.chosen_text(self.text).batch(
             self.seed, 0, number, self.sequences, self.sequence
         )
         length = self.lengths(self.spread)[number % self.accumulation]
-        return one_process.Sample(
+        return train.Sample(
             ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
         )
 
@@ -307,7 +306,7 @@ class Accumulate(OfGPT, OneDevice):
             weights=self.shares,
         )
 
-    def shares(self, window: "Sequence[one_process.Sample]") -> list[float]:
+    def shares(self, window: "Sequence[train.Sample]") -> list[float]:
         """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
         rule says."""
         return shares(self.rule, [counting(sample.targets) for sample in window])
@@ -335,9 +334,9 @@ class Accumulate(OfGPT, OneDevice):
     def reference(self) -> "dict[str, np.ndarray]":
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
 
-        def large_batch(number: int) -> "one_process.Sample":
+        def large_batch(number: int) -> "train.Sample":
             window = [self.micro_batch(n) for n in self.windows()[number]]
-            return one_process.Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
+            return train.Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
 
         def loss(logits, targets):
             parts = targets.split(self.sequences)
@@ -384,7 +383,7 @@ class BesideLarge(Lens):
         return super().window(number, stages, samples)
 
 
-def compared(model: "torch.nn.Module", batch: "Sequence[one_process.Sample]") -> dict[str, float]:
+def compared(model: "torch.nn.Module", batch: "Sequence[train.Sample]") -> dict[str, float]:
     """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|,
     and the cosine between them."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..core import Scalar, Trace, knob
 from ..core.formats import DTYPES
@@ -66,7 +66,7 @@ class AllReduce(OnHardware):
         unit="MB",
     )
     node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32", "number format of the gradients", choices=("float32", "float64"), more=True
     )
     varied: ClassVar[dict] = {
@@ -144,17 +144,12 @@ class AllReduce(OnHardware):
         arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
         before, found = [*provenance(self.order)], []  # each round
         for (rank, lane), ops in self.lowered.lanes.items():
-            found += [
-                self.scalar(rank, lane, 0, chunk, 0, held)
-                for chunk, held in enumerate(before[0][rank])
-            ]
-            now, own = 0, []
+            now, own = 0, [*before[0][rank]]
+            found += [self.scalar(rank, lane, 0, chunk, 0, held) for chunk, held in enumerate(own)]
             for op in ops:
-                if isinstance(op, Compute):
-                    number = op.step[0].micro_batch
-                    at_first, own = before[number - 1], [*before[number - 1][rank]]
-                elif isinstance(op, Recv):
-                    chunk, came = op.message.stage, at_first[op.src][op.message.stage]
+                if isinstance(op, Recv):
+                    number, chunk = place(op.message.name)
+                    came = before[number - 1][op.src][chunk]
                     own[chunk] = came if op.message.kind == "copy" else own[chunk] | came
                     now = max(now, arrived[rank, op.src, op.message.name])
                     found.append(self.scalar(rank, lane, number, chunk, now, own[chunk]))

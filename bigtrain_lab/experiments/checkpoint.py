@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..core import Impossible, Memory, Trace, knob
 from ..core.formats import DTYPES
@@ -48,7 +48,7 @@ with later():
     from .. import data, models, techniques, train
     from ..models import chain_weights, chains
     from ..runtime.memory import owned
-    from ..techniques import checkpoint, one_process
+    from ..techniques import checkpoint
     from ..train import dry_run
 
 MOST_FOLLOWED = (
@@ -82,7 +82,7 @@ class Checkpoint(OfGPT, OneDevice):
         step=0.5,
         unit="%",
     )
-    model: Literal["gpt", "mlp"] = knob(
+    model: str = knob(
         "gpt",
         "gpt: equal blocks that learn real text; mlp: layers of unequal widths",
         choices=("gpt", "mlp"),
@@ -485,7 +485,7 @@ class Checkpoint(OfGPT, OneDevice):
         trained = train.train(recipe, rank, Operations(self, rank))
         return recipe.arrays(trained.weights, trained.losses)
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         """Text, or numbers and their sines."""
         if self.model == "gpt":
             x, targets = data.chosen_text(self.text).batch(
@@ -499,7 +499,7 @@ class Checkpoint(OfGPT, OneDevice):
                 dtype=getattr(torch, self.dtype),
             )
             targets = x.sin()
-        return one_process.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
+        return train.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
 
 
 @kept

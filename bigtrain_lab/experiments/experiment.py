@@ -25,6 +25,7 @@ from ..order.explain import does_not_fit, not_finite
 from ..order.holdings import MOST
 from ..order.simulate import simulate
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
+from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 
 BESIDE = (
@@ -69,6 +70,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     # What would need less memory, in a sentence that names settings, with which a run ends that
     # exceeds its devices' memory; a property where it depends on the settings.
     relief: ClassVar[str] = ""
+    lens: ClassVar[type[Lens]] = Lens  # what its program does while it trains
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     says_itself: ClassVar[tuple[str, ...]] = (
         "fault",
@@ -338,7 +340,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def program(self, rank) -> dict[str, Any]:
         """What each rank runs; returns named arrays, which the run keeps."""
-        return self.recipe.program(rank)
+        return self.recipe.program(rank, self.lens(self, rank))
 
     def reference(self) -> dict[str, Any]:
         """The same named arrays, computed in one process."""
@@ -455,8 +457,6 @@ def sentence(error: ValidationError, cls: type) -> str:
         allowed = "true or false"
     elif knob.low is not None and knob.high is not None:
         allowed = f"a {'whole ' if kind is int else ''}number from {knob.low:,} to {knob.high:,}"
-    elif knob.menu():
-        allowed = "one of " + ", ".join(map(str, knob.menu()))
     else:
         allowed = first["msg"].removeprefix("Input should be ")
     return f"{field.replace('_', '-')} is {first['input']!r}: it must be {allowed}."

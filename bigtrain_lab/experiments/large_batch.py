@@ -11,9 +11,9 @@ Source: You et al. 2019 (arXiv:1904.00962), section 4; Goyal et al. 2017 (arXiv:
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Impossible, Mesh, Scalar, Trace, knob
+from ..core import Impossible, Scalar, Trace, knob
 from ..core.later import later
 from ..order.plan import Plan
 from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
@@ -29,8 +29,8 @@ from ..techniques.replica_plan import with_replicas
 from ..techniques.weight_shapes import Shapes
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
-from .experiment import Experiment, Quantity
-from .pipelined import Pipelined
+from .experiment import Quantity
+from .replicated import Replicated
 
 with later():
     import torch
@@ -60,7 +60,48 @@ SHAPES = (
 )
 
 
-class LargeBatch(Pipelined):
+class Looks(Lens):
+    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
+    model is by then."""
+
+    def __init__(self, lab, rank):
+        self.lab, self.rank = lab, rank
+        self.looked, self.evaluated = (
+            {*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated)
+        )
+
+    def begin(self, training):
+        (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
+        self.matrices = {
+            path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1
+        }
+        return super().begin(training)
+
+    def gradient(self, number, precision):
+        if number + 1 in self.looked:
+            with self.rank.aside():
+                self.before = {
+                    name: weight.detach().clone() for name, weight in self.matrices.items()
+                }
+
+    def updated(self, number, precision, stepped):
+        with self.rank.aside():
+            found = self.moved() if number + 1 in self.looked else {}
+            found |= quality(self.model, self.lab.examined) if number + 1 in self.evaluated else {}
+        for name, value in found.items():
+            self.rank.log(name, value)
+
+    def moved(self) -> dict[str, float]:
+        """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
+        ratios = getattr(self.optimizer, "trust_ratios", {})
+        found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
+        return found | {
+            STEP + name: float((weight.detach() - was).norm() / was.norm())
+            for (name, weight), was in zip(self.matrices.items(), self.before.values())
+        }
+
+
+class LargeBatch(Replicated):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
@@ -71,9 +112,8 @@ class LargeBatch(Pipelined):
         TEST_LOSS: TEST_LOSS,
     }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
+    lens = Looks
     must_exist: ClassVar[tuple[str, ...]] = ("rate",)
-    ledger: ClassVar[bool] = False
-    schedule: ClassVar[str] = "1f1b"
 
     batch: int = knob(
         4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
@@ -133,7 +173,7 @@ class LargeBatch(Pipelined):
     target: float = knob(
         0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True
     )
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
@@ -163,14 +203,6 @@ class LargeBatch(Pipelined):
     )
 
     # -- what the settings mean --------------------------------------------------------------------
-
-    @property
-    def ranks(self) -> int:
-        return self.replicas
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(dp=self.replicas, pp=1, tp=1)
 
     @property
     def steps(self) -> int:
@@ -273,8 +305,7 @@ class LargeBatch(Pipelined):
 
     def stream(self, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
         if self.task == "digits":
-            inputs, labels = digits.digits().batch(self.seed, first, count)
-            return inputs.to(getattr(torch, self.dtype)), labels
+            return digits.digits(self.dtype).batch(self.seed, first, count)
         blocks = range(first // BASE, -(-(first + count) // BASE))
         drawn = zip(
             *(texts()[0].batch(self.seed, 0, block, BASE, self.sequence) for block in blocks)
@@ -285,13 +316,8 @@ class LargeBatch(Pipelined):
     def examined(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Samples that no run learns from."""
         if self.task == "digits":
-            inputs, labels = digits.digits().test
-            return inputs.to(getattr(torch, self.dtype)), labels
+            return digits.digits(self.dtype).test
         return texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
-
-    def program(self, rank) -> dict[str, Any]:
-        trained = train.train(self.recipe, rank, Looks(self, rank))
-        return self.recipe.arrays(trained.weights, trained.losses, trained.replica)
 
     # -- theory ------------------------------------------------------------------------------------
 
@@ -307,8 +333,6 @@ class LargeBatch(Pipelined):
             "batch": max(BASE, self.rows * min(self.replicas, 2)),
         }
 
-    messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
-
     def durations(self) -> dict:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0}
@@ -319,8 +343,6 @@ class LargeBatch(Pipelined):
     def lowered(self) -> Plan:
         stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}
         return with_replicas(self.order, self.steps, self.replicas, stages)
-
-    predict = Experiment.predict  # what is held is told at the ends of actions alone
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -452,58 +474,21 @@ def loss_of(output: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-class Looks(Lens):
-    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
-    model is by then."""
-
-    def __init__(self, lab: LargeBatch, rank):
-        self.lab, self.rank = lab, rank
-        self.looked, self.evaluated = (
-            {*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated)
-        )
-
-    def begin(self, training):
-        (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
-        self.matrices = {
-            path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1
-        }
-        return super().begin(training)
-
-    def gradient(self, number, precision):
-        if number + 1 in self.looked:
-            with self.rank.aside():
-                self.before = {
-                    name: weight.detach().clone() for name, weight in self.matrices.items()
-                }
-
-    def updated(self, number, precision, stepped):
-        with self.rank.aside():
-            found = self.moved() if number + 1 in self.looked else {}
-            found |= self.quality() if number + 1 in self.evaluated else {}
-        for name, value in found.items():
-            self.rank.log(name, value)
-
-    def moved(self) -> dict[str, float]:
-        """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
-        ratios = getattr(self.optimizer, "trust_ratios", {})
-        found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
-        return found | {
-            STEP + name: float((weight.detach() - was).norm() / was.norm())
-            for (name, weight), was in zip(self.matrices.items(), self.before.values())
-        }
-
-    def quality(self) -> dict[str, float]:
-        inputs, targets = (each.to(self.rank.device) for each in self.lab.examined)
-        self.model.eval()
-        with torch.no_grad():
-            output = self.model(inputs)
-        self.model.train()
-        return {
-            TEST_LOSS: loss_of(output, targets).item(),
-            ACCURACY: (output.argmax(-1) == targets).double().mean().item(),
-        }
-
-
 def path(name: str) -> str:
     """Of a weight's module."""
     return name.removesuffix(".weight").removesuffix(".linear")
+
+
+def quality(
+    model: "torch.nn.Module", examined: "tuple[torch.Tensor, torch.Tensor]"
+) -> dict[str, float]:
+    """Loss and accuracy on samples that no run learns from."""
+    inputs, targets = (each.to(next(model.parameters()).device) for each in examined)
+    model.eval()
+    with torch.no_grad():
+        output = model(inputs)
+    model.train()
+    return {
+        TEST_LOSS: loss_of(output, targets).item(),
+        ACCURACY: (output.argmax(-1) == targets).double().mean().item(),
+    }

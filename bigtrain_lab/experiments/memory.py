@@ -23,7 +23,6 @@ from .one_device import OneDevice
 
 with later():
     from .. import data, models, train
-    from ..techniques import one_process
     from ..train import dry_run
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
@@ -136,11 +135,11 @@ class MemoryExperiment(OfGPT, OneDevice):
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         inputs, targets = data.chosen_text(self.text).batch(
             self.seed, step, 0, self.rows, self.sequence
         )
-        return one_process.Sample(inputs, targets, (models.Noise(self.seed, step, 0),))
+        return train.Sample(inputs, targets, (models.Noise(self.seed, step, 0),))
 
     @property
     def recipe(self) -> "train.Recipe":

@@ -26,7 +26,6 @@ with later():
     import torch
 
     from .. import models, techniques, train
-    from ..techniques import one_process
     from ..train import dry_run
 
 
@@ -298,9 +297,9 @@ def run_slice(
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
-    def data(number: int) -> "one_process.Sample":
+    def data(number: int) -> "train.Sample":
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
-        return one_process.Sample(inputs, targets, (models.Noise(0, 0, number),))
+        return train.Sample(inputs, targets, (models.Noise(0, 0, number),))
 
     recipe = training(
         config,

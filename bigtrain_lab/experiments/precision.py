@@ -31,7 +31,6 @@ with later():
     from .. import data, models, runtime, techniques, train
     from ..data import grammar
     from ..data import relations as task
-    from ..techniques import one_process
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -296,9 +295,9 @@ class Precision(OneDevice):
             weights=lambda window: [self.loss_weight],
         )
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         ids, keep, marks, labels = self.data.batch(step, self.rows)
-        return one_process.Sample(ids, labels, (keep, marks))
+        return train.Sample(ids, labels, (keep, marks))
 
     def program(self, rank) -> "dict[str, np.ndarray]":
         """Train, then examine."""

@@ -26,13 +26,26 @@ from .layered import Layered, on_meta
 with later():
     import torch
 
-    from .. import train
 
 CUTS = {
     "column-row": (),
     "row-column": (("layers.*.mlp.up", "split row"), ("layers.*.mlp.down", "column gather")),
 }
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
+
+
+class ReadsOff(Lens):
+    """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
+
+    def window(self, number, stages, samples):
+        if number == 0:
+            with self.rank.aside():
+                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
+                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
+                for name, own in self.lab.matrices(stages):
+                    for part in found(name, own.detach().cpu(), whole[name].detach()):
+                        self.rank.log(HOLDS + str(part), numbers(part))
+        return super().window(number, stages, samples)
 
 
 class TensorSlicing(Layered):
@@ -45,6 +58,7 @@ class TensorSlicing(Layered):
         "bytes sent forward, a rank and step",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("scheduled", "lowered")
+    lens = ReadsOff
 
     cut: str = knob(
         "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
@@ -92,11 +106,6 @@ class TensorSlicing(Layered):
             "sequence_parallel": self.sequence_parallel and self.slices > 1,
             "slicing": CUTS[self.cut],
         }
-
-    def program(self, rank) -> dict[str, Any]:
-        trained = train.train(self.recipe, rank, ReadsOff(self, rank))
-        with rank.aside():
-            return self.recipe.arrays(trained.weights, trained.losses)
 
     def describe(self) -> str:
         held = sum(p.numel() for stage in self.stages.values() for p in stage.parameters())
@@ -222,20 +231,6 @@ class TensorSlicing(Layered):
             f" move {size(self.vocabulary * values_bytes)}, {self.vocabulary / 3:,.0f} times as"
             " much."
         )
-
-
-class ReadsOff(Lens):
-    """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
-
-    def window(self, number, stages, samples):
-        if number == 0:
-            with self.rank.aside():
-                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
-                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
-                for name, own in self.lab.matrices(stages):
-                    for part in found(name, own.detach().cpu(), whole[name].detach()):
-                        self.rank.log(HOLDS + str(part), numbers(part))
-        return super().window(number, stages, samples)
 
 
 def found(name: str, own: "torch.Tensor", whole: "torch.Tensor") -> Iterator[Part]:

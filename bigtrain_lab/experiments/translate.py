@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Mesh, Trace, knob
+from ..core import Trace, knob
 from ..core.hardware import Wire
 from ..core.later import later
 from ..core.words import duration
@@ -29,9 +29,9 @@ from ..techniques.learning_rates import noam
 from ..techniques.replica_plan import with_replicas
 from ..techniques.weight_shapes import Shapes
 from ..train.account import Work
-from .experiment import MB, Experiment, Quantity
+from .experiment import MB, Quantity
 from .layered import by_layers
-from .pipelined import Pipelined
+from .replicated import Replicated
 from .translation import Translation
 
 with later():
@@ -50,7 +50,7 @@ HOST = Wire(
 )  # fitted: what copies to a device reach; pageable memory is copied twice
 
 
-class Translate(Pipelined):
+class Translate(Replicated):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
@@ -64,8 +64,6 @@ class Translate(Pipelined):
         "speed-up over one rank",
         "bytes sent a rank and step",
     )
-    ledger: ClassVar[bool] = False  # what a translation holds depends on what it says
-    schedule: ClassVar[str] = "1f1b"
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
     batch_tokens: int = knob(
@@ -162,7 +160,7 @@ class Translate(Pipelined):
         high=65536,
         more=True,
     )
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
@@ -245,14 +243,6 @@ class Translate(Pipelined):
                 self.workers, self.prefetch, self.disk_ms / 1000, self.pinned
             ),
         )
-
-    @property
-    def ranks(self) -> int:
-        return self.replicas
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(dp=self.replicas, pp=1, tp=1)
 
     @property
     def bucket_bytes(self) -> int:
@@ -345,7 +335,6 @@ class Translate(Pipelined):
         """Of what does not depend on a micro-batch's shape."""
         return {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)}
 
-    messages: ClassVar[dict[str, int]] = {}  # one rank has the whole chain
     ticks_per_slot: ClassVar[int] = 1000
 
     def charged(self) -> dict[str, Any]:
@@ -406,8 +395,6 @@ class Translate(Pipelined):
         return with_evaluations(
             data_loader.with_loads(plan, self.training.loading, windows), self.training
         )
-
-    predict = Experiment.predict  # what a translation holds depends on what it says
 
     @cached_property
     def peak_bytes(self) -> int:

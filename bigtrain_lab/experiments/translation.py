@@ -34,7 +34,7 @@ with later():
     from .. import runtime, train
     from ..data import batches, bleu, parallel, tokens
     from ..models import blocks, config, decoding, dropout, translator_pieces
-    from ..techniques import data_loader, distributed_sampler, one_process, saved
+    from ..techniques import data_loader, distributed_sampler, saved
     from ..techniques.guards import saved as guard
 
 
@@ -190,12 +190,12 @@ class Translation:
     def loss(self, logits, targets):
         return blocks.word_cross_entropy(logits, targets, tokens.PAD, self.smoothing)
 
-    def sample(self, micro_batch: int) -> "one_process.Sample":
+    def sample(self, micro_batch: int) -> "train.Sample":
         source, target, (so_far,) = self.batches.sample(micro_batch)
         noise = dropout.Noise(self.seed, 0, micro_batch)
-        return one_process.Sample(source, target, (source, so_far, noise))
+        return train.Sample(source, target, (source, so_far, noise))
 
-    def words(self, sample: "one_process.Sample") -> int:
+    def words(self, sample: "train.Sample") -> int:
         """Those of a micro-batch's loss, by its number: no device is waited for."""
         *_, noise = sample.context
         return self.batches.words(noise.micro_batch)

@@ -6,7 +6,7 @@ __all__, __getattr__, __dir__ = offered(
     __name__,
     {
         "lens": ("Lens",),
-        "recipe": ("Recipe", "train"),
+        "recipe": ("Recipe", "Sample", "train"),
         "rehearsal": (
             "HALVES",
             "WHOLE",
