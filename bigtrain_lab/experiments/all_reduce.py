@@ -7,14 +7,13 @@ they are fast.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
 from ..core import Scalar, Trace, knob
 from ..core.formats import DTYPES
-from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core.hardware import TICKS_PER_SECOND
 from ..core.later import later
 from ..core.trace import MARK
 from ..core.words import counted, duration, size
@@ -23,7 +22,7 @@ from ..order.holdings import HOLDS, MOST, place
 from ..order.plan import Compute, Plan, Recv, lower_collective
 from ..order.schedule import Action
 from .experiment import MB, Quantity
-from .on_hardware import OnHardware, profiles
+from .on_hardware import OnNodes, profiles
 
 with later():
     import torch
@@ -35,7 +34,7 @@ LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it h
 KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 
-class AllReduce(OnHardware):
+class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
     question: ClassVar[str] = "Why not just send everything to rank 0?"
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
@@ -65,7 +64,6 @@ class AllReduce(OnHardware):
         logarithmic=True,
         unit="MB",
     )
-    node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
     dtype: str = knob(
         "float32", "number format of the gradients", choices=("float32", "float64"), more=True
     )
@@ -76,7 +74,7 @@ class AllReduce(OnHardware):
             "choices": lambda: profiles()[1:],
             "more": False,
         },
-        "node_size": {},
+        "node_size": {"high": 72, "more": False},
     }
 
     steps: ClassVar[int] = 1
@@ -96,10 +94,6 @@ class AllReduce(OnHardware):
                 if name in type(self).model_fields
             },
         )
-
-    @cached_property
-    def profile(self) -> Hardware:
-        return replace(super().profile, node_size=self.node_size)
 
     @property
     def elements(self) -> int:

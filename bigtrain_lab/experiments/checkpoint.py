@@ -15,6 +15,7 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar
 
+from .. import data, models, techniques, train
 from ..core import Impossible, Memory, Trace, knob
 from ..core.formats import DTYPES
 from ..core.later import later
@@ -45,11 +46,7 @@ from .one_device import OneDevice
 with later():
     import torch
 
-    from .. import data, models, techniques, train
-    from ..models import chain_weights, chains
     from ..runtime.memory import owned
-    from ..techniques import checkpoint
-    from ..train import dry_run
 
 MOST_FOLLOWED = (
     100  # operations of a plan that a dry run carries out one by one, in a third of a second
@@ -146,9 +143,9 @@ class Checkpoint(OfGPT, OneDevice):
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
         chain, *work = (
-            chain_weights.gpt_weights(self.config, self.rows, inside)
+            models.chain_weights.gpt_weights(self.config, self.rows, inside)
             if self.model == "gpt"
-            else chain_weights.mlp_weights(
+            else models.chain_weights.mlp_weights(
                 self.layers, self.width, self.rows, self.dropout, self.dtype
             )
         )
@@ -194,8 +191,8 @@ class Checkpoint(OfGPT, OneDevice):
         if self.model == "gpt":
             one = replace(self.config, layers=1)
             pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
-            return list(chain_weights.repeated(pieces, self.layers))
-        sizes = chain_weights.uneven_widths(self.layers, self.width)
+            return list(models.chain_weights.repeated(pieces, self.layers))
+        sizes = models.chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 
     @property
@@ -451,10 +448,10 @@ class Checkpoint(OfGPT, OneDevice):
     def recipe(self) -> "train.Recipe":
         """Plain training; the chain ends in the loss, so a model's output is its loss."""
         model = (
-            partial(chains.ChainGPT, self.config, self.seed)
+            partial(models.chains.ChainGPT, self.config, self.seed)
             if self.model == "gpt"
             else partial(
-                chains.UnevenMLP,
+                models.chains.UnevenMLP,
                 self.layers,
                 self.width,
                 self.dropout,
@@ -471,11 +468,11 @@ class Checkpoint(OfGPT, OneDevice):
         )
 
     def program(self, rank) -> dict[str, Any]:
-        inside = checkpoint.selective if self.recompute.inside else None
+        inside = techniques.checkpoint.selective if self.recompute.inside else None
 
         def planned(model, x, noise, targets):
             return techniques.checkpoint_sequential(
-                chains.chain_of(model, noise, targets, inside),
+                models.chains.chain_of(model, noise, targets, inside),
                 self.ops,
                 x,
                 span=lambda action: rank.span(self.numbered(action, noise.step), noise.step),
@@ -508,7 +505,7 @@ def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], step
 
     def program(rank):
         weight = torch.empty(
-            shape, dtype=getattr(torch, dtype), device=dry_run.META, requires_grad=True
+            shape, dtype=getattr(torch, dtype), device=train.dry_run.META, requires_grad=True
         )
         rule = optimizer.at(0.1)([weight])
         rank.watch(lambda: owned.of([rule]))
@@ -517,7 +514,7 @@ def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], step
             with rank.span(Action("U", 0, step)):
                 rule.step()
 
-    return dry_run.dry_run(program).actions[f"0U{steps - 1}"]
+    return train.dry_run.dry_run(program).actions[f"0U{steps - 1}"]
 
 
 class Operations(Lens):

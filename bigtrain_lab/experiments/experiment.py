@@ -72,9 +72,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     relief: ClassVar[str] = ""
     lens: ClassVar[type[Lens]] = Lens  # what its program does while it trains
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
-    says_itself: ClassVar[tuple[str, ...]] = (
-        "fault",
-    )  # knobs with a menu that have a sentence of their own for what is not on it
     # Properties that are Impossible where settings do not fit each other: asked at once.
     must_exist: ClassVar[tuple[str, ...]] = ()
     # (setting, what tells it by its value, settings that have no effect then); a base's count too.
@@ -144,11 +141,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             self.refuse_fault()
 
     def model_post_init(self, facts):
-        """A word that is not on its knob's menu is refused. A subclass that refuses settings here
-        calls this first."""
+        """A word that is not on its knob's menu is refused, unless that lists a family, which says
+        what it lacks. A subclass that refuses settings here calls this first."""
         self.__dict__["kept"] = facts or {}
         for name, own in self.knobs().items():
-            if type(self).model_fields[name].annotation is str and name not in self.says_itself:
+            if type(self).model_fields[name].annotation is str and not own.family:
                 if (menu := own.menu()) is not None and getattr(self, name) not in menu:
                     raise Impossible(
                         f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
@@ -250,15 +247,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def members(cls, settings: dict[str, Any]) -> tuple[type, ...]:
         """The members of open families that these settings name, from which what they predict
         follows too."""
-        families = {
-            name: knob.choices()
-            for name, knob in cls.knobs().items()
-            if name in settings and callable(knob.choices)
-        }
+        families = {name: cls.knobs()[name].family for name in settings if name in cls.knobs()}
         return tuple(
-            menu[settings[name]]
-            for name, menu in families.items()
-            if isinstance(menu, dict) and settings[name] in menu
+            members[settings[name]]
+            for name, members in families.items()
+            if settings[name] in members
         )
 
     @property

@@ -7,20 +7,18 @@ small that every sum is exact in float32, in whatever order.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
 from ..core import Impossible, Mesh, Trace, knob
-from ..core.hardware import Hardware
 from ..core.later import later
 from ..core.words import duration, size
 from ..order.holdings import MOST
 from ..order.plan import Compute, Plan, Together
 from ..order.schedule import Action
 from .experiment import Quantity
-from .on_hardware import OnHardware, profiles
+from .on_hardware import OnNodes, profiles
 
 with later():
     import torch
@@ -43,7 +41,7 @@ LAYOUTS = {  # -> the dimensions split along the first axis of the ranks, and al
 ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": " (rows of W)"}
 
 
-class Layouts(OnHardware):
+class Layouts(OnNodes):
     name: ClassVar[str] = "layouts"
     question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "layouts")
@@ -74,9 +72,6 @@ class Layouts(OnHardware):
     f: int = knob(
         4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True
     )
-    node_size: int = knob(
-        8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
-    )
     rows: int = knob(
         2,
         "where two dimensions are split: ranks along the axis of the first",
@@ -90,6 +85,9 @@ class Layouts(OnHardware):
         more=True,
     )
     varied: ClassVar[dict] = {
+        "node_size": {},
+        "rows": {},
+        "swapped": {},
         "hardware": {
             "default": "rtx3090-pcie",
             "help": "what the modelled clock charges for products and sums",
@@ -144,10 +142,6 @@ class Layouts(OnHardware):
         return layout_plan.collectives(
             PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE)
         )
-
-    @cached_property
-    def profile(self) -> Hardware:
-        return replace(super().profile, node_size=self.node_size)
 
     @property
     def lowered(self) -> Plan:

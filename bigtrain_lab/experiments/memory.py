@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import ClassVar
 
+from .. import data, models, train
 from ..core import Impossible, Trace, knob
-from ..core.later import later
 from ..core.peak import readings
 from ..core.words import size
 from ..order.rates import last
@@ -20,10 +20,6 @@ from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
-
-with later():
-    from .. import data, models, train
-    from ..train import dry_run
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -49,9 +45,9 @@ class MemoryExperiment(OfGPT, OneDevice):
     }
 
     @cached_property
-    def account(self) -> "dry_run.Account":
+    def account(self) -> "train.dry_run.Account":
         """Every storage of the run, from a dry run."""
-        return dry_run.account(self.program)
+        return train.dry_run.account(self.program)
 
     def describe(self) -> str:
         weights = self.dry.start["weights"]

@@ -95,6 +95,20 @@ class OnHardware(Experiment):
         return {**super().facts, **machine, **({"terms": self.terms} if self.terms else {})}
 
 
+class OnNodes(OnHardware):
+    """The same where so many ranks are a node."""
+
+    is_shared: ClassVar[bool] = True
+
+    node_size: int = knob(
+        8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
+    )
+
+    @cached_property
+    def profile(self) -> Hardware:
+        return replace(super().profile, node_size=self.node_size)
+
+
 class OnOneRank(OnHardware):
     """The same on one rank, which is the one that a fault can strike."""
 

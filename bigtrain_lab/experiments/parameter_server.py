@@ -17,6 +17,7 @@ from random import Random
 from statistics import mean
 from typing import Any, ClassVar
 
+from .. import models, techniques, train
 from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.later import later
 from ..core.words import counted, size
@@ -35,10 +36,7 @@ with later():
     import numpy as np
     import torch
 
-    from .. import models, techniques, train
     from ..data import digits
-    from ..techniques import delayed_descent, parameter_server, server_plan
-    from ..train import dry_run
 
 MODES = ("synchronous", "asynchronous", "bounded")
 MOST = 20_000  # batches of a run, of all workers
@@ -140,7 +138,7 @@ class ParameterServing(OnHardware):
         return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
 
     def order(self, requests) -> Plan:
-        return server_plan.order(requests, self.server_bytes, **self.how)
+        return techniques.server_plan.order(requests, self.server_bytes, **self.how)
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
@@ -365,9 +363,10 @@ class ParameterServing(OnHardware):
                 f"{max(each.staleness for each in found)}."
             )
         if typical := round(mean(each.staleness for each in found)):
+            largest = techniques.delayed_descent.largest_stable_rate(typical)
             yield (
-                f"A delay of {typical} for all would leave a quadratic "
-                f"{delayed_descent.largest_stable_rate(typical) / 2:.0%} of its largest rate."
+                f"A delay of {typical} for all would leave a quadratic {largest / 2:.0%} of its"
+                " largest rate."
             )
         if self.servers > 1:
             yield (
@@ -382,7 +381,7 @@ def last_tenth(trace: Trace) -> float | None:
     return mean(losses[-max(1, len(losses) // 10) :]) if losses else None
 
 
-def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict]:
+def held(parameters, server: "techniques.parameter_server.Server | None") -> dict[str, dict]:
     """What a rank holds: a server its own part."""
     total = {"sum": server.sum} if server else {}
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
@@ -398,28 +397,29 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
     def program(rank):
         model = models.built(
             lambda: models.Classifier(digits.POINTS, width, layers, digits.CLASSES, dtype=dtype),
-            dry_run.META,
+            train.dry_run.META,
         )
         learnt = [*model.parameters()]
         if server is not None:
             learnt = [
-                learnt[i] for i in server_plan.shares([p.nbytes for p in learnt], servers)[server]
+                learnt[i]
+                for i in techniques.server_plan.shares([p.nbytes for p in learnt], servers)[server]
             ]
-            work = parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
+            work = techniques.parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
             rank.watch(partial(held, learnt, None))
             with rank.aside():
-                gradient = parameter_server.flat(learnt)
+                gradient = techniques.parameter_server.flat(learnt)
             with rank.span((Action("S", 0, 0),)):
                 work.request(0, 0, gradient)
             return
 
         def loss(number):
-            inputs = torch.empty(rows, digits.POINTS, dtype=dtype, device=dry_run.META)
+            inputs = torch.empty(rows, digits.POINTS, dtype=dtype, device=train.dry_run.META)
             return torch.nn.functional.cross_entropy(
-                model(inputs), torch.empty(rows, dtype=torch.int64, device=dry_run.META)
+                model(inputs), torch.empty(rows, dtype=torch.int64, device=train.dry_run.META)
             )
 
-        work = parameter_server.Worker(loss, [learnt])
+        work = techniques.parameter_server.Worker(loss, [learnt])
         rank.watch(partial(held, learnt, None))
         for number in range(2):
             for kind in "FB":
@@ -427,7 +427,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
                     work.compute(Action(kind, 0, number))
             model.zero_grad(set_to_none=True)  # as they are sent
 
-    run = dry_run.dry_run(program)
+    run = train.dry_run.dry_run(program)
     # a server's other parameters are idle
     return replace(run, start={"weights": run.start["weights"]})
 
@@ -458,7 +458,7 @@ def replayed(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.n
     weights = {name: p.detach() for name, p in model.named_parameters()}
     owned = [
         [names[i] for i in own]
-        for own in server_plan.shares([w.nbytes for w in weights.values()], lab.servers)
+        for own in techniques.server_plan.shares([w.nbytes for w in weights.values()], lab.servers)
     ]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server

@@ -11,18 +11,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
+from .. import models
 from ..core import Impossible, Trace, knob
 from ..core.hardware import PROFILES, Hardware
-from ..core.later import later
 from ..order.partition import Stage, by_sizes, require_sizes, stage_times, worst
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
 from .experiment import Quantity
 from .pipeline import PipelineExperiment
-
-with later():
-    from .. import models
-    from ..models import theory, timing
 
 
 class Partition(PipelineExperiment):
@@ -95,13 +91,15 @@ class Partition(PipelineExperiment):
         """(forward, backward) of each piece: as the run kept them, where this was restored from one
         of such a model."""
         try:
-            if three := self.kept.get("timed", {}).get(timing.timed_as(self.config, self.rows)):
-                return timing.of_pieces(self.config, three)
+            if three := self.kept.get("timed", {}).get(
+                models.timing.timed_as(self.config, self.rows)
+            ):
+                return models.timing.of_pieces(self.config, three)
         except (AttributeError, TypeError, ValueError) as error:
             raise Impossible(
                 "what the run kept of its pieces' times cannot be read: run it again."
             ) from error
-        return timing.piece_seconds(self.config, self.rows)
+        return models.timing.piece_seconds(self.config, self.rows)
 
     # -- the cut -----------------------------------------------------------------------------------
 
@@ -145,7 +143,7 @@ class Partition(PipelineExperiment):
             "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
             "chosen": self.partition,
             "cuts": self.cuts,
-            **({"timed": {timing.timed_as(self.config, self.rows): timed}} if timed else {}),
+            **({"timed": {models.timing.timed_as(self.config, self.rows): timed}} if timed else {}),
         }
 
     # -- the profile -------------------------------------------------------------------------------
@@ -162,7 +160,7 @@ class Partition(PipelineExperiment):
             late = backward * flops.get("W", 0) / flops["B"] if flops["B"] else 0.0
             return {"F": forward, "B": backward, "I": backward - late, "W": late}
         if self.profile.textbook:
-            whole = theory.forward_flops(self.config, self.rows)
+            whole = models.theory.forward_flops(self.config, self.rows)
             return {kind: Fraction(self.ranks * own, whole) for kind, own in flops.items()}
         return super().times(first, last)
 

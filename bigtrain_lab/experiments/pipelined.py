@@ -18,7 +18,7 @@ from ..order.plan import Plan, lower
 from ..order.schedule import Schedule, name_of
 from ..techniques.tied_plan import with_exchanges
 from ..train.account import Work
-from .experiment import Experiment, Quantity
+from .experiment import Quantity
 from .on_hardware import OnHardware
 
 with later():
@@ -44,7 +44,6 @@ class Pipelined(OnHardware):
     answers: ClassVar[tuple[str, ...]] = ("step time", "peak memory, fullest rank")
     ledger: ClassVar[bool] = True
     ticks_of_chunk: ClassVar[int] = 1000
-    says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")
 
     @cached_property
     def order(self) -> Schedule:

@@ -29,7 +29,6 @@ from .pipeline import slice_run
 
 with later():
     from .. import models, planner, train
-    from ..train import rehearsal
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
 
@@ -242,7 +241,7 @@ def gpt_job(
             places[name] + 1,
             rows,
             Optimizer.named(optimizer),
-            rehearsal.in_words("F0 B0"),
+            train.rehearsal.in_words("F0 B0"),
             replicas=1 + way.replicated,
             slices=way.tp,
             precision=level,

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
+from .. import data, models, runtime, techniques, train
 from ..core import Impossible, Mesh, Trace, knob
 from ..core.later import later
 from ..order.rates import checkpoint_bytes, last, peak_bytes, reading_rate
@@ -28,9 +29,6 @@ with later():
     import numpy as np
     import torch
 
-    from .. import data, models, runtime, techniques, train
-    from ..data import grammar
-    from ..data import relations as task
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -151,9 +149,9 @@ class Precision(OneDevice):
             layers=self.layers,
             width=self.width,
             heads=self.heads,
-            sequence=task.LONGEST,
+            sequence=data.relations.LONGEST,
             vocabulary=len(data.vocabulary()),
-            classes=len(grammar.CLASSES),
+            classes=len(data.grammar.CLASSES),
         )
 
     @property
@@ -313,7 +311,7 @@ class Precision(OneDevice):
         found = data.f1(
             torch.tensor(answers),
             self.data.dev.labels_B[: len(answers)],
-            range(1, len(grammar.CLASSES)),
+            range(1, len(data.grammar.CLASSES)),
         )
         rank.log("micro F1", found.micro)
         rank.log("macro F1", found.macro)

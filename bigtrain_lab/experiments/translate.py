@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any, ClassVar
 
+from .. import data, models, techniques, train
 from ..core import Trace, knob
 from ..core.hardware import Wire
 from ..core.later import later
@@ -37,12 +38,6 @@ from .translation import Translation
 with later():
     import numpy as np
     import torch
-
-    from .. import models, train
-    from ..data import bleu, parallel, tokens
-    from ..models import blocks, decoding, translator, translator_pieces
-    from ..techniques import data_loader
-    from ..train import dry_run, tracking
 
 
 HOST = Wire(
@@ -188,7 +183,7 @@ class Translate(Replicated):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.training.recipe  # noqa: B018  (raises Impossible)
-        tracking.refuse(self.track)
+        train.tracking.refuse(self.track)
 
     unused: ClassVar[tuple] = (
         ("replicas", lambda ranks: ranks == 1, {"spread", "bucket_mb"}),
@@ -199,10 +194,10 @@ class Translate(Replicated):
     # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
-    def task(self) -> "parallel.Parallel":
+    def task(self) -> "data.parallel.Parallel":
         if self.file:
-            return parallel.read_pairs(self.file, held_out=self.held_out)
-        return parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
+            return data.parallel.read_pairs(self.file, held_out=self.held_out)
+        return data.parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
 
     @cached_property
     def config(self) -> "models.TranslatorConfig":
@@ -239,7 +234,7 @@ class Translate(Replicated):
             evaluate_every=self.evaluate_every or None,
             evaluators=None if self.spread else 1,
             bucket_bytes=self.bucket_bytes,
-            loading=data_loader.Loading(
+            loading=techniques.data_loader.Loading(
                 self.workers, self.prefetch, self.disk_ms / 1000, self.pinned
             ),
         )
@@ -269,7 +264,7 @@ class Translate(Replicated):
 
     def run(self, **options):
         run = super().run(**options)
-        tracking.follow(run, self.track)
+        train.tracking.follow(run, self.track)
         return run
 
     def describe(self) -> str:
@@ -299,7 +294,7 @@ class Translate(Replicated):
         self, at: int, shape: tuple[int, int, int], rehearsal: "train.Rehearsal | None" = None
     ) -> "train.Part":
         """A piece of the chain."""
-        return translator_pieces.part(
+        return models.translator_pieces.part(
             self.config,
             at,
             shape,
@@ -364,7 +359,7 @@ class Translate(Replicated):
     def times(self, shape: tuple[int, int, int]) -> dict[str, Any]:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0, "C": 0}
-        parts = [self.part(at, shape) for at in range(translator_pieces.count(self.config))]
+        parts = [self.part(at, shape) for at in range(models.translator_pieces.count(self.config))]
         found = {
             kind: [self.time(part.work(kind), part.tensors_of(kind)) for part in parts]
             for kind in "FBU"
@@ -375,7 +370,7 @@ class Translate(Replicated):
 
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
-            return {"L": translator_pieces.count(self.config), "T": shape[2]}
+            return {"L": models.translator_pieces.count(self.config), "T": shape[2]}
         one, two = (
             evaluation_works(replace(self.config, layers=layers), shape, self.beam)
             for layers in (1, 2)
@@ -393,7 +388,7 @@ class Translate(Replicated):
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]
         return with_evaluations(
-            data_loader.with_loads(plan, self.training.loading, windows), self.training
+            techniques.data_loader.with_loads(plan, self.training.loading, windows), self.training
         )
 
     @cached_property
@@ -504,7 +499,7 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
     """The plan with what each rank evaluates after some of its updates, and the two messages in
     which ranks agree."""
     ranks, lanes = tuple(range(plan.ranks)), dict(plan.lanes)
-    numbers = 4 + bleu.COUNTS  # that ranks add up
+    numbers = 4 + data.bleu.COUNTS  # that ranks add up
     for rank in ranks:
         ops, last = [], None
         for op in (*plan.lanes[rank, "compute"], None):
@@ -536,9 +531,12 @@ def pieces_on_meta(config: "models.TranslatorConfig") -> dict[int, Shapes]:
     """The weights of each piece of the chain."""
     return {
         at: Shapes.of(
-            models.built(lambda at=at: translator_pieces.TranslatorPiece(config, at), dry_run.META)
+            models.built(
+                lambda at=at: models.translator_pieces.TranslatorPiece(config, at),
+                train.dry_run.META,
+            )
         )
-        for at in range(translator_pieces.count(config))
+        for at in range(models.translator_pieces.count(config))
     }
 
 
@@ -552,18 +550,18 @@ def step_peak(
     replicas: int,
 ) -> int:
     """Most bytes of two updates; a window's second micro-batch is as all after it."""
-    recipe = translator_pieces.recipe_of(
+    recipe = models.translator_pieces.recipe_of(
         config,
         shape,
         smoothing,
         level,
         replicas,
-        lambda at: translator_pieces.TranslatorPiece(config, at),
+        lambda at: models.translator_pieces.TranslatorPiece(config, at),
     )
     order = by_layers(
-        Schedule.named("1f1b")(1, micro_batches), [range(translator_pieces.count(config))]
+        Schedule.named("1f1b")(1, micro_batches), [range(models.translator_pieces.count(config))]
     )
-    return dry_run.dry_run(
+    return train.dry_run.dry_run(
         partial(train.train, replace(recipe, schedule=order, steps=2, whole_names=True))
     ).peak_bytes
 
@@ -577,14 +575,17 @@ def evaluation_works(
 
     @torch.no_grad()
     def program(rank):
-        model = models.built(lambda: translator.Translator(config), dry_run.META)
+        model = models.built(lambda: models.translator.Translator(config), train.dry_run.META)
         source, target = (
-            torch.empty(B, length, dtype=torch.int64, device=dry_run.META) for length in (S, T)
+            torch.empty(B, length, dtype=torch.int64, device=train.dry_run.META)
+            for length in (S, T)
         )
         with rank.span(Action("L", 0, 0)):
-            blocks.word_cross_entropy(model(source, target), target, tokens.PAD)
+            models.blocks.word_cross_entropy(model(source, target), target, data.tokens.PAD)
         with rank.span(Action("T", 0, 0)):
-            decoding.decoded(model, source, tokens.BEGIN, tokens.END, tokens.PAD, T, beam=beam)
+            models.decoding.decoded(
+                model, source, data.tokens.BEGIN, data.tokens.END, data.tokens.PAD, T, beam=beam
+            )
 
-    actions = dry_run.dry_run(program).actions
+    actions = train.dry_run.dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

@@ -47,8 +47,6 @@ def slices(trace: Trace) -> go.Figure:
             )
             + GAP
         )
-    figure.update_xaxes(visible=False, range=[-GAP, right])
-    figure.update_yaxes(visible=False, range=[-2.9, 2.7])
     colours = " ".join(f"{square(palette.version(rank))} {rank}" for rank in range(trace.ranks))
     figure.add_annotation(
         x=0.27,
@@ -64,6 +62,8 @@ def slices(trace: Trace) -> go.Figure:
         f"{trace.clock}: what lies where, and what each rank sends in a step",
         340,
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
+        xaxis={"visible": False, "range": [-GAP, right]},
+        yaxis={"visible": False, "range": [-2.9, 2.7]},
     )
 
 

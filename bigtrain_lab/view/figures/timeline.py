@@ -57,12 +57,12 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
     used)."""
     figure = go.Figure()
     draw_rows(figure, trace, colour)
-    figure.update_xaxes(title=f"time ({words.axis_unit(trace)[0]})", range=[0, None])
     lines = {"margin_t": 84, "title_y": 0.98, "title_yanchor": "top"}  # of a long legend, below it
     return framed(
         figure,
         title or heading(trace),
         130 + 38 * len(words.rows_of(trace)),
+        xaxis={"title": {"text": f"time ({words.axis_unit(trace)[0]})"}, "range": [0, None]},
         **(lines if len(figure.data) > 7 else {}),
     )
 
