@@ -11,22 +11,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
-from ..core.later import later
-from ..core.words import size
-from ..order.rates import peak_bytes
-from ..order.schedule import Action, B, F, Step, U
+from .. import data, models, train
+from ..core import Scalar, Trace, knob, size
+from ..core.later import np, torch
+from ..order import Action, B, F, Step, U, peak_bytes
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
 from ..train.lens import Lens
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
-
-with later():
-    import numpy as np
-    import torch
-
-    from .. import data, models, train
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens

@@ -11,16 +11,22 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
-from ..core.formats import DTYPES
-from ..core.hardware import TICKS_PER_SECOND
+from ..core import DTYPES, TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
 from ..core.later import later
 from ..core.trace import MARK
-from ..core.words import counted, duration, size
-from ..order.collective import Collective, provenance, sizes
-from ..order.holdings import HOLDS, MOST, place
-from ..order.plan import Compute, Plan, Recv, lower_collective
-from ..order.schedule import Action
+from ..order import (
+    HOLDS,
+    MOST,
+    Action,
+    Collective,
+    Compute,
+    Plan,
+    Recv,
+    lower_collective,
+    place,
+    provenance,
+    sizes,
+)
 from .experiment import MB, Quantity
 from .on_hardware import OnNodes, profiles
 

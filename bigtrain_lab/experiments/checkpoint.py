@@ -16,10 +16,9 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Impossible, Memory, Trace, knob
-from ..core.formats import DTYPES
+from ..core import DTYPES, Impossible, Memory, Trace, knob, size
 from ..core.later import later
-from ..core.words import size
+from ..order import Action, Step
 from ..order.recompute.compared import compared, work_beside
 from ..order.recompute.optimum import frontier, smallest_budget
 from ..order.recompute.plan import (
@@ -34,7 +33,6 @@ from ..order.recompute.plan import (
     peak_bytes,
     turn,
 )
-from ..order.schedule import Action, Step
 from ..runtime.kept import kept
 from ..train.account import Acted, Work
 from ..train.lens import Lens

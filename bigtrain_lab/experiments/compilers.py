@@ -14,22 +14,14 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any, ClassVar
 
-from ..core import Impossible, Scalar, Trace, knob
-from ..core.formats import DTYPES
-from ..core.later import later
-from ..core.words import counted, duration, size
-from ..order.plan import Compute, Plan
-from ..order.rates import apart, last, samples
-from ..order.schedule import Action
+from .. import techniques
+from ..core import DTYPES, Impossible, Scalar, Trace, counted, duration, knob, size
+from ..core.later import torch
+from ..order import Action, Compute, Plan, apart, last, samples
 from ..runtime.kept import kept
 from ..techniques.kernels import Kernel
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
-
-with later():  # fusion loads torch's own compiler, which takes seconds
-    import torch
-
-    from ..techniques import captured_graph, fusion
 
 KINDS = {"forward": "F", "backward": "B"}
 WHOLE = ("inductor", "cuda-graph")  # run as one action a step
@@ -216,9 +208,7 @@ class Compile(OnOneRank):
         """First call, steps kernel by kernel, other lengths; then all is timed."""
         torch.compiler.reset()
         x, watched = self.values(rank.device), Watched(rank)
-        backend = (fusion.Fusion if self.compiler == "ours" else fusion.Unfused)(
-            self.block, watched
-        )
+        backend = backend_of(self.compiler == "ours")(self.block, watched)
         compiled = self.compiled(backend, x)
         start = time.perf_counter()
         self.once(compiled, x)
@@ -236,14 +226,14 @@ class Compile(OnOneRank):
             self.look(rank, compiled, backend, x)
         return self.sums(y, gradient)
 
-    def compiled(self, backend: "fusion.Fusion", x):
+    def compiled(self, backend: "techniques.fusion.Fusion", x):
         """The function as the chosen compiler runs it."""
         if self.compiler == "cuda-graph":
             return torch.cuda.make_graphed_callables(self.function_of, (x,))
         chosen = "inductor" if self.compiler == "inductor" else backend
         return torch.compile(lambda x: self.function_of(x), backend=chosen)
 
-    def look(self, rank, compiled, backend: "fusion.Fusion", x) -> None:
+    def look(self, rank, compiled, backend: "techniques.fusion.Fusion", x) -> None:
         """Time calls and block sizes on this machine, and see what other lengths do."""
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
@@ -251,7 +241,8 @@ class Compile(OnOneRank):
                     rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
-            groups = [part for part in graph.modules() if isinstance(part, fusion.Blocked)]
+            blocked = techniques.fusion.Blocked
+            groups = [part for part in graph.modules() if isinstance(part, blocked)]
             for block in SWEPT:
                 for part in groups:
                     part.block = block
@@ -402,7 +393,7 @@ class Watched:
         def called(*args):
             if self.step is None:
                 return graph.forward(*args)
-            run = captured_graph.KernelRun(
+            run = techniques.captured_graph.KernelRun(
                 graph,
                 lambda k: self.rank.span(Action(KINDS[way], k, self.step)),
                 count=self.step == 0,
@@ -422,9 +413,13 @@ def kernels_of(
     x = torch.empty(
         rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward
     )
-    return captured_graph.captured(
-        lambda x: FUNCTIONS[function](torch, x), (fusion.Fusion if fused else fusion.Unfused)(), x
+    return techniques.captured_graph.captured(
+        lambda x: FUNCTIONS[function](torch, x), backend_of(fused)(), x
     )
+
+
+def backend_of(fused: bool) -> "type[techniques.fusion.Fusion]":
+    return techniques.fusion.Fusion if fused else techniques.fusion.Unfused
 
 
 def clocked(function, times: int = 5) -> list[float]:

@@ -17,12 +17,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from .. import runtime, train
-from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
+from ..core import (
+    MEMORY_KINDS,
+    Cost,
+    Family,
+    Impossible,
+    Knob,
+    Mesh,
+    Trace,
+    counted,
+    knob,
+    readings,
+)
 from ..core.family import is_typed
-from ..core.peak import readings
-from ..core.words import counted
-from ..order.explain import does_not_fit, not_finite
-from ..order.holdings import MOST
+from ..order import MOST, does_not_fit, not_finite
 from ..order.simulate import simulate
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
 from ..train.lens import Lens

@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
+from .. import data, models, train
 from ..core import Impossible, Scalar, Trace, knob
-from ..core.later import later
-from ..order.plan import Plan
-from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
-from ..order.schedule import Schedule
+from ..core.later import torch
+from ..data.digits import CLASSES, PASS, POINTS, digits
+from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers
 from ..runtime.kept import kept
 from ..techniques.learning_rates import (
     linear_scaling,
@@ -31,12 +31,6 @@ from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .replicated import Replicated
-
-with later():
-    import torch
-
-    from .. import data, models, train
-    from ..data import digits
 
 BASE = 32  # the batch whose rate the settings give
 SCALINGS = {
@@ -257,7 +251,7 @@ class LargeBatch(Replicated):
     @property
     def a_pass(self) -> int:
         """Samples of one pass over the data."""
-        return digits.PASS if self.task == "digits" else text_bytes() // self.sequence
+        return PASS if self.task == "digits" else text_bytes() // self.sequence
 
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
@@ -286,7 +280,7 @@ class LargeBatch(Replicated):
         dtype = getattr(torch, self.dtype)
         if self.task == "digits":
             return models.Classifier(
-                digits.POINTS, self.width, self.layers, digits.CLASSES, self.norm, self.seed, dtype
+                POINTS, self.width, self.layers, CLASSES, self.norm, self.seed, dtype
             )
         return models.GPT(
             models.GPTConfig(
@@ -305,7 +299,7 @@ class LargeBatch(Replicated):
 
     def stream(self, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
         if self.task == "digits":
-            return digits.digits(self.dtype).batch(self.seed, first, count)
+            return digits(self.dtype).batch(self.seed, first, count)
         blocks = range(first // BASE, -(-(first + count) // BASE))
         drawn = zip(
             *(texts()[0].batch(self.seed, 0, block, BASE, self.sequence) for block in blocks)
@@ -316,7 +310,7 @@ class LargeBatch(Replicated):
     def examined(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Samples that no run learns from."""
         if self.task == "digits":
-            return digits.digits(self.dtype).test
+            return digits(self.dtype).test
         return texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
 
     # -- theory ------------------------------------------------------------------------------------
@@ -431,7 +425,7 @@ def rehearsed(
     the settings name."""
     lab = LargeBatch(**dict(settings))
     inputs = (
-        torch.zeros(lab.rows, digits.POINTS, dtype=getattr(torch, lab.dtype))
+        torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype))
         if lab.task == "digits"
         else ids(lab)
     )

@@ -11,19 +11,12 @@ from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
-from ..core import Impossible, Mesh, Trace, knob
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.holdings import MOST
-from ..order.plan import Compute, Plan, Together
-from ..order.schedule import Action
+from .. import techniques
+from ..core import Impossible, Mesh, Trace, duration, knob, size
+from ..core.later import torch
+from ..order import MOST, Action, Compute, Plan, Together
 from .experiment import Quantity
 from .on_hardware import OnNodes, profiles
-
-with later():
-    import torch
-
-    from ..techniques import layout_plan, mesh_tensor
 
 PRODUCT = "n d, d f -> n f"
 DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f"}
@@ -126,7 +119,7 @@ class Layouts(OnNodes):
 
     def part(self, dims) -> tuple[int, ...]:
         """Of a tensor of these dimensions, what a rank has."""
-        return layout_plan.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
+        return techniques.layout_plan.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
 
     def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
         """The rows and the columns of a matrix that lie on a rank."""
@@ -139,7 +132,7 @@ class Layouts(OnNodes):
     @cached_property
     def needed(self) -> list:
         """The collectives, in their order."""
-        return layout_plan.collectives(
+        return techniques.layout_plan.collectives(
             PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE)
         )
 
@@ -196,7 +189,9 @@ class Layouts(OnNodes):
     def program(self, rank) -> dict[str, Any]:
         groups = {axis: rank.group(axis) for axis, _ in self.mesh.axes}
         own = {
-            matrix: mesh_tensor.laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
+            matrix: techniques.mesh_tensor.laid_out(
+                whole, DIMS[matrix], {}, self.split, groups
+            ).float()
             for matrix, whole in self.values.items()
         }
         rank.watch(
@@ -213,7 +208,7 @@ class Layouts(OnNodes):
                 own[result] = torch.einsum(letters, *factors).contiguous()
             return own[result]
 
-        y = mesh_tensor.einsum(
+        y = techniques.mesh_tensor.einsum(
             PRODUCT,
             own["X"].requires_grad_(),
             own["W"].requires_grad_(),

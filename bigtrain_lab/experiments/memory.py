@@ -11,11 +11,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from .. import data, models, train
-from ..core import Impossible, Trace, knob
-from ..core.peak import readings
-from ..core.words import size
-from ..order.rates import last
-from ..order.schedule import Action, Step
+from ..core import Impossible, Trace, knob, readings, size
+from ..order import Action, Step, last
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .of_gpt import OfGPT

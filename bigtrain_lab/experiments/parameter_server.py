@@ -18,12 +18,10 @@ from statistics import mean
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import Cost, Impossible, Scalar, Trace, knob
-from ..core.later import later
-from ..core.words import counted, size
-from ..order.plan import Plan
-from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
-from ..order.schedule import Action
+from ..core import Cost, Impossible, Scalar, Trace, counted, knob, size
+from ..core.later import np, torch
+from ..data.digits import CLASSES, POINTS, digits
+from ..order import ACCURACY, TEST_LOSS, Action, Applied, Plan, applied, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
 from ..train.account import DryRun, Likened
@@ -31,12 +29,6 @@ from .all_reduce import ports
 from .experiment import Quantity
 from .large_batch import quality
 from .on_hardware import OnHardware
-
-with later():
-    import numpy as np
-    import torch
-
-    from ..data import digits
 
 MODES = ("synchronous", "asynchronous", "bounded")
 MOST = 20_000  # batches of a run, of all workers
@@ -228,10 +220,10 @@ class ParameterServing(OnHardware):
 
     def model(self) -> "torch.nn.Module":
         return models.Classifier(
-            digits.POINTS,
+            POINTS,
             self.width,
             self.layers,
-            digits.CLASSES,
+            CLASSES,
             seed=self.seed,
             dtype=getattr(torch, self.dtype),
         )
@@ -239,7 +231,7 @@ class ParameterServing(OnHardware):
     def batch(self, worker: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """A round of the workers' batches is a stretch of the stream."""
         first = (number * self.workers + worker) * self.rows
-        return digits.digits(self.dtype).batch(self.seed, first, self.rows)
+        return digits(self.dtype).batch(self.seed, first, self.rows)
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
@@ -273,7 +265,7 @@ class ParameterServing(OnHardware):
         return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
     def quality(self, model: "torch.nn.Module") -> dict[str, float]:
-        return quality(model, digits.digits(self.dtype).test)
+        return quality(model, digits(self.dtype).test)
 
     def reference(self) -> dict[str, Any]:
         """In one process: a synchronous run as plain training; another as
@@ -396,7 +388,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
 
     def program(rank):
         model = models.built(
-            lambda: models.Classifier(digits.POINTS, width, layers, digits.CLASSES, dtype=dtype),
+            lambda: models.Classifier(POINTS, width, layers, CLASSES, dtype=dtype),
             train.dry_run.META,
         )
         learnt = [*model.parameters()]
@@ -414,7 +406,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
             return
 
         def loss(number):
-            inputs = torch.empty(rows, digits.POINTS, dtype=dtype, device=train.dry_run.META)
+            inputs = torch.empty(rows, POINTS, dtype=dtype, device=train.dry_run.META)
             return torch.nn.functional.cross_entropy(
                 model(inputs), torch.empty(rows, dtype=torch.int64, device=train.dry_run.META)
             )

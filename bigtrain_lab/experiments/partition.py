@@ -12,9 +12,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import models
-from ..core import Impossible, Trace, knob
-from ..core.hardware import PROFILES, Hardware
-from ..order.partition import Stage, by_sizes, require_sizes, stage_times, worst
+from ..core import PROFILES, Hardware, Impossible, Trace, knob
+from ..order import Stage, by_sizes, require_sizes, stage_times, worst
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
 from .experiment import Quantity

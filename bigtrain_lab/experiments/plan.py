@@ -14,11 +14,8 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import Impossible, Trace, knob
-from ..core.hardware import Hardware
+from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
 from ..core.later import later
-from ..core.peak import readings
-from ..core.words import counted, duration, size
 from ..data.published import Step
 from ..train.optimizer import Optimizer
 from .combined import Combined

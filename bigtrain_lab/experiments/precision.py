@@ -16,19 +16,13 @@ from typing import Any, ClassVar
 
 from .. import data, models, runtime, techniques, train
 from ..core import Impossible, Mesh, Trace, knob
-from ..core.later import later
-from ..order.rates import checkpoint_bytes, last, peak_bytes, reading_rate
-from ..order.schedule import Action, Step
+from ..core.later import np, torch
+from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
 from ..techniques.precision_levels import LEVELS, Level
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .one_device import OneDevice
-
-with later():
-    import numpy as np
-    import torch
-
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference

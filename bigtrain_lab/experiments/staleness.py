@@ -12,16 +12,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
+from .. import models, train
 from ..core import Impossible, knob
-from ..core.later import later
-from ..order.schedule import Action, Schedule
+from ..core.later import torch
+from ..order import Action, Schedule
 from ..runtime.kept import kept
 from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import models, train
 
 ITEM = 8  # bytes of a float64
 

@@ -17,13 +17,9 @@ from math import prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Trace, knob
-from ..core.hardware import Wire
-from ..core.later import later
-from ..core.words import duration
-from ..order.plan import Compute, Plan, Together
-from ..order.rates import exposed, last
-from ..order.schedule import Action, Schedule
+from ..core import Trace, Wire, duration, knob
+from ..core.later import np, torch
+from ..order import Action, Compute, Plan, Schedule, Together, exposed, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
 from ..techniques.learning_rates import noam
@@ -34,11 +30,6 @@ from .experiment import MB, Quantity
 from .layered import by_layers
 from .replicated import Replicated
 from .translation import Translation
-
-with later():
-    import numpy as np
-    import torch
-
 
 HOST = Wire(
     "PCIe 3.0 x16", 5e-6, 12e9

@@ -24,7 +24,7 @@ from pathlib import Path
 from .. import data, models, runtime, techniques, train
 from ..core import Impossible
 from ..core.later import later
-from ..order.schedule import Action, Schedule
+from ..order import Action, Schedule
 from ..train.lens import Lens
 from .layered import by_layers
 

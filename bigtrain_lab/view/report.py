@@ -11,9 +11,8 @@ from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..core import CLOCKS, Hardware, Scalar, Trace
-from ..core.words import counted, duration, number, size
-from ..order.holdings import HOLDS
+from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, number, size
+from ..order import HOLDS
 from .words import labels as labels_of
 from .words import row_name, rows_of
 

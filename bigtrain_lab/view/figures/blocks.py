@@ -6,7 +6,7 @@ from statistics import median
 import plotly.graph_objects as go
 
 from ...core import Scalar, Trace
-from ...order.rates import apart, samples
+from ...order import apart, samples
 from .. import palette
 from .timeline import framed
 

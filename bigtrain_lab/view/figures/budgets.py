@@ -12,8 +12,7 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from ...core import Trace
-from ...core.words import size
+from ...core import Trace, size
 from ...order.recompute.plan import Recompute
 from .. import palette, words
 from .timeline import framed

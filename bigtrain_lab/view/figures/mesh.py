@@ -4,9 +4,8 @@ from itertools import chain
 
 import plotly.graph_objects as go
 
-from ...core import Mesh, Trace
-from ...core.words import duration, size
-from ...order.rates import axes
+from ...core import Mesh, Trace, duration, size
+from ...order import axes
 from .. import words
 from ..palette import INK, VERSIONS
 from .timeline import framed

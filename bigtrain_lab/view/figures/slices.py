@@ -9,10 +9,8 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from ...core import Impossible, Trace
-from ...core.words import size
-from ...order.holdings import parts
-from ...order.rates import called
+from ...core import Impossible, Trace, size
+from ...order import called, parts
 from .. import palette
 from .layouts import cut, draw_cells
 from .timeline import framed

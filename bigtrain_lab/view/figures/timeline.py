@@ -4,9 +4,8 @@ idle."""
 import plotly.graph_objects as go
 import plotly.io
 
-from ...core import Impossible, Trace
+from ...core import Impossible, Trace, duration, size
 from ...core.waited import Waited, waited
-from ...core.words import duration, size
 from .. import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
