@@ -296,13 +296,8 @@ class Accumulate(OfGPT, OneDevice):
             steps=self.steps,
             samples=self.micro_batches,
             micro_batches=min(self.accumulation, self.micro_batches),
-            weights=self.shares,
+            weights=lambda window: shares(self.rule, [counting(each.targets) for each in window]),
         )
-
-    def shares(self, window: "Sequence[train.Sample]") -> list[float]:
-        """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
-        rule says."""
-        return shares(self.rule, [counting(sample.targets) for sample in window])
 
     def by_update(self, losses: Sequence[float]) -> list[float]:
         """The loss of each update that is done, of those of its micro-batches."""
@@ -348,6 +343,8 @@ class Accumulate(OfGPT, OneDevice):
 
 
 def shares(rule: str, tokens: Sequence[int]) -> list[float]:
+    """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
+    rule says."""
     return [factor * count for factor, count in zip(RULES[rule](tokens), tokens)]
 
 

@@ -19,7 +19,6 @@ from ..core import DTYPES, Impossible, Scalar, Trace, counted, duration, knob, s
 from ..core.later import torch
 from ..order import Action, Compute, Plan, apart, last, samples
 from ..runtime.kept import kept
-from ..techniques.kernels import Kernel
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
 
@@ -104,12 +103,11 @@ class Compile(OnOneRank):
 
     # -- theory -----------------------------------------------------------------------------------
 
-    def kernels(self, compiler: str = "") -> dict[str, tuple[Kernel, ...]]:
+    def kernels(self, compiler: str = "") -> "dict[str, tuple[techniques.kernels.Kernel, ...]]":
         """Of each pass, in the order in which they run."""
-        compiler = compiler or self.compiler
         return kernels_of(
             self.function,
-            compiler in ("ours", "inductor"),
+            (compiler or self.compiler) in ("ours", "inductor"),
             self.rows,
             self.columns,
             self.dtype,
@@ -144,25 +142,25 @@ class Compile(OnOneRank):
         """Bytes that a step reads and writes."""
         return sum(each.bytes for own in self.kernels(compiler).values() for each in own)
 
-    @property
-    def captures(self) -> int | None:
-        """Graphs that torch.compile captures: one, and one more for all other lengths."""
-        return 1 + (self.lengths > 1) if self.compiler in ("eager", "ours") else None
-
-    def order(self):
-        return (
-            (Action(KINDS[way], k, step),)
-            for step in range(self.steps)
-            for way, own in self.seconds().items()
-            for k in range(len(own))
-        )
+    def captures(self, trace: Trace) -> int | None:
+        """Graphs that torch.compile captures: one, and one more for all other lengths. A run
+        reports its own."""
+        if trace.clock != "predicted":
+            return len(reasons_of(trace)) or None
+        return None if self.compiler in WHOLE else 1 + (self.lengths > 1)
 
     def durations(self) -> dict[str, tuple[float, ...]]:
         return {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
 
     @property
     def lowered(self) -> Plan:
-        return Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
+        computed = (
+            Compute((Action(KINDS[way], k, step),))
+            for step in range(self.steps)
+            for way, own in self.seconds().items()
+            for k in range(len(own))
+        )
+        return Plan({(0, "compute"): tuple(computed)}, 1, steps=self.steps)
 
     def predict(self) -> Trace:
         trace = super().predict()
@@ -299,7 +297,7 @@ class Compile(OnOneRank):
             ),
             Quantity(BYTES, "B", lambda t: last(t, BYTES)),
             Quantity("step time", "s", lambda t: t.step_time),
-            Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
+            Quantity("graphs captured", "", self.captures),
             Quantity("first call, here", "s", on_the_wall(FIRST), exact=False),
             Quantity("eager call, here, median", "s", on_the_wall(EAGER), exact=False),
             Quantity("compiled call, here, median", "s", on_the_wall(COMPILED), exact=False),
@@ -408,7 +406,7 @@ class Watched:
 @kept
 def kernels_of(
     function: str, fused: bool, rows: int, columns: int, dtype: str, backward: bool
-) -> dict[str, tuple[Kernel, ...]]:
+) -> "dict[str, tuple[techniques.kernels.Kernel, ...]]":
     """The kernels of each pass, captured from tensors without values."""
     x = torch.empty(
         rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward
@@ -450,10 +448,6 @@ def reasons_of(trace: Trace) -> list[Scalar]:
         for event in trace.where(Scalar)
         if event.name.startswith("captured: ")
     ]
-
-
-def captures(trace: Trace, predicted: int | None) -> int | None:
-    return predicted if trace.clock == "predicted" else len(reasons_of(trace)) or None
 
 
 def break_even(trace: Trace) -> int | None:

@@ -13,20 +13,12 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from .. import data, models, train
+from .. import data, models, techniques, train
 from ..core import Impossible, Scalar, Trace, knob
 from ..core.later import torch
 from ..data.digits import CLASSES, PASS, POINTS, digits
 from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers
 from ..runtime.kept import kept
-from ..techniques.learning_rates import (
-    linear_scaling,
-    polynomial_decay,
-    square_root_scaling,
-    warm_up,
-)
-from ..techniques.replica_plan import with_replicas
-from ..techniques.weight_shapes import Shapes
 from ..train.lens import Lens
 from ..train.optimizer import Optimizer
 from .experiment import Quantity
@@ -34,8 +26,8 @@ from .replicated import Replicated
 
 BASE = 32  # the batch whose rate the settings give
 SCALINGS = {
-    "square-root": square_root_scaling,
-    "linear": linear_scaling,
+    "square-root": techniques.learning_rates.square_root_scaling,
+    "linear": techniques.learning_rates.linear_scaling,
     "none": lambda rate, batch, base: rate,
 }
 LOOKS, EVALUATIONS = 128, 40  # of a run, at most
@@ -67,7 +59,9 @@ class Looks(Lens):
     def begin(self, training):
         (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
         self.matrices = {
-            path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1
+            name.removesuffix(".weight").removesuffix(".linear"): weight
+            for name, weight in self.model.named_parameters()
+            if weight.dim() > 1
         }
         return super().begin(training)
 
@@ -221,8 +215,9 @@ class LargeBatch(Replicated):
     def rate(self) -> Callable[[int], float]:
         """Of an update, counted from 1; that of the last one is above 0."""
         rising = round(self.warm_up * self.steps)
-        falling = polynomial_decay(self.full_rate, self.steps - rising + 1)
-        return warm_up(self.full_rate, rising, after=falling) if rising else falling
+        rates = techniques.learning_rates
+        falling = rates.polynomial_decay(self.full_rate, self.steps - rising + 1)
+        return rates.warm_up(self.full_rate, rising, after=falling) if rising else falling
 
     @cached_property
     def looked(self) -> list[int]:
@@ -336,7 +331,7 @@ class LargeBatch(Replicated):
     @cached_property
     def lowered(self) -> Plan:
         stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}
-        return with_replicas(self.order, self.steps, self.replicas, stages)
+        return techniques.replica_plan.with_replicas(self.order, self.steps, self.replicas, stages)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -424,15 +419,12 @@ def rehearsed(
     """The dry run of the model, on one of the replicas, without data. `members`: the classes that
     the settings name."""
     lab = LargeBatch(**dict(settings))
-    inputs = (
-        torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype))
-        if lab.task == "digits"
-        else ids(lab)
-    )
-    targets = torch.zeros(lab.rows, dtype=torch.int64) if lab.task == "digits" else ids(lab)
+    text = (lab.rows, lab.sequence), torch.int64
+    image = (lab.rows, POINTS), getattr(torch, lab.dtype)
+    given = [image, ((lab.rows,), torch.int64)] if lab.task == "digits" else [text, text]
     recipe = replace(
         lab.recipe,
-        data=lambda number: (inputs.clone(), targets.clone()),
+        data=lambda number: tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in given),
         micro_batches=1,
         schedule="1f1b",
         steps=1,
@@ -441,13 +433,12 @@ def rehearsed(
 
 
 @kept
-def shapes(settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]) -> Shapes:
+def shapes(
+    settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
+) -> "techniques.weight_shapes.Shapes":
     """The weights of the model."""
-    return Shapes.of(models.built(LargeBatch(**dict(settings)).model, torch.device("meta")))
-
-
-def ids(lab: LargeBatch) -> "torch.Tensor":
-    return torch.zeros(lab.rows, lab.sequence, dtype=torch.int64)
+    model = models.built(LargeBatch(**dict(settings)).model, torch.device("meta"))
+    return techniques.weight_shapes.Shapes.of(model)
 
 
 @kept
@@ -466,11 +457,6 @@ def texts() -> "tuple[data.ByteText, data.ByteText]":
 
 def loss_of(output: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
-
-
-def path(name: str) -> str:
-    """Of a weight's module."""
-    return name.removesuffix(".weight").removesuffix(".linear")
 
 
 def quality(

@@ -22,9 +22,6 @@ from ..core.later import np, torch
 from ..order import Action, Compute, Plan, Schedule, Together, exposed, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
-from ..techniques.learning_rates import noam
-from ..techniques.replica_plan import with_replicas
-from ..techniques.weight_shapes import Shapes
 from ..train.account import Work
 from .experiment import MB, Quantity
 from .layered import by_layers
@@ -199,7 +196,7 @@ class Translate(Replicated):
         """The training, as a program for each rank."""
         return Translation(
             pairs=self.task,
-            learning_rate=noam(self.width, self.warm_up, self.rate),
+            learning_rate=techniques.learning_rates.noam(self.width, self.warm_up, self.rate),
             config=models.TranslatorConfig(
                 self.layers,
                 self.width,
@@ -224,19 +221,11 @@ class Translate(Replicated):
             rows=self.held_out_rows,
             evaluate_every=self.evaluate_every or None,
             evaluators=None if self.spread else 1,
-            bucket_bytes=self.bucket_bytes,
+            bucket_bytes=round(self.bucket_mb * MB),
             loading=techniques.data_loader.Loading(
                 self.workers, self.prefetch, self.disk_ms / 1000, self.pinned
             ),
         )
-
-    @property
-    def bucket_bytes(self) -> int:
-        return round(self.bucket_mb * MB)
-
-    @property
-    def micro_batches(self) -> int:
-        return self.accumulation
 
     @property
     def order(self) -> Schedule:
@@ -270,7 +259,7 @@ class Translate(Replicated):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def stages(self) -> dict[int, Shapes]:
+    def stages(self) -> "dict[int, techniques.weight_shapes.Shapes]":
         return pieces_on_meta(self.config)
 
     @property
@@ -374,7 +363,9 @@ class Translate(Replicated):
 
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_replicas(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
+        plan = techniques.replica_plan.with_replicas(
+            self.order, self.steps, self.replicas, self.stages, self.training.bucket_bytes
+        )
         windows = [
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]
@@ -518,10 +509,12 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
 
 
 @kept
-def pieces_on_meta(config: "models.TranslatorConfig") -> dict[int, Shapes]:
+def pieces_on_meta(
+    config: "models.TranslatorConfig",
+) -> "dict[int, techniques.weight_shapes.Shapes]":
     """The weights of each piece of the chain."""
     return {
-        at: Shapes.of(
+        at: techniques.weight_shapes.Shapes.of(
             models.built(
                 lambda at=at: models.translator_pieces.TranslatorPiece(config, at),
                 train.dry_run.META,

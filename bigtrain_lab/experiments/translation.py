@@ -23,16 +23,10 @@ from pathlib import Path
 
 from .. import data, models, runtime, techniques, train
 from ..core import Impossible
-from ..core.later import later
+from ..core.later import np, torch
 from ..order import Action, Schedule
 from ..train.lens import Lens
 from .layered import by_layers
-
-with later():
-    import numpy as np
-    import torch
-
-    from ..techniques.guards import saved as guard
 
 
 def adam(weights):
@@ -276,6 +270,7 @@ class Evaluation(Lens):
         if not (self.asked.resume and self.asked.directory and last.exists()):
             return 0
         state, origin = techniques.saved.load(last), self.asked.batches.origin
+        guard = techniques.saved.guard
         with guard.read(last):
             guard.refuse_other(state.get("data", origin), origin, last)
             done = techniques.saved.restore(state, self.whole, self.group.rank, last)
