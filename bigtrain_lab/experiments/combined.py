@@ -12,10 +12,8 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.peak import readings
-from ..core.words import duration, size
-from ..order.rates import axes
+from ..core import Impossible, Trace, duration, knob, readings, size
+from ..order import axes
 from .experiment import Quantity
 from .layered import Layered, whole_layers
 

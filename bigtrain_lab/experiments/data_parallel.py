@@ -12,12 +12,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.explain import bubbles
-from ..order.rates import exposed
+from .. import train
+from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
+from ..order import bubbles, exposed
 from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from ..techniques import reducers
@@ -25,9 +22,6 @@ from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.replica_rules import LANE
 from .experiment import Quantity
 from .layered import Layered
-
-with later():
-    from .. import train
 
 SYMPTOMS = {
     "nan": (

@@ -4,13 +4,10 @@ from dataclasses import fields
 from functools import cached_property
 from typing import ClassVar
 
+from .. import data, models, train
 from ..core import knob
-from ..core.later import later
 from ..train.optimizer import Optimizer
 from .on_hardware import OnHardware
-
-with later():
-    from .. import data, models, train
 
 
 class OfGPT(OnHardware):

@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import Cost, knob
-from ..core.hardware import PROFILES, Hardware
+from ..core import PROFILES, Cost, Hardware, knob
 from ..runtime.calibrate import NAME as MACHINE
 from ..runtime.calibrate import remembered, this_machine
 from ..runtime.failure.faults import Fault

@@ -11,18 +11,13 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
+from .. import train
 from ..core import Trace
-from ..core.later import later
-from ..order.plan import Compute, Plan
-from ..order.rates import last
-from ..order.schedule import Action, Step
+from ..order import Action, Compute, Plan, Step, last
 from ..runtime.kept import kept
 from ..train.account import Acted, DryRun, Likened
 from .experiment import Quantity
 from .on_hardware import OnOneRank
-
-with later():
-    from ..train import dry_run
 
 
 class OneDevice(OnOneRank):
@@ -118,4 +113,4 @@ def dried(
 ) -> DryRun:
     """The dry run of an experiment; settings that do not change shapes find it done. `members`:
     the classes that the settings name."""
-    return dry_run.dry_run(cls(**dict(settings)).program)
+    return train.dry_run.dry_run(cls(**dict(settings)).program)

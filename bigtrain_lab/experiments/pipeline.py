@@ -11,22 +11,16 @@ from functools import cached_property
 from math import fsum
 from typing import ClassVar
 
+from .. import models, techniques, train
 from ..core import Impossible, knob
-from ..core.later import later
-from ..order.partition import Piece, Stage, balanced
-from ..order.schedule import Schedule
+from ..core.later import torch
+from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
 from ..train.account import Work
 from ..train.optimizer import Optimizer
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import models, techniques, train
-    from ..train import dry_run
 
 
 class PipelineExperiment(OfGPT, Pipelined):
@@ -293,7 +287,7 @@ def run_slice(
         length,
         config.width,
         dtype=LEVELS[level].dtype if level else config.torch_dtype,
-        device=dry_run.META,
+        device=train.dry_run.META,
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 

@@ -10,19 +10,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import Scalar, Trace
-from ..core.later import later
-from ..core.peak import readings
-from ..order.explain import bubbles
-from ..order.plan import Plan, lower
-from ..order.schedule import Schedule, name_of
+from .. import train
+from ..core import Scalar, Trace, readings
+from ..order import Plan, Schedule, bubbles, lower, name_of
 from ..techniques.tied_plan import with_exchanges
 from ..train.account import Work
 from .experiment import Quantity
 from .on_hardware import OnHardware
-
-with later():
-    from .. import train
 
 
 class StageBytes(NamedTuple):

@@ -10,22 +10,15 @@ section 3.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
+from ..core import Scalar, Trace, duration, knob, size
 from ..core.cost import port_share
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.holdings import HOLDS, Part
-from ..order.plan import SLICES
-from ..order.rates import axes, called
+from ..core.later import torch
+from ..order import HOLDS, SLICES, Part, axes, called
 from ..order.simulate import simulate
 from ..techniques.weight_shapes import Cut
 from ..train.lens import Lens
 from .experiment import Quantity
 from .layered import Layered, on_meta
-
-with later():
-    import torch
-
 
 CUTS = {
     "column-row": (),

@@ -10,16 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from ..core import Trace, knob
-from ..core.later import later
-from ..core.peak import peak, readings
-from ..core.words import duration, size
-from ..order.rates import exposed
+from .. import models
+from ..core import Trace, duration, knob, peak, readings, size
+from ..order import exposed
 from .experiment import Quantity
 from .layered import Layered, whole_layers
-
-with later():
-    from ..models import theory
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
@@ -167,7 +162,7 @@ class Zero(Layered):
     def paper_bytes(self, stage: int) -> float:
         """Of weights, gradients and state on each rank at a stage, without padding and without what
         a step adds."""
-        return theory.zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
+        return models.theory.zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -245,7 +240,7 @@ class Zero(Layered):
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.item_bytes)
-            times = most_sent / theory.zero_sent_bytes(gradients, self.replicas, 0)
+            times = most_sent / models.theory.zero_sent_bytes(gradients, self.replicas, 0)
             yield (
                 f"A rank sends {size(round(most_sent))} a step, "
                 f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "

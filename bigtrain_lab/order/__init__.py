@@ -7,10 +7,19 @@ __all__, __getattr__, __dir__ = offered(
     __name__,
     {
         "collective": ("Collective", "provenance", "sizes"),
-        "explain": ("does_not_fit", "not_finite"),
-        "holdings": ("HOLDS", "MOST", "parts", "place"),
-        "partition": ("Stage", "by_sizes", "require_sizes", "stage_shares", "stage_times", "worst"),
-        "plan": ("Compute", "Plan", "Recv", "Together", "lower_collective"),
+        "explain": ("bubbles", "does_not_fit", "not_finite"),
+        "holdings": ("HOLDS", "MOST", "Part", "parts", "place"),
+        "partition": (
+            "Piece",
+            "Stage",
+            "balanced",
+            "by_sizes",
+            "require_sizes",
+            "stage_shares",
+            "stage_times",
+            "worst",
+        ),
+        "plan": ("Compute", "Plan", "Recv", "SLICES", "Together", "lower", "lower_collective"),
         "rates": (
             "ACCURACY",
             "Applied",
@@ -32,6 +41,6 @@ __all__, __getattr__, __dir__ = offered(
             "samples",
             "sent_so_far",
         ),
-        "schedule": ("Action", "B", "F", "Schedule", "Step", "U"),
+        "schedule": ("Action", "B", "F", "Schedule", "Step", "U", "name_of"),
     },
 )
