@@ -16,7 +16,6 @@ from ..core import Scalar, Trace, knob, size
 from ..core.later import np, torch
 from ..order import Action, B, F, Step, U, peak_bytes
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
-from ..train.lens import Lens
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
@@ -315,7 +314,7 @@ class Accumulate(OfGPT, OneDevice):
 
     def program(self, rank) -> "dict[str, np.ndarray]":
         trained = train.train(
-            self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens()
+            self.recipe, rank, BesideLarge(self, rank) if self.compare else train.Lens()
         )
         return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
@@ -361,7 +360,7 @@ def counting(targets: "torch.Tensor") -> int:
     return int((targets != IGNORED).sum())
 
 
-class BesideLarge(Lens):
+class BesideLarge(train.Lens):
     """Beside the run each window is taken as one large batch too: how far is each rule's gradient
     from that?"""
 

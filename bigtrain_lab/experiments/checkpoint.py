@@ -34,9 +34,6 @@ from ..order.recompute.plan import (
     turn,
 )
 from ..runtime.kept import kept
-from ..train.account import Acted, Work
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
@@ -254,7 +251,7 @@ class Checkpoint(OfGPT, OneDevice):
         }
 
     @cached_property
-    def update(self) -> tuple[int, Work]:
+    def update(self) -> tuple[int, train.Work]:
         """Bytes of the optimizer's state, and the work of the last update: the sums over all
         weights."""
         steps = min(self.steps, 2)
@@ -263,7 +260,7 @@ class Checkpoint(OfGPT, OneDevice):
             for layer in self.weights
             for shape in layer
         ]
-        return sum(acted.after.get("optimizer", 0) for acted in each), Work(
+        return sum(acted.after.get("optimizer", 0) for acted in each), train.Work(
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
@@ -498,7 +495,9 @@ class Checkpoint(OfGPT, OneDevice):
 
 
 @kept
-def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], steps: int) -> Acted:
+def updated(
+    shape: tuple[int, ...], dtype: str, optimizer: type[train.Optimizer], steps: int
+) -> train.Acted:
     """The last update of a weight, by its dry run: an optimizer updates each tensor alone."""
 
     def program(rank):
@@ -515,7 +514,7 @@ def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], step
     return train.dry_run.dry_run(program).actions[f"0U{steps - 1}"]
 
 
-class Operations(Lens):
+class Operations(train.Lens):
     """Each operation of the plan is a span of its own, in place of the forward and the backward
     that it is part of."""
 

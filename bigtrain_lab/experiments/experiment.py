@@ -33,8 +33,6 @@ from ..core.family import is_typed
 from ..order import MOST, does_not_fit, not_finite
 from ..order.simulate import simulate
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 
 BESIDE = (
     "experiment",
@@ -78,7 +76,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     # What would need less memory, in a sentence that names settings, with which a run ends that
     # exceeds its devices' memory; a property where it depends on the settings.
     relief: ClassVar[str] = ""
-    lens: ClassVar[type[Lens]] = Lens  # what its program does while it trains
+    lens: ClassVar[type[train.Lens]] = train.Lens  # what its program does while it trains
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     # Properties that are Impossible where settings do not fit each other: asked at once.
     must_exist: ClassVar[tuple[str, ...]] = ()
@@ -241,9 +239,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
 
     @property
-    def optimizer_class(self) -> type[Optimizer]:
+    def optimizer_class(self) -> type[train.Optimizer]:
         """The optimizer that the settings name."""
-        return Optimizer.named(self.optimizer)
+        return train.Optimizer.named(self.optimizer)
 
     def __getstate__(self):
         """With the classes typed in a notebook that the settings name: a rank that unpickles it has

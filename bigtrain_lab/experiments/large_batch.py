@@ -19,8 +19,6 @@ from ..core.later import torch
 from ..data.digits import CLASSES, PASS, POINTS, digits
 from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers
 from ..runtime.kept import kept
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .replicated import Replicated
 
@@ -46,7 +44,7 @@ SHAPES = (
 )
 
 
-class Looks(Lens):
+class Looks(train.Lens):
     """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
     model is by then."""
 
@@ -106,7 +104,7 @@ class LargeBatch(Replicated):
     batch: int = knob(
         4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
     )
-    optimizer: str = knob("lamb", "the rule of the update", choices=Optimizer.all)
+    optimizer: str = knob("lamb", "the rule of the update", choices=train.Optimizer.all)
     scaling: str = knob(
         "square-root",
         "what the rate is multiplied by where a batch is k times 32: sqrt(k), k or 1",

@@ -13,7 +13,6 @@ from typing import ClassVar
 from .. import data, models, train
 from ..core import Impossible, Trace, knob, readings, size
 from ..order import Action, Step, last
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
@@ -94,7 +93,7 @@ class MemoryExperiment(OfGPT, OneDevice):
     @property
     def relief(self) -> str:
         smaller, chosen = [], self.optimizer_class.moments()
-        for name, rule in Optimizer.all().items():
+        for name, rule in train.Optimizer.all().items():
             with suppress(Impossible):  # one that cannot step
                 smaller += [name] if rule.moments() < chosen else []
         return (

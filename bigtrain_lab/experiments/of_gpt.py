@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from .. import data, models, train
 from ..core import knob
-from ..train.optimizer import Optimizer
 from .on_hardware import OnHardware
 
 
@@ -29,7 +28,7 @@ class OfGPT(OnHardware):
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=train.Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )

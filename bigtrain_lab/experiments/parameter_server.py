@@ -24,7 +24,6 @@ from ..data.digits import CLASSES, POINTS, digits
 from ..order import ACCURACY, TEST_LOSS, Action, Applied, Plan, applied, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
-from ..train.account import DryRun, Likened
 from .all_reduce import ports
 from .experiment import Quantity
 from .large_batch import quality
@@ -189,7 +188,7 @@ class ParameterServing(OnHardware):
         return {"of_batch": late, "slowdown": {self.workers - 1: self.slow}}
 
     def bytes_held(self) -> dict[str, dict]:
-        likened = Likened(
+        likened = train.Likened(
             lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
             lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
             self.counted,
@@ -381,7 +380,7 @@ def held(parameters, server: "techniques.parameter_server.Server | None") -> dic
 
 
 @kept
-def dried(shapes: tuple, server: int | None) -> DryRun:
+def dried(shapes: tuple, server: int | None) -> train.DryRun:
     """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)

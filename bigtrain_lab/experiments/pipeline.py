@@ -17,8 +17,6 @@ from ..core.later import torch
 from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
-from ..train.account import Work
-from ..train.optimizer import Optimizer
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
 
@@ -185,7 +183,7 @@ class PipelineExperiment(OfGPT, Pipelined):
         works = self.works(first, last)
         return {kind: fsum(self.time(work[kind]) for work in works) for kind in works[0]}
 
-    def works(self, first: int, last: int) -> list[dict[str, Work]]:
+    def works(self, first: int, last: int) -> list[dict[str, train.Work]]:
         """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
         shown = dict.fromkeys("FB", train.WHOLE) | (
             dict.fromkeys("IW", train.HALVES) if self.halves else {}
@@ -244,7 +242,7 @@ def slice_run(
     first: int,
     last: int,
     rows: int,
-    optimizer: type[Optimizer],
+    optimizer: type[train.Optimizer],
     rehearsal: "train.Rehearsal | None" = None,
     replicas: int = 1,
     **further,
@@ -272,7 +270,7 @@ def run_slice(
     first: int,
     last: int,
     rows: int,
-    optimizer: type[Optimizer],
+    optimizer: type[train.Optimizer],
     rehearsal: "train.Rehearsal",
     replicas: int,
     further: tuple,

@@ -14,7 +14,6 @@ from .. import train
 from ..core import Scalar, Trace, readings
 from ..order import Plan, Schedule, bubbles, lower, name_of
 from ..techniques.tied_plan import with_exchanges
-from ..train.account import Work
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
@@ -77,7 +76,7 @@ class Pipelined(OnHardware):
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: Work, tensors: int = 1) -> float:
+    def time(self, work: train.Work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
         textbook = self.profile.textbook
         return work.flops if textbook else work.seconds(self.profile, self.format, tensors)

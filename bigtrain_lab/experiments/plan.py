@@ -14,10 +14,10 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
+from .. import train
 from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
 from ..core.later import later
 from ..data.published import Step
-from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
 from .layered import whole_layers
@@ -237,7 +237,7 @@ def gpt_job(
             places[name],
             places[name] + 1,
             rows,
-            Optimizer.named(optimizer),
+            train.Optimizer.named(optimizer),
             train.rehearsal.in_words("F0 B0"),
             replicas=1 + way.replicated,
             slices=way.tp,

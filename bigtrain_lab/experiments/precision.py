@@ -19,8 +19,6 @@ from ..core import Impossible, Mesh, Trace, knob
 from ..core.later import np, torch
 from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
 from ..techniques.precision_levels import LEVELS, Level
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .one_device import OneDevice
 
@@ -85,7 +83,7 @@ class Precision(OneDevice):
     growth_interval: int = knob(
         2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True
     )
-    optimizer: str = knob("adam", "the rule of the update", choices=Optimizer.all, more=True)
+    optimizer: str = knob("adam", "the rule of the update", choices=train.Optimizer.all, more=True)
     rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
     layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
     width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
@@ -316,7 +314,7 @@ class Precision(OneDevice):
         return self.program(runtime.Rank(0, Mesh(world=1), torch.device("cpu")))
 
 
-class Looks(Lens):
+class Looks(train.Lens):
     """All gradients every few steps, what the loss scaler does, and the sentences, which are no
     part of the training."""
 

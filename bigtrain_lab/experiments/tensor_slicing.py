@@ -10,13 +10,13 @@ section 3.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from .. import train
 from ..core import Scalar, Trace, duration, knob, size
 from ..core.cost import port_share
 from ..core.later import torch
 from ..order import HOLDS, SLICES, Part, axes, called
 from ..order.simulate import simulate
 from ..techniques.weight_shapes import Cut
-from ..train.lens import Lens
 from .experiment import Quantity
 from .layered import Layered, on_meta
 
@@ -27,7 +27,7 @@ CUTS = {
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
 
 
-class ReadsOff(Lens):
+class ReadsOff(train.Lens):
     """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
 
     def window(self, number, stages, samples):

@@ -22,7 +22,6 @@ from ..core.later import np, torch
 from ..order import Action, Compute, Plan, Schedule, Together, exposed, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
-from ..train.account import Work
 from .experiment import MB, Quantity
 from .layered import by_layers
 from .replicated import Replicated
@@ -356,7 +355,7 @@ class Translate(Replicated):
             for layers in (1, 2)
         )
         works = (
-            Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
+            train.Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
             for each in zip(one, two)
         )
         return {kind: self.time(work) for kind, work in zip("LT", works)}
@@ -553,7 +552,7 @@ def step_peak(
 @kept
 def evaluation_works(
     config: "models.TranslatorConfig", shape: tuple[int, int, int], beam: int
-) -> tuple[Work, Work]:
+) -> tuple[train.Work, train.Work]:
     """What the loss of a held-out batch costs, and its translation."""
     B, S, T = shape
 

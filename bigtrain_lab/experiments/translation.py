@@ -25,7 +25,6 @@ from .. import data, models, runtime, techniques, train
 from ..core import Impossible
 from ..core.later import np, torch
 from ..order import Action, Schedule
-from ..train.lens import Lens
 from .layered import by_layers
 
 
@@ -244,7 +243,7 @@ def shape_of(pairs) -> tuple[int, int, int]:
     )
 
 
-class Evaluation(Lens):
+class Evaluation(train.Lens):
     """Looks at the held-out pairs now and then, keeps the best, stops when none gets better, saves,
     and says how far each rank is. No ledger follows it."""
 

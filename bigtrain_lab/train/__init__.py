@@ -5,7 +5,9 @@ from .. import offered
 __all__, __getattr__, __dir__ = offered(
     __name__,
     {
+        "account": ("Acted", "DryRun", "Likened", "Work"),
         "lens": ("Lens",),
+        "optimizer": ("Optimizer",),
         "recipe": ("Recipe", "Sample", "train"),
         "rehearsal": (
             "HALVES",
