@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-from .. import train
+from .. import models, train
 from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
 from ..core.later import later
 from ..data.published import Step
@@ -25,7 +25,7 @@ from .on_hardware import profiles
 from .pipeline import slice_run
 
 with later():
-    from .. import models, planner, train
+    from .. import planner
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
 
