@@ -3,10 +3,20 @@ would not have memory enough."""
 
 from dataclasses import replace
 
-from ..core import Impossible, Scalar, Span, Trace
-from ..core.peak import Peak, peak, readings
+from ..core import (
+    Impossible,
+    Peak,
+    Scalar,
+    Span,
+    Trace,
+    by_kind,
+    counted,
+    duration,
+    peak,
+    readings,
+    size,
+)
 from ..core.trace import ACTION
-from ..core.words import by_kind, counted, duration, size
 from ..core.words import ranks as listed
 from .schedule import KINDS, Action, Schedule
 from .simulate import simulate
