@@ -2,19 +2,22 @@
 bytes."""
 
 from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
 
 def offered(package: str, homes: dict[str, tuple[str, ...]]):
     """`__all__`, `__getattr__` and `__dir__` of a package that imports each name, from the module
-    that is its home, when it is first asked for."""
+    that is its home, when it is first asked for; and any of its modules."""
     home = {name: module for module, names in homes.items() for name in names}
 
     def get(name: str):
-        if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home[name]}"), name)
+        if name in home:
+            return getattr(import_module(f"{package}.{home[name]}"), name)
+        if find_spec(whole := f"{package}.{name}"):
+            return import_module(whole)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return list(home), get, lambda: sorted(home)
 

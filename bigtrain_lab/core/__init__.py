@@ -5,16 +5,20 @@ from .cost import Cost
 from .events import MEMORY_KINDS, Alive, Histogram, Memory, Scalar, Span, Transfer
 from .family import Family
 from .files import write_whole
-from .hardware import Hardware
+from .formats import DTYPES
+from .hardware import PROFILES, TICKS_PER_SECOND, Hardware, Wire
 from .impossible import Impossible
 from .knob import Knob, knob
 from .lane import FREE, Lane, Link
 from .mesh import Mesh
+from .peak import Peak, followed, over_step, peak, readings
 from .trace import CLOCKS, Trace
+from .words import UNITS, by_kind, counted, duration, number, prefix, size
 
 __all__ = [
     "Alive",
     "CLOCKS",
+    "DTYPES",
     "FREE",
     "MEMORY_KINDS",
     "Cost",
@@ -31,6 +35,21 @@ __all__ = [
     "Span",
     "Trace",
     "Transfer",
+    "PROFILES",
+    "TICKS_PER_SECOND",
+    "Wire",
+    "Peak",
+    "followed",
+    "over_step",
+    "peak",
+    "readings",
+    "UNITS",
+    "by_kind",
+    "counted",
+    "duration",
+    "number",
+    "prefix",
+    "size",
     "available_bytes",
     "knob",
     "write_whole",

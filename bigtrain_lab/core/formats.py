@@ -23,8 +23,9 @@ from collections.abc import Iterable, Iterator
 from math import frexp
 from typing import NamedTuple
 
-from . import Histogram, Scalar, Trace
+from .events import Histogram, Scalar
 from .impossible import refuse_unknown
+from .trace import Trace
 
 EXPONENTS = "exponents"  # the kind of a Histogram that holds an Exponents
 FLOW = "flow"  # how a Scalar is called that stands for a Station

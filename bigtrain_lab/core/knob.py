@@ -33,11 +33,15 @@ class Knob:
             else list(self.choices() if callable(self.choices) else self.choices)
         )
 
+    @property
+    def family(self) -> dict[str, type]:
+        """The members of the open family that the menu lists, by name; none of another menu."""
+        members = self.choices() if callable(self.choices) else None
+        return members if isinstance(members, dict) else {}
+
     def typed(self) -> dict[str, type]:
         """The classes on the menu that were typed in a notebook's cell, by name."""
-        members = self.choices() if callable(self.choices) else {}
-        members = members if isinstance(members, dict) else {}
-        return {name: member for name, member in members.items() if is_typed(member)}
+        return {name: member for name, member in self.family.items() if is_typed(member)}
 
     def but(self, **about):
         """The field of this knob where some of it differs: the default, or what is said here."""

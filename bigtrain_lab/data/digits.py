@@ -24,7 +24,7 @@ PASS = IMAGES - TEST  # images of a pass
 class Digits:
     """Inputs are (rows, POINTS), from 0 to 1 with the mean of the training images taken off."""
 
-    def __init__(self):
+    def __init__(self, dtype: str):
         from sklearn.datasets import load_digits
 
         given = load_digits()
@@ -34,11 +34,12 @@ class Digits:
         images = images - images[train].mean()
         around = torch.nn.functional.pad(images, (1, 1, 1, 1), value=float(images.min()))
         moved = [around[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)]
-        self._moved, self._labels = torch.stack(moved, 1)[train], labels[train]
-        self.test = images[test].flatten(1), labels[test]
+        to = getattr(torch, dtype)
+        self._moved, self._labels = torch.stack(moved, 1)[train].to(to), labels[train]
+        self.test = images[test].flatten(1).to(to), labels[test]
 
     def batch(self, seed: int, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
-        """(inputs, labels) of so many samples of the stream, from sample `first` on, in float64."""
+        """(inputs, labels) of so many samples of the stream, from sample `first` on."""
         inputs, labels = [], []
         while count:
             number, at = divmod(first, PASS)
@@ -57,6 +58,7 @@ def one_pass(seed: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
     return torch.randperm(PASS, generator=draw), torch.randint(9, (PASS,), generator=draw)
 
 
-@lru_cache(maxsize=1)
-def digits() -> Digits:
-    return Digits()
+@lru_cache(maxsize=2)
+def digits(dtype: str = "float64") -> Digits:
+    """The digits, their points in this format."""
+    return Digits(dtype)

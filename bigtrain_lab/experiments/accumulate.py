@@ -6,28 +6,19 @@ differ in how many of their tokens count. `compare` also takes each window as on
 beside the run, and logs how far each rule's gradient is from that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
-from ..core.later import later
-from ..core.words import size
-from ..order.rates import peak_bytes
-from ..order.schedule import Action, B, F, Step, U
+from .. import data, models, train
+from ..core import Scalar, Trace, knob, size
+from ..core.later import np, torch
+from ..order import Action, B, F, Step, U, peak_bytes
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
-from ..train.lens import Lens
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
-
-with later():
-    import numpy as np
-    import torch
-
-    from .. import data, models, train
-    from ..techniques import one_process
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -256,18 +247,18 @@ class Accumulate(OfGPT, OneDevice):
         " need less."
     )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         saved, k, counts = (
             self.activations(),
             min(self.accumulation, self.micro_batches),
             token_counts(mean_of_means, self.tokens()),
         )
-        said = [
+        yield (
             f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one"
             f" pass would hold {size(self.activations(k))}."
-        ]
+        )
         if max(counts) > min(counts):
-            said.append(
+            yield (
                 f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f}"
                 f" times what it should, one of the longest {min(counts):.2f} times. Where tokens'"
                 " gradients are noise its gradient is off by about"
@@ -275,22 +266,21 @@ class Accumulate(OfGPT, OneDevice):
                 " first updates, by less."
             )
         if over := self.micro_batches % self.accumulation:
-            said.append(
+            yield (
                 f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not"
                 f" {self.accumulation}, and divides by their tokens."
             )
-        return super().explain(trace) + said
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def micro_batch(self, number: int) -> "one_process.Sample":
+    def micro_batch(self, number: int) -> "train.Sample":
         """(inputs, targets), each (sequences, sequence): the same text whatever the window, its
         tail left out of the targets."""
         ids, targets = data.chosen_text(self.text).batch(
             self.seed, 0, number, self.sequences, self.sequence
         )
         length = self.lengths(self.spread)[number % self.accumulation]
-        return one_process.Sample(
+        return train.Sample(
             ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
         )
 
@@ -305,13 +295,8 @@ class Accumulate(OfGPT, OneDevice):
             steps=self.steps,
             samples=self.micro_batches,
             micro_batches=min(self.accumulation, self.micro_batches),
-            weights=self.shares,
+            weights=lambda window: shares(self.rule, [counting(each.targets) for each in window]),
         )
-
-    def shares(self, window: "Sequence[one_process.Sample]") -> list[float]:
-        """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
-        rule says."""
-        return shares(self.rule, [counting(sample.targets) for sample in window])
 
     def by_update(self, losses: Sequence[float]) -> list[float]:
         """The loss of each update that is done, of those of its micro-batches."""
@@ -329,16 +314,16 @@ class Accumulate(OfGPT, OneDevice):
 
     def program(self, rank) -> "dict[str, np.ndarray]":
         trained = train.train(
-            self.recipe, rank, BesideLarge(self, rank) if self.compare else Lens()
+            self.recipe, rank, BesideLarge(self, rank) if self.compare else train.Lens()
         )
         return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
     def reference(self) -> "dict[str, np.ndarray]":
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
 
-        def large_batch(number: int) -> "one_process.Sample":
+        def large_batch(number: int) -> "train.Sample":
             window = [self.micro_batch(n) for n in self.windows()[number]]
-            return one_process.Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
+            return train.Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
 
         def loss(logits, targets):
             parts = targets.split(self.sequences)
@@ -357,6 +342,8 @@ class Accumulate(OfGPT, OneDevice):
 
 
 def shares(rule: str, tokens: Sequence[int]) -> list[float]:
+    """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the
+    rule says."""
     return [factor * count for factor, count in zip(RULES[rule](tokens), tokens)]
 
 
@@ -373,7 +360,7 @@ def counting(targets: "torch.Tensor") -> int:
     return int((targets != IGNORED).sum())
 
 
-class BesideLarge(Lens):
+class BesideLarge(train.Lens):
     """Beside the run each window is taken as one large batch too: how far is each rule's gradient
     from that?"""
 
@@ -385,7 +372,7 @@ class BesideLarge(Lens):
         return super().window(number, stages, samples)
 
 
-def compared(model: "torch.nn.Module", batch: "Sequence[one_process.Sample]") -> dict[str, float]:
+def compared(model: "torch.nn.Module", batch: "Sequence[train.Sample]") -> dict[str, float]:
     """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|,
     and the cosine between them."""
 

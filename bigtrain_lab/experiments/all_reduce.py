@@ -6,23 +6,29 @@ whose gradients each chunk has added up. Additions take no time on the modelled 
 they are fast.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
-from ..core.formats import DTYPES
-from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core import DTYPES, TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
 from ..core.later import later
 from ..core.trace import MARK
-from ..core.words import counted, duration, size
-from ..order.collective import Collective, provenance, sizes
-from ..order.holdings import HOLDS, MOST, place
-from ..order.plan import Compute, Plan, Recv, lower_collective
-from ..order.schedule import Action
+from ..order import (
+    HOLDS,
+    MOST,
+    Action,
+    Collective,
+    Compute,
+    Plan,
+    Recv,
+    lower_collective,
+    place,
+    provenance,
+    sizes,
+)
 from .experiment import MB, Quantity
-from .on_hardware import OnHardware, profiles
+from .on_hardware import OnNodes, profiles
 
 with later():
     import torch
@@ -34,7 +40,7 @@ LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it h
 KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 
-class AllReduce(OnHardware):
+class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
     question: ClassVar[str] = "Why not just send everything to rank 0?"
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
@@ -64,8 +70,7 @@ class AllReduce(OnHardware):
         logarithmic=True,
         unit="MB",
     )
-    node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32", "number format of the gradients", choices=("float32", "float64"), more=True
     )
     varied: ClassVar[dict] = {
@@ -75,7 +80,7 @@ class AllReduce(OnHardware):
             "choices": lambda: profiles()[1:],
             "more": False,
         },
-        "node_size": {},
+        "node_size": {"high": 72, "more": False},
     }
 
     steps: ClassVar[int] = 1
@@ -95,10 +100,6 @@ class AllReduce(OnHardware):
                 if name in type(self).model_fields
             },
         )
-
-    @cached_property
-    def profile(self) -> Hardware:
-        return replace(super().profile, node_size=self.node_size)
 
     @property
     def elements(self) -> int:
@@ -143,17 +144,12 @@ class AllReduce(OnHardware):
         arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
         before, found = [*provenance(self.order)], []  # each round
         for (rank, lane), ops in self.lowered.lanes.items():
-            found += [
-                self.scalar(rank, lane, 0, chunk, 0, held)
-                for chunk, held in enumerate(before[0][rank])
-            ]
-            now, own = 0, []
+            now, own = 0, [*before[0][rank]]
+            found += [self.scalar(rank, lane, 0, chunk, 0, held) for chunk, held in enumerate(own)]
             for op in ops:
-                if isinstance(op, Compute):
-                    number = op.step[0].micro_batch
-                    at_first, own = before[number - 1], [*before[number - 1][rank]]
-                elif isinstance(op, Recv):
-                    chunk, came = op.message.stage, at_first[op.src][op.message.stage]
+                if isinstance(op, Recv):
+                    number, chunk = place(op.message.name)
+                    came = before[number - 1][op.src][chunk]
                     own[chunk] = came if op.message.kind == "copy" else own[chunk] | came
                     now = max(now, arrived[rank, op.src, op.message.name])
                     found.append(self.scalar(rank, lane, number, chunk, now, own[chunk]))
@@ -257,21 +253,19 @@ class AllReduce(OnHardware):
             f" {size(self.elements * self.item / chunks)}, {counted(rounds, 'round')}"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         passed = ports(trace)
-        if not any(passed) or trace.settings.get("unfinished"):
-            return super().explain(trace)
+        if not any(passed):
+            return
         most, mean = max(passed), sum(passed) / trace.ranks
-        told = [
-            (
-                f"All ports are equally busy: each passes {size(most)}, in and out together."
-                if most < 1.01 * mean
-                else (
-                    f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"
-                    f" and out together, {most / mean:.3g} times the mean of all ports."
-                )
+        yield (
+            f"All ports are equally busy: each passes {size(most)}, in and out together."
+            if most < 1.01 * mean
+            else (
+                f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"
+                f" and out together, {most / mean:.3g} times the mean of all ports."
             )
-        ]
+        )
         if trace.clock != "measured":
             links = self.profile.links(self.ranks)
             latency = (
@@ -282,11 +276,10 @@ class AllReduce(OnHardware):
                 )
                 / TICKS_PER_SECOND
             )
-            told.append(
+            yield (
                 f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')}"
                 f" of its {duration(trace.makespan, 's')}."
             )
-        return told + super().explain(trace)
 
 
 class Seen:

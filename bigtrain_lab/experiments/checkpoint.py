@@ -6,19 +6,19 @@ weights from shapes alone; the run measures them.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Impossible, Memory, Trace, knob
-from ..core.formats import DTYPES
+from .. import data, models, techniques, train
+from ..core import DTYPES, Impossible, Memory, Trace, knob, size
 from ..core.later import later
-from ..core.words import size
+from ..order import Action, Step
 from ..order.recompute.compared import compared, work_beside
 from ..order.recompute.optimum import frontier, smallest_budget
 from ..order.recompute.plan import (
@@ -33,11 +33,7 @@ from ..order.recompute.plan import (
     peak_bytes,
     turn,
 )
-from ..order.schedule import Action, Step
 from ..runtime.kept import kept
-from ..train.account import Acted, Work
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
@@ -45,11 +41,7 @@ from .one_device import OneDevice
 with later():
     import torch
 
-    from .. import data, models, techniques, train
-    from ..models import chain_weights, chains
     from ..runtime.memory import owned
-    from ..techniques import checkpoint, one_process
-    from ..train import dry_run
 
 MOST_FOLLOWED = (
     100  # operations of a plan that a dry run carries out one by one, in a third of a second
@@ -82,7 +74,7 @@ class Checkpoint(OfGPT, OneDevice):
         step=0.5,
         unit="%",
     )
-    model: Literal["gpt", "mlp"] = knob(
+    model: str = knob(
         "gpt",
         "gpt: equal blocks that learn real text; mlp: layers of unequal widths",
         choices=("gpt", "mlp"),
@@ -146,9 +138,9 @@ class Checkpoint(OfGPT, OneDevice):
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
         chain, *work = (
-            chain_weights.gpt_weights(self.config, self.rows, inside)
+            models.chain_weights.gpt_weights(self.config, self.rows, inside)
             if self.model == "gpt"
-            else chain_weights.mlp_weights(
+            else models.chain_weights.mlp_weights(
                 self.layers, self.width, self.rows, self.dropout, self.dtype
             )
         )
@@ -194,8 +186,8 @@ class Checkpoint(OfGPT, OneDevice):
         if self.model == "gpt":
             one = replace(self.config, layers=1)
             pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
-            return list(chain_weights.repeated(pieces, self.layers))
-        sizes = chain_weights.uneven_widths(self.layers, self.width)
+            return list(models.chain_weights.repeated(pieces, self.layers))
+        sizes = models.chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 
     @property
@@ -259,7 +251,7 @@ class Checkpoint(OfGPT, OneDevice):
         }
 
     @cached_property
-    def update(self) -> tuple[int, Work]:
+    def update(self) -> tuple[int, train.Work]:
         """Bytes of the optimizer's state, and the work of the last update: the sums over all
         weights."""
         steps = min(self.steps, 2)
@@ -268,7 +260,7 @@ class Checkpoint(OfGPT, OneDevice):
             for layer in self.weights
             for shape in layer
         ]
-        return sum(acted.after.get("optimizer", 0) for acted in each), Work(
+        return sum(acted.after.get("optimizer", 0) for acted in each), train.Work(
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
@@ -401,35 +393,35 @@ class Checkpoint(OfGPT, OneDevice):
             " fewer rows, or fewer or narrower layers."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         peak, again, (layer, times) = (
             peak_bytes(self.ops, self.chain),
             advances(self.ops),
             self.passes.most_common(1)[0],
         )
-        told, most = [], trace.peak_bytes(0)
+        most = trace.peak_bytes(0)
         if (
             len(self.ops) > MOST_FOLLOWED
             and trace.clock == "predicted"
             and self.capacity_bytes
             and most <= self.capacity_bytes < 2 * most
         ):
-            told.append(
+            yield (
                 "This prediction knows what is held where actions end. A run is limited at the very"
                 " operator, and may hold more inside an action."
             )
-        said = [
+        yield (
             f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the"
             f" {size(self.everything)} that keeping all takes, and runs {again:,} forwards again:"
             f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
-        ]
+        )
         if again:
-            said.append(
+            yield (
                 f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the"
                 " pass that its backward uses."
             )
         if self.recompute.inside:
-            said.append(
+            yield (
                 "No layer advances: inside each block the attention's square is made again, in its"
                 " backward."
             )
@@ -440,11 +432,10 @@ class Checkpoint(OfGPT, OneDevice):
                 if cost < extra_cost(self.ops, self.chain)
             ]
         ):
-            said.append(
+            yield (
                 f"The next better plan needs at most {size(better[0])}; the smallest budget that"
                 f" any plan fits in is {size(smallest_budget(self.chain))}."
             )
-        return super().explain(trace) + told + said
 
     # -- reality -----------------------------------------------------------------------------------
 
@@ -452,10 +443,10 @@ class Checkpoint(OfGPT, OneDevice):
     def recipe(self) -> "train.Recipe":
         """Plain training; the chain ends in the loss, so a model's output is its loss."""
         model = (
-            partial(chains.ChainGPT, self.config, self.seed)
+            partial(models.chains.ChainGPT, self.config, self.seed)
             if self.model == "gpt"
             else partial(
-                chains.UnevenMLP,
+                models.chains.UnevenMLP,
                 self.layers,
                 self.width,
                 self.dropout,
@@ -472,11 +463,11 @@ class Checkpoint(OfGPT, OneDevice):
         )
 
     def program(self, rank) -> dict[str, Any]:
-        inside = checkpoint.selective if self.recompute.inside else None
+        inside = techniques.checkpoint.selective if self.recompute.inside else None
 
         def planned(model, x, noise, targets):
             return techniques.checkpoint_sequential(
-                chains.chain_of(model, noise, targets, inside),
+                models.chains.chain_of(model, noise, targets, inside),
                 self.ops,
                 x,
                 span=lambda action: rank.span(self.numbered(action, noise.step), noise.step),
@@ -486,7 +477,7 @@ class Checkpoint(OfGPT, OneDevice):
         trained = train.train(recipe, rank, Operations(self, rank))
         return recipe.arrays(trained.weights, trained.losses)
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         """Text, or numbers and their sines."""
         if self.model == "gpt":
             x, targets = data.chosen_text(self.text).batch(
@@ -500,16 +491,18 @@ class Checkpoint(OfGPT, OneDevice):
                 dtype=getattr(torch, self.dtype),
             )
             targets = x.sin()
-        return one_process.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
+        return train.Sample(x, targets, (models.Noise(self.seed, step, 0), targets))
 
 
 @kept
-def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], steps: int) -> Acted:
+def updated(
+    shape: tuple[int, ...], dtype: str, optimizer: type[train.Optimizer], steps: int
+) -> train.Acted:
     """The last update of a weight, by its dry run: an optimizer updates each tensor alone."""
 
     def program(rank):
         weight = torch.empty(
-            shape, dtype=getattr(torch, dtype), device=dry_run.META, requires_grad=True
+            shape, dtype=getattr(torch, dtype), device=train.dry_run.META, requires_grad=True
         )
         rule = optimizer.at(0.1)([weight])
         rank.watch(lambda: owned.of([rule]))
@@ -518,10 +511,10 @@ def updated(shape: tuple[int, ...], dtype: str, optimizer: type[Optimizer], step
             with rank.span(Action("U", 0, step)):
                 rule.step()
 
-    return dry_run.dry_run(program).actions[f"0U{steps - 1}"]
+    return train.dry_run.dry_run(program).actions[f"0U{steps - 1}"]
 
 
-class Operations(Lens):
+class Operations(train.Lens):
     """Each operation of the plan is a span of its own, in place of the forward and the backward
     that it is part of."""
 

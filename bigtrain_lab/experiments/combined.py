@@ -7,17 +7,15 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 (arXiv:1910.02054), section 5.1.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import product
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.peak import readings
-from ..core.words import duration, size
-from ..order.rates import axes
+from ..core import Impossible, Trace, duration, knob, readings, size
+from ..order import axes
 from .experiment import Quantity
 from .layered import Layered, whole_layers
-from .pipelined import Pipelined
 
 WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums inside layers"}
 
@@ -183,19 +181,15 @@ class Combined(Layered):
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
-        if trace.settings.get("unfinished"):
-            return said
+    def why(self, trace: Trace) -> Iterable[str]:
         for axis in axes(trace):
             if dict(self.mesh.axes)[axis.name] > 1:
-                said.append(
+                yield (
                     f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
                     f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
                     f" rank sends {size(round(axis.bytes))}."
                 )
-        said.append(
+        yield (
             f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time: the"
             " shares waits and idle."
         )
-        return said

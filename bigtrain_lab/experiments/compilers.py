@@ -9,26 +9,18 @@ machine.
 
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any, ClassVar
 
-from ..core import Impossible, Scalar, Trace, knob
-from ..core.formats import DTYPES
-from ..core.later import later
-from ..core.words import counted, duration, size
-from ..order.plan import Compute, Plan
-from ..order.rates import apart, last, samples
-from ..order.schedule import Action
+from .. import techniques
+from ..core import DTYPES, Impossible, Scalar, Trace, counted, duration, knob, size
+from ..core.later import torch
+from ..order import Action, Compute, Plan, apart, last, samples
 from ..runtime.kept import kept
-from ..techniques.kernels import Kernel
 from .experiment import Quantity
 from .on_hardware import OnOneRank, profiles
-
-with later():  # fusion loads torch's own compiler, which takes seconds
-    import torch
-
-    from ..techniques import captured_graph, fusion
 
 KINDS = {"forward": "F", "backward": "B"}
 WHOLE = ("inductor", "cuda-graph")  # run as one action a step
@@ -111,12 +103,11 @@ class Compile(OnOneRank):
 
     # -- theory -----------------------------------------------------------------------------------
 
-    def kernels(self, compiler: str = "") -> dict[str, tuple[Kernel, ...]]:
+    def kernels(self, compiler: str = "") -> "dict[str, tuple[techniques.kernels.Kernel, ...]]":
         """Of each pass, in the order in which they run."""
-        compiler = compiler or self.compiler
         return kernels_of(
             self.function,
-            compiler in ("ours", "inductor"),
+            (compiler or self.compiler) in ("ours", "inductor"),
             self.rows,
             self.columns,
             self.dtype,
@@ -151,25 +142,25 @@ class Compile(OnOneRank):
         """Bytes that a step reads and writes."""
         return sum(each.bytes for own in self.kernels(compiler).values() for each in own)
 
-    @property
-    def captures(self) -> int | None:
-        """Graphs that torch.compile captures: one, and one more for all other lengths."""
-        return 1 + (self.lengths > 1) if self.compiler in ("eager", "ours") else None
-
-    def order(self):
-        return (
-            (Action(KINDS[way], k, step),)
-            for step in range(self.steps)
-            for way, own in self.seconds().items()
-            for k in range(len(own))
-        )
+    def captures(self, trace: Trace) -> int | None:
+        """Graphs that torch.compile captures: one, and one more for all other lengths. A run
+        reports its own."""
+        if trace.clock != "predicted":
+            return len(reasons_of(trace)) or None
+        return None if self.compiler in WHOLE else 1 + (self.lengths > 1)
 
     def durations(self) -> dict[str, tuple[float, ...]]:
         return {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
 
     @property
     def lowered(self) -> Plan:
-        return Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
+        computed = (
+            Compute((Action(KINDS[way], k, step),))
+            for step in range(self.steps)
+            for way, own in self.seconds().items()
+            for k in range(len(own))
+        )
+        return Plan({(0, "compute"): tuple(computed)}, 1, steps=self.steps)
 
     def predict(self) -> Trace:
         trace = super().predict()
@@ -215,9 +206,7 @@ class Compile(OnOneRank):
         """First call, steps kernel by kernel, other lengths; then all is timed."""
         torch.compiler.reset()
         x, watched = self.values(rank.device), Watched(rank)
-        backend = (fusion.Fusion if self.compiler == "ours" else fusion.Unfused)(
-            self.block, watched
-        )
+        backend = backend_of(self.compiler == "ours")(self.block, watched)
         compiled = self.compiled(backend, x)
         start = time.perf_counter()
         self.once(compiled, x)
@@ -235,14 +224,14 @@ class Compile(OnOneRank):
             self.look(rank, compiled, backend, x)
         return self.sums(y, gradient)
 
-    def compiled(self, backend: "fusion.Fusion", x):
+    def compiled(self, backend: "techniques.fusion.Fusion", x):
         """The function as the chosen compiler runs it."""
         if self.compiler == "cuda-graph":
             return torch.cuda.make_graphed_callables(self.function_of, (x,))
         chosen = "inductor" if self.compiler == "inductor" else backend
         return torch.compile(lambda x: self.function_of(x), backend=chosen)
 
-    def look(self, rank, compiled, backend: "fusion.Fusion", x) -> None:
+    def look(self, rank, compiled, backend: "techniques.fusion.Fusion", x) -> None:
         """Time calls and block sizes on this machine, and see what other lengths do."""
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
@@ -250,7 +239,8 @@ class Compile(OnOneRank):
                     rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
-            groups = [part for part in graph.modules() if isinstance(part, fusion.Blocked)]
+            blocked = techniques.fusion.Blocked
+            groups = [part for part in graph.modules() if isinstance(part, blocked)]
             for block in SWEPT:
                 for part in groups:
                     part.block = block
@@ -307,7 +297,7 @@ class Compile(OnOneRank):
             ),
             Quantity(BYTES, "B", lambda t: last(t, BYTES)),
             Quantity("step time", "s", lambda t: t.step_time),
-            Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
+            Quantity("graphs captured", "", self.captures),
             Quantity("first call, here", "s", on_the_wall(FIRST), exact=False),
             Quantity("eager call, here, median", "s", on_the_wall(EAGER), exact=False),
             Quantity("compiled call, here, median", "s", on_the_wall(COMPILED), exact=False),
@@ -327,7 +317,7 @@ class Compile(OnOneRank):
     def relief(self) -> str:
         return f"Fewer rows than {self.rows:,} would need less."
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         eager, now = (
             {
                 way: (len(own), sum(each.bytes for each in own))
@@ -335,11 +325,11 @@ class Compile(OnOneRank):
             }
             for compiler in ("eager", "ours")
         )
-        told = [
-            f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
-            f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
-            for way in eager
-        ]
+        for way in eager:
+            yield (
+                f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
+                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
+            )
         slow, fast, graph = (
             sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours", "cuda-graph")
         )
@@ -347,19 +337,17 @@ class Compile(OnOneRank):
             " A CUDA graph takes as long as eager here: each kernel lasts longer than the launch of"
             f" the next, {duration(self.profile.launch_s, 's')}, so no launch is seen."
         )
-        told.append(
+        yield (
             f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
             "spends 30% of its time on such operators gains a factor of "
             f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
             f"{hidden * (duration(slow, 's') == duration(graph, 's'))}"
         )
         if self.compiler == "inductor":
-            told.append("What inductor makes is known only once it ran: it is charged as ours.")
+            yield "What inductor makes is known only once it ran: it is charged as ours."
         if self.compiler == "cuda-graph":
-            told.append(
-                "A CUDA graph launches all kernels at once; each moves as many bytes as before."
-            )
-        told += [f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1)]
+            yield "A CUDA graph launches all kernels at once; each moves as many bytes as before."
+        yield from (f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1))
         if fast := samples(trace, COMPILED):
             steps, both = (
                 break_even(trace),
@@ -372,11 +360,10 @@ class Compile(OnOneRank):
                 if steps
                 else "never earned back"
             )
-            told.append(
+            yield (
                 f"Here, the first call took {duration(last(trace, FIRST), 's')}; then "
                 f"{both}: {won}."
             )
-        return told + super().explain(trace)
 
     def hlo(self) -> tuple[str, str]:
         """What JAX's XLA is given for this function, and what it makes of it on the CPU. Needs the
@@ -404,7 +391,7 @@ class Watched:
         def called(*args):
             if self.step is None:
                 return graph.forward(*args)
-            run = captured_graph.KernelRun(
+            run = techniques.captured_graph.KernelRun(
                 graph,
                 lambda k: self.rank.span(Action(KINDS[way], k, self.step)),
                 count=self.step == 0,
@@ -419,14 +406,18 @@ class Watched:
 @kept
 def kernels_of(
     function: str, fused: bool, rows: int, columns: int, dtype: str, backward: bool
-) -> dict[str, tuple[Kernel, ...]]:
+) -> "dict[str, tuple[techniques.kernels.Kernel, ...]]":
     """The kernels of each pass, captured from tensors without values."""
     x = torch.empty(
         rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward
     )
-    return captured_graph.captured(
-        lambda x: FUNCTIONS[function](torch, x), (fusion.Fusion if fused else fusion.Unfused)(), x
+    return techniques.captured_graph.captured(
+        lambda x: FUNCTIONS[function](torch, x), backend_of(fused)(), x
     )
+
+
+def backend_of(fused: bool) -> "type[techniques.fusion.Fusion]":
+    return techniques.fusion.Fusion if fused else techniques.fusion.Unfused
 
 
 def clocked(function, times: int = 5) -> list[float]:
@@ -457,10 +448,6 @@ def reasons_of(trace: Trace) -> list[Scalar]:
         for event in trace.where(Scalar)
         if event.name.startswith("captured: ")
     ]
-
-
-def captures(trace: Trace, predicted: int | None) -> int | None:
-    return predicted if trace.clock == "predicted" else len(reasons_of(trace)) or None
 
 
 def break_even(trace: Trace) -> int | None:

@@ -7,16 +7,14 @@ exposed.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.hardware import TICKS_PER_SECOND
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.explain import bubbles
-from ..order.rates import exposed
+from .. import train
+from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
+from ..order import bubbles, exposed
 from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from ..techniques import reducers
@@ -24,10 +22,6 @@ from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.replica_rules import LANE
 from .experiment import Quantity
 from .layered import Layered
-from .pipelined import Pipelined
-
-with later():
-    from .. import train
 
 SYMPTOMS = {
     "nan": (
@@ -227,23 +221,23 @@ class DataParallel(Layered):
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
+    def why(self, trace: Trace) -> Iterable[str]:
         if trace.clock == "modelled" and self.fault in SYMPTOMS:
-            said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
-        if self.replicas == 1 or trace.settings.get("unfinished"):
-            return said
+            yield SYMPTOMS[self.fault].format(rank=self.fault_rank)
+        if self.replicas == 1:
+            return
 
         def time(amount):
             return duration(amount, trace.unit)
 
-        said += [
-            f"The speed-up is {self.replicas} steps of one replica, {time(self.alone_s)} each, over"
-            f" a step of {time(trace.step_time)}."
-        ] * (trace.clock != "measured")
+        if trace.clock != "measured":
+            yield (
+                f"The speed-up is {self.replicas} steps of one replica, {time(self.alone_s)} each,"
+                f" over a step of {time(trace.step_time)}."
+            )
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
-        said.append(
+        yield (
             f"Gradients travel for {time(travelling)} of each step; {time(wait)} of it a rank "
             "has nothing else to do."
         )
@@ -257,12 +251,12 @@ class DataParallel(Layered):
                 when = f"waits {time(trace.units(max(start - done, 0)))} for its cycle"
             elif self.strategy == "push-pull" and start >= done:
                 when = "lets those of the front layers go first"
-            said.append(
+            yield (
                 f"The last bucket {when}, and takes "
                 f"{time(trace.units(end - max(start, done)))} after it."
             )
         last = max(p.nbytes for p in self.stages[0].parameters())
-        said.append(
+        yield (
             f"The last gradient, {size(last)} of the embedding, comes at once when the "
             "backward ends: smaller buckets, or parts of the parameter, send none of it "
             "earlier."
@@ -272,14 +266,13 @@ class DataParallel(Layered):
         if not profile.textbook and launches_s > block._replace(operators=0).seconds(
             profile, self.dtype
         ):
-            said.append(
+            yield (
                 "A block's backward takes as long as its operators' launches: a wider model "
                 "would compute more in the same time."
             )
         if self.pipeline > 1:
             first = tuple(event for event in trace if event.rank < self.pipeline)
-            said += bubbles(replace(trace, events=first, ranks=self.pipeline), self.order)
-        return said
+            yield from bubbles(replace(trace, events=first, ranks=self.pipeline), self.order)
 
 
 def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:

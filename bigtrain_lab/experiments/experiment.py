@@ -7,7 +7,7 @@ experiment is one new file.
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -17,15 +17,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from .. import runtime, train
-from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, knob
+from ..core import (
+    MEMORY_KINDS,
+    Cost,
+    Family,
+    Impossible,
+    Knob,
+    Mesh,
+    Trace,
+    counted,
+    knob,
+    readings,
+)
 from ..core.family import is_typed
-from ..core.peak import readings
-from ..core.words import counted
-from ..order.explain import does_not_fit, not_finite
-from ..order.holdings import MOST
+from ..order import MOST, does_not_fit, not_finite
 from ..order.simulate import simulate
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
-from ..train.optimizer import Optimizer
 
 BESIDE = (
     "experiment",
@@ -69,10 +76,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     # What would need less memory, in a sentence that names settings, with which a run ends that
     # exceeds its devices' memory; a property where it depends on the settings.
     relief: ClassVar[str] = ""
+    lens: ClassVar[type[train.Lens]] = train.Lens  # what its program does while it trains
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
-    says_itself: ClassVar[tuple[str, ...]] = (
-        "fault",
-    )  # knobs with a menu that have a sentence of their own for what is not on it
     # Properties that are Impossible where settings do not fit each other: asked at once.
     must_exist: ClassVar[tuple[str, ...]] = ()
     # (setting, what tells it by its value, settings that have no effect then); a base's count too.
@@ -142,11 +147,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             self.refuse_fault()
 
     def model_post_init(self, facts):
-        """A word that is not on its knob's menu is refused. A subclass that refuses settings here
-        calls this first."""
+        """A word that is not on its knob's menu is refused, unless that lists a family, which says
+        what it lacks. A subclass that refuses settings here calls this first."""
         self.__dict__["kept"] = facts or {}
         for name, own in self.knobs().items():
-            if type(self).model_fields[name].annotation is str and name not in self.says_itself:
+            if type(self).model_fields[name].annotation is str and not own.family:
                 if (menu := own.menu()) is not None and getattr(self, name) not in menu:
                     raise Impossible(
                         f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
@@ -234,9 +239,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
 
     @property
-    def optimizer_class(self) -> type[Optimizer]:
+    def optimizer_class(self) -> type[train.Optimizer]:
         """The optimizer that the settings name."""
-        return Optimizer.named(self.optimizer)
+        return train.Optimizer.named(self.optimizer)
 
     def __getstate__(self):
         """With the classes typed in a notebook that the settings name: a rank that unpickles it has
@@ -248,15 +253,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def members(cls, settings: dict[str, Any]) -> tuple[type, ...]:
         """The members of open families that these settings name, from which what they predict
         follows too."""
-        families = {
-            name: knob.choices()
-            for name, knob in cls.knobs().items()
-            if name in settings and callable(knob.choices)
-        }
+        families = {name: cls.knobs()[name].family for name in settings if name in cls.knobs()}
         return tuple(
-            menu[settings[name]]
-            for name, menu in families.items()
-            if isinstance(menu, dict) and settings[name] in menu
+            members[settings[name]]
+            for name, members in families.items()
+            if settings[name] in members
         )
 
     @property
@@ -338,7 +339,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def program(self, rank) -> dict[str, Any]:
         """What each rank runs; returns named arrays, which the run keeps."""
-        return self.recipe.program(rank)
+        return self.recipe.program(rank, self.lens(self, rank))
 
     def reference(self) -> dict[str, Any]:
         """The same named arrays, computed in one process."""
@@ -362,9 +363,19 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return ""
 
     def explain(self, trace: Trace) -> list[str]:
-        """Sentences that say why the trace looks as it does; here, that a prediction does not fit
-        into its devices, and where the first NaN or infinity came from."""
-        return does_not_fit(trace, self.capacity_bytes, self.relief) + not_finite(trace)
+        """Sentences that say why the trace looks as it does: that a prediction does not fit into
+        its devices, where the first NaN or infinity came from, and `why`. Of part of a run the
+        last says nothing: it would explain the half as if it were the whole."""
+        why = [] if trace.settings.get("unfinished") else self.why(trace)
+        return [*self.excess(trace), *not_finite(trace), *why]
+
+    def excess(self, trace: Trace) -> list[str]:
+        """That a prediction does not fit into its devices, in a sentence."""
+        return does_not_fit(trace, self.capacity_bytes, self.relief)
+
+    def why(self, trace: Trace) -> Iterable[str]:
+        """What a subclass says of a whole trace."""
+        return ()
 
     @property
     def only_predicted(self) -> str:
@@ -445,8 +456,6 @@ def sentence(error: ValidationError, cls: type) -> str:
         allowed = "true or false"
     elif knob.low is not None and knob.high is not None:
         allowed = f"a {'whole ' if kind is int else ''}number from {knob.low:,} to {knob.high:,}"
-    elif knob.menu():
-        allowed = "one of " + ", ".join(map(str, knob.menu()))
     else:
         allowed = first["msg"].removeprefix("Input should be ")
     return f"{field.replace('_', '-')} is {first['input']!r}: it must be {allowed}."

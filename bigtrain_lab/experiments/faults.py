@@ -5,11 +5,10 @@ name, after how long, and what will the others be doing? Each fault is real, and
 the same switch among its settings.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ..core import Trace, knob
-from ..order.schedule import Schedule
-from ..runtime.failure.faults import FAULTS
 from .staleness import Staleness
 
 SYMPTOMS = {
@@ -60,22 +59,26 @@ class Faults(Staleness):
     name: ClassVar[str] = "faults"
     question: ClassVar[str] = "Something broke on one of my ranks. Which one, and how do I see it?"
 
-    fault: str = knob("none", "what goes wrong", choices=lambda: list(FAULTS))
-    fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7)
-    fault_at: int = knob(
-        9, "the action of that rank at whose start it strikes, counted from 0", low=0, high=60
-    )
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
-    schedule: str = knob(
-        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True
-    )
-    learning_rate: float = knob(
-        1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True, more=True
-    )
-    stashing: bool = knob(
-        True, "PipeDream: a backward uses the weight version of its forward", more=True
-    )
-    steps: int = knob(3, "batches of a run", low=1, high=100, more=True)
+    varied: ClassVar[dict] = {
+        "fault": {"help": "what goes wrong", "more": False},
+        "fault_rank": {"more": False},
+        "fault_at": {"default": 9, "high": 60, "more": False},
+        "seed": {},
+        "schedule": {
+            "default": "1f1b",
+            "help": "the order in which each rank works",
+            "more": True,
+        },
+        "ranks": {},
+        "learning_rate": {"more": True},
+        "micro_batches": {},
+        "stashing": {"more": True},
+        "steps": 3,
+        "width": {},
+        "rows": {},
+        "guess": {},
+    }
 
     def describe(self) -> str:
         if self.fault == "none":
@@ -87,28 +90,20 @@ class Faults(Staleness):
         )
         return f"rank {self.fault_rank}{where}: {self.misfortune}"
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         if trace.clock == "predicted":
-            return [
-                (
-                    "Before you run it: does the run end, whom does it name, and what do the other"
-                    " ranks do? Choose a guess."
-                ),
-                *super().explain(trace),
-            ]
-        right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
-        guessed = (
-            []
-            if self.guess == "?"
-            else [
-                f"You guessed: {self.guess}. "
-                + ("Right." if self.guess == right else f"No: {right}.")
-            ]
-        )
-        slow = max(range(trace.ranks), key=trace.busy)
-        who = (
-            [f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the time."]
-            if self.fault == "straggler"
-            else []
-        )
-        return [SYMPTOMS[self.fault], *who, *guessed, *super().explain(trace)]
+            yield (
+                "Before you run it: does the run end, whom does it name, and what do the other"
+                " ranks do? Choose a guess."
+            )
+        else:
+            yield SYMPTOMS[self.fault]
+            if self.fault == "straggler":
+                slow = max(range(trace.ranks), key=trace.busy)
+                share = trace.busy(slow) / trace.makespan
+                yield f"Here rank {slow} was busy for {share:.0%} of the time."
+            if self.guess != "?":
+                right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
+                said = "Right." if self.guess == right else f"No: {right}."
+                yield f"You guessed: {self.guess}. {said}"
+        yield from super().why(trace)

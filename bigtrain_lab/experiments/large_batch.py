@@ -8,40 +8,24 @@ logged. A batch is taken in micro-batches on one rank, or spread over replicas.
 Source: You et al. 2019 (arXiv:1904.00962), section 4; Goyal et al. 2017 (arXiv:1706.02677), 2.1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Impossible, Mesh, Scalar, Trace, knob
-from ..core.later import later
-from ..order.plan import Plan
-from ..order.rates import ACCURACY, STEP, TEST_LOSS, TRUST, last, of_layers
-from ..order.schedule import Schedule
+from .. import data, models, techniques, train
+from ..core import Impossible, Scalar, Trace, knob
+from ..core.later import torch
+from ..data.digits import CLASSES, PASS, POINTS, digits
+from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers
 from ..runtime.kept import kept
-from ..techniques.learning_rates import (
-    linear_scaling,
-    polynomial_decay,
-    square_root_scaling,
-    warm_up,
-)
-from ..techniques.replica_plan import with_replicas
-from ..techniques.weight_shapes import Shapes
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
-from .experiment import Experiment, Quantity
-from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import data, models, train
-    from ..data import digits
+from .experiment import Quantity
+from .replicated import Replicated
 
 BASE = 32  # the batch whose rate the settings give
 SCALINGS = {
-    "square-root": square_root_scaling,
-    "linear": linear_scaling,
+    "square-root": techniques.learning_rates.square_root_scaling,
+    "linear": techniques.learning_rates.linear_scaling,
     "none": lambda rate, batch, base: rate,
 }
 LOOKS, EVALUATIONS = 128, 40  # of a run, at most
@@ -60,7 +44,50 @@ SHAPES = (
 )
 
 
-class LargeBatch(Pipelined):
+class Looks(train.Lens):
+    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
+    model is by then."""
+
+    def __init__(self, lab, rank):
+        self.lab, self.rank = lab, rank
+        self.looked, self.evaluated = (
+            {*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated)
+        )
+
+    def begin(self, training):
+        (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
+        self.matrices = {
+            name.removesuffix(".weight").removesuffix(".linear"): weight
+            for name, weight in self.model.named_parameters()
+            if weight.dim() > 1
+        }
+        return super().begin(training)
+
+    def gradient(self, number, precision):
+        if number + 1 in self.looked:
+            with self.rank.aside():
+                self.before = {
+                    name: weight.detach().clone() for name, weight in self.matrices.items()
+                }
+
+    def updated(self, number, precision, stepped):
+        with self.rank.aside():
+            found = self.moved() if number + 1 in self.looked else {}
+            found |= quality(self.model, self.lab.examined) if number + 1 in self.evaluated else {}
+        for name, value in found.items():
+            self.rank.log(name, value)
+
+    def moved(self) -> dict[str, float]:
+        """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
+        ratios = getattr(self.optimizer, "trust_ratios", {})
+        found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
+        return found | {
+            STEP + name: float((weight.detach() - was).norm() / was.norm())
+            for (name, weight), was in zip(self.matrices.items(), self.before.values())
+        }
+
+
+class LargeBatch(Replicated):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
@@ -71,14 +98,13 @@ class LargeBatch(Pipelined):
         TEST_LOSS: TEST_LOSS,
     }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
+    lens = Looks
     must_exist: ClassVar[tuple[str, ...]] = ("rate",)
-    ledger: ClassVar[bool] = False
-    schedule: ClassVar[str] = "1f1b"
 
     batch: int = knob(
         4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
     )
-    optimizer: str = knob("lamb", "the rule of the update", choices=Optimizer.all)
+    optimizer: str = knob("lamb", "the rule of the update", choices=train.Optimizer.all)
     scaling: str = knob(
         "square-root",
         "what the rate is multiplied by where a batch is k times 32: sqrt(k), k or 1",
@@ -133,7 +159,7 @@ class LargeBatch(Pipelined):
     target: float = knob(
         0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True
     )
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
@@ -165,14 +191,6 @@ class LargeBatch(Pipelined):
     # -- what the settings mean --------------------------------------------------------------------
 
     @property
-    def ranks(self) -> int:
-        return self.replicas
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(dp=self.replicas, pp=1, tp=1)
-
-    @property
     def steps(self) -> int:
         return self.samples // self.batch
 
@@ -195,8 +213,9 @@ class LargeBatch(Pipelined):
     def rate(self) -> Callable[[int], float]:
         """Of an update, counted from 1; that of the last one is above 0."""
         rising = round(self.warm_up * self.steps)
-        falling = polynomial_decay(self.full_rate, self.steps - rising + 1)
-        return warm_up(self.full_rate, rising, after=falling) if rising else falling
+        rates = techniques.learning_rates
+        falling = rates.polynomial_decay(self.full_rate, self.steps - rising + 1)
+        return rates.warm_up(self.full_rate, rising, after=falling) if rising else falling
 
     @cached_property
     def looked(self) -> list[int]:
@@ -225,7 +244,7 @@ class LargeBatch(Pipelined):
     @property
     def a_pass(self) -> int:
         """Samples of one pass over the data."""
-        return digits.PASS if self.task == "digits" else text_bytes() // self.sequence
+        return PASS if self.task == "digits" else text_bytes() // self.sequence
 
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
@@ -254,7 +273,7 @@ class LargeBatch(Pipelined):
         dtype = getattr(torch, self.dtype)
         if self.task == "digits":
             return models.Classifier(
-                digits.POINTS, self.width, self.layers, digits.CLASSES, self.norm, self.seed, dtype
+                POINTS, self.width, self.layers, CLASSES, self.norm, self.seed, dtype
             )
         return models.GPT(
             models.GPTConfig(
@@ -273,8 +292,7 @@ class LargeBatch(Pipelined):
 
     def stream(self, first: int, count: int) -> "tuple[torch.Tensor, torch.Tensor]":
         if self.task == "digits":
-            inputs, labels = digits.digits().batch(self.seed, first, count)
-            return inputs.to(getattr(torch, self.dtype)), labels
+            return digits(self.dtype).batch(self.seed, first, count)
         blocks = range(first // BASE, -(-(first + count) // BASE))
         drawn = zip(
             *(texts()[0].batch(self.seed, 0, block, BASE, self.sequence) for block in blocks)
@@ -285,13 +303,8 @@ class LargeBatch(Pipelined):
     def examined(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Samples that no run learns from."""
         if self.task == "digits":
-            inputs, labels = digits.digits().test
-            return inputs.to(getattr(torch, self.dtype)), labels
+            return digits(self.dtype).test
         return texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
-
-    def program(self, rank) -> dict[str, Any]:
-        trained = train.train(self.recipe, rank, Looks(self, rank))
-        return self.recipe.arrays(trained.weights, trained.losses, trained.replica)
 
     # -- theory ------------------------------------------------------------------------------------
 
@@ -307,8 +320,6 @@ class LargeBatch(Pipelined):
             "batch": max(BASE, self.rows * min(self.replicas, 2)),
         }
 
-    messages: ClassVar[dict[str, int]] = dict.fromkeys("FBI", 0)  # one stage sends nothing on
-
     def durations(self) -> dict:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0}
@@ -318,9 +329,7 @@ class LargeBatch(Pipelined):
     @cached_property
     def lowered(self) -> Plan:
         stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}
-        return with_replicas(self.order, self.steps, self.replicas, stages)
-
-    predict = Experiment.predict  # what is held is told at the ends of actions alone
+        return techniques.replica_plan.with_replicas(self.order, self.steps, self.replicas, stages)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -364,20 +373,20 @@ class LargeBatch(Pipelined):
 
     relief: ClassVar[str] = "Fewer samples at once would need less."
 
-    def explain(self, trace: Trace) -> list[str]:
-        said, times = super(Pipelined, self).explain(trace), self.batch / BASE
+    def why(self, trace: Trace) -> Iterable[str]:
+        times = self.batch / BASE
         if times > 1:
-            said.append(
+            yield (
                 f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE},"
                 f" and by the {self.scaling} rule each has"
                 f" {self.full_rate / self.learning_rate:.3g} times the rate: together they can go"
                 f" {times * self.learning_rate / self.full_rate:.3g} times less far."
             )
-        if (steps := of_layers(trace, STEP)) and not trace.settings.get("unfinished"):
+        if steps := of_layers(trace, STEP):
             middle = len(self.looked) // 2
             own = [values[middle] for values in steps.values()]
             least, most = f"{min(own):.2%}", f"{max(own):.2%}"
-            said.append(
+            yield (
                 f"In update {self.looked[middle]:,}, at a rate of"
                 f" {self.rate(self.looked[middle]):.3g}, a layer moved by"
                 f" {least if least == most else f'{least} to {most}'} of the length of its weights."
@@ -386,12 +395,11 @@ class LargeBatch(Pipelined):
                 self.updates_to_target(trace),
                 f"{self.target:.0%} of the held-out samples",
             )
-            said.append(
+            yield (
                 f"It reached {wanted} at update {reached:,} of {self.steps:,}."
                 if reached
                 else f"It never reached {wanted}."
             )
-        return said
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -409,15 +417,12 @@ def rehearsed(
     """The dry run of the model, on one of the replicas, without data. `members`: the classes that
     the settings name."""
     lab = LargeBatch(**dict(settings))
-    inputs = (
-        torch.zeros(lab.rows, digits.POINTS, dtype=getattr(torch, lab.dtype))
-        if lab.task == "digits"
-        else ids(lab)
-    )
-    targets = torch.zeros(lab.rows, dtype=torch.int64) if lab.task == "digits" else ids(lab)
+    text = (lab.rows, lab.sequence), torch.int64
+    image = (lab.rows, POINTS), getattr(torch, lab.dtype)
+    given = [image, ((lab.rows,), torch.int64)] if lab.task == "digits" else [text, text]
     recipe = replace(
         lab.recipe,
-        data=lambda number: (inputs.clone(), targets.clone()),
+        data=lambda number: tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in given),
         micro_batches=1,
         schedule="1f1b",
         steps=1,
@@ -426,13 +431,12 @@ def rehearsed(
 
 
 @kept
-def shapes(settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]) -> Shapes:
+def shapes(
+    settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
+) -> "techniques.weight_shapes.Shapes":
     """The weights of the model."""
-    return Shapes.of(models.built(LargeBatch(**dict(settings)).model, torch.device("meta")))
-
-
-def ids(lab: LargeBatch) -> "torch.Tensor":
-    return torch.zeros(lab.rows, lab.sequence, dtype=torch.int64)
+    model = models.built(LargeBatch(**dict(settings)).model, torch.device("meta"))
+    return techniques.weight_shapes.Shapes.of(model)
 
 
 @kept
@@ -453,58 +457,16 @@ def loss_of(output: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-class Looks(Lens):
-    """On rank 0: how far each layer moves in an update, by which trust ratio, and how good the
-    model is by then."""
-
-    def __init__(self, lab: LargeBatch, rank):
-        self.lab, self.rank = lab, rank
-        self.looked, self.evaluated = (
-            {*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated)
-        )
-
-    def begin(self, training):
-        (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
-        self.matrices = {
-            path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1
-        }
-        return super().begin(training)
-
-    def gradient(self, number, precision):
-        if number + 1 in self.looked:
-            with self.rank.aside():
-                self.before = {
-                    name: weight.detach().clone() for name, weight in self.matrices.items()
-                }
-
-    def updated(self, number, precision, stepped):
-        with self.rank.aside():
-            found = self.moved() if number + 1 in self.looked else {}
-            found |= self.quality() if number + 1 in self.evaluated else {}
-        for name, value in found.items():
-            self.rank.log(name, value)
-
-    def moved(self) -> dict[str, float]:
-        """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
-        ratios = getattr(self.optimizer, "trust_ratios", {})
-        found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
-        return found | {
-            STEP + name: float((weight.detach() - was).norm() / was.norm())
-            for (name, weight), was in zip(self.matrices.items(), self.before.values())
-        }
-
-    def quality(self) -> dict[str, float]:
-        inputs, targets = (each.to(self.rank.device) for each in self.lab.examined)
-        self.model.eval()
-        with torch.no_grad():
-            output = self.model(inputs)
-        self.model.train()
-        return {
-            TEST_LOSS: loss_of(output, targets).item(),
-            ACCURACY: (output.argmax(-1) == targets).double().mean().item(),
-        }
-
-
-def path(name: str) -> str:
-    """Of a weight's module."""
-    return name.removesuffix(".weight").removesuffix(".linear")
+def quality(
+    model: "torch.nn.Module", examined: "tuple[torch.Tensor, torch.Tensor]"
+) -> dict[str, float]:
+    """Loss and accuracy on samples that no run learns from."""
+    inputs, targets = (each.to(next(model.parameters()).device) for each in examined)
+    model.eval()
+    with torch.no_grad():
+        output = model(inputs)
+    model.train()
+    return {
+        TEST_LOSS: loss_of(output, targets).item(),
+        ACCURACY: (output.argmax(-1) == targets).double().mean().item(),
+    }

@@ -6,25 +6,17 @@ along an axis of the ranks, or two along two. The collectives follow from the na
 small that every sum is exact in float32, in whatever order.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
-from ..core import Impossible, Mesh, Trace, knob
-from ..core.hardware import Hardware
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.holdings import MOST
-from ..order.plan import Compute, Plan, Together
-from ..order.schedule import Action
+from .. import techniques
+from ..core import Impossible, Mesh, Trace, duration, knob, size
+from ..core.later import torch
+from ..order import MOST, Action, Compute, Plan, Together
 from .experiment import Quantity
-from .on_hardware import OnHardware, profiles
-
-with later():
-    import torch
-
-    from ..techniques import layout_plan, mesh_tensor
+from .on_hardware import OnNodes, profiles
 
 PRODUCT = "n d, d f -> n f"
 DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f"}
@@ -42,7 +34,7 @@ LAYOUTS = {  # -> the dimensions split along the first axis of the ranks, and al
 ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": " (rows of W)"}
 
 
-class Layouts(OnHardware):
+class Layouts(OnNodes):
     name: ClassVar[str] = "layouts"
     question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "layouts")
@@ -73,9 +65,6 @@ class Layouts(OnHardware):
     f: int = knob(
         4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True
     )
-    node_size: int = knob(
-        8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
-    )
     rows: int = knob(
         2,
         "where two dimensions are split: ranks along the axis of the first",
@@ -89,6 +78,9 @@ class Layouts(OnHardware):
         more=True,
     )
     varied: ClassVar[dict] = {
+        "node_size": {},
+        "rows": {},
+        "swapped": {},
         "hardware": {
             "default": "rtx3090-pcie",
             "help": "what the modelled clock charges for products and sums",
@@ -127,7 +119,7 @@ class Layouts(OnHardware):
 
     def part(self, dims) -> tuple[int, ...]:
         """Of a tensor of these dimensions, what a rank has."""
-        return layout_plan.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
+        return techniques.layout_plan.part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
 
     def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
         """The rows and the columns of a matrix that lie on a rank."""
@@ -140,13 +132,9 @@ class Layouts(OnHardware):
     @cached_property
     def needed(self) -> list:
         """The collectives, in their order."""
-        return layout_plan.collectives(
+        return techniques.layout_plan.collectives(
             PRODUCT, self.sizes, self.split, dict(self.mesh.axes), names=tuple(MADE)
         )
-
-    @cached_property
-    def profile(self) -> Hardware:
-        return replace(super().profile, node_size=self.node_size)
 
     @property
     def lowered(self) -> Plan:
@@ -201,7 +189,9 @@ class Layouts(OnHardware):
     def program(self, rank) -> dict[str, Any]:
         groups = {axis: rank.group(axis) for axis, _ in self.mesh.axes}
         own = {
-            matrix: mesh_tensor.laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
+            matrix: techniques.mesh_tensor.laid_out(
+                whole, DIMS[matrix], {}, self.split, groups
+            ).float()
             for matrix, whole in self.values.items()
         }
         rank.watch(
@@ -218,7 +208,7 @@ class Layouts(OnHardware):
                 own[result] = torch.einsum(letters, *factors).contiguous()
             return own[result]
 
-        y = mesh_tensor.einsum(
+        y = techniques.mesh_tensor.einsum(
             PRODUCT,
             own["X"].requires_grad_(),
             own["W"].requires_grad_(),
@@ -302,19 +292,16 @@ class Layouts(OnHardware):
             f"{ALSO.get(self.layout, '')}"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         over = {axis: dim for dim, axis in self.split.items()}
-        told = [
-            f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
-            f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
-            for each in self.needed
-        ]
+        for each in self.needed:
+            yield (
+                f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
+                f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
+            )
         if trace.clock != "measured":
             best = min(self.compared, key=lambda name: self.compared[name][2])
-            told.append(
-                f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
-            )
-        return told + super().explain(trace)
+            yield f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
 
 
 def sent(trace: Trace, forward: bool) -> int:

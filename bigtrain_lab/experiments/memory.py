@@ -10,21 +10,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.later import later
-from ..core.peak import readings
-from ..core.words import size
-from ..order.rates import last
-from ..order.schedule import Action, Step
-from ..train.optimizer import Optimizer
+from .. import data, models, train
+from ..core import Impossible, Trace, knob, readings, size
+from ..order import Action, Step, last
 from .experiment import Quantity
 from .of_gpt import OfGPT
 from .one_device import OneDevice
-
-with later():
-    from .. import data, models, train
-    from ..techniques import one_process
-    from ..train import dry_run
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -50,9 +41,9 @@ class MemoryExperiment(OfGPT, OneDevice):
     }
 
     @cached_property
-    def account(self) -> "dry_run.Account":
+    def account(self) -> "train.dry_run.Account":
         """Every storage of the run, from a dry run."""
-        return dry_run.account(self.program)
+        return train.dry_run.account(self.program)
 
     def describe(self) -> str:
         weights = self.dry.start["weights"]
@@ -102,7 +93,7 @@ class MemoryExperiment(OfGPT, OneDevice):
     @property
     def relief(self) -> str:
         smaller, chosen = [], self.optimizer_class.moments()
-        for name, rule in Optimizer.all().items():
+        for name, rule in train.Optimizer.all().items():
             with suppress(Impossible):  # one that cannot step
                 smaller += [name] if rule.moments() < chosen else []
         return (
@@ -111,40 +102,36 @@ class MemoryExperiment(OfGPT, OneDevice):
             + ", or a smaller model or vocabulary."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def excess(self, trace: Trace) -> list[str]:
+        """A dry run sees into actions: which operator makes too much."""
+        limit = self.capacity_bytes if trace.clock == "predicted" else None
+        return [
+            f"It does not fit: {name} in the {place(action)} would make {size(held)} of what is"
+            f" held, and the device has {size(limit)}. {self.relief}"
+            for action, name, held in self.dry.rises
+            if limit and held > limit
+        ][:1]
+
+    def why(self, trace: Trace) -> Iterator[str]:
         dry = self.dry
-        excess = (
-            next((rise for rise in dry.rises if rise[2] > self.capacity_bytes), None)
-            if self.capacity_bytes
-            else None
-        )
-        if trace.clock != "predicted" or excess is None:
-            said = super().explain(trace)
-        else:  # a dry run sees into actions
-            said = [
-                f"It does not fit: {excess[1]} in the {place(excess[0])} would make"
-                f" {size(excess[2])} of what is held, and the device has"
-                f" {size(self.capacity_bytes)}. {self.relief}"
-            ]
         largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
-        said.append(
+        yield (
             f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest"
             f" that live then: {largest}."
         )
         if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
-            said.append(
+            yield (
                 f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the"
                 " first update."
             )
-        return said
 
     # -- reality -----------------------------------------------------------------------------------
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         inputs, targets = data.chosen_text(self.text).batch(
             self.seed, step, 0, self.rows, self.sequence
         )
-        return one_process.Sample(inputs, targets, (models.Noise(self.seed, step, 0),))
+        return train.Sample(inputs, targets, (models.Noise(self.seed, step, 0),))
 
     @property
     def recipe(self) -> "train.Recipe":

@@ -2,16 +2,11 @@
 
 from dataclasses import fields
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from .. import data, models, train
 from ..core import knob
-from ..core.later import later
-from ..train.optimizer import Optimizer
 from .on_hardware import OnHardware
-
-with later():
-    from .. import data, models
-    from ..techniques import one_process
 
 
 class OfGPT(OnHardware):
@@ -33,11 +28,11 @@ class OfGPT(OnHardware):
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
-    optimizer: str = knob("adam", "the rule that U applies", choices=Optimizer.all, more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=train.Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
     )
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
@@ -57,12 +52,12 @@ class OfGPT(OnHardware):
         given = {name: getattr(self, name) for name in sizes}
         return models.GPTConfig(**given)
 
-    def samples(self, micro_batch: int) -> "one_process.Sample":
+    def samples(self, micro_batch: int) -> "train.Sample":
         """The n-th micro-batch is the same text whatever the size of a batch."""
         inputs, targets = data.chosen_text(self.text).batch(
             self.seed, 0, micro_batch, self.rows, self.sequence
         )
-        return one_process.Sample(
+        return train.Sample(
             inputs,
             targets,
             (models.Noise(self.seed, micro_batch // self.micro_batches, micro_batch),),

@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import Cost, knob
-from ..core.hardware import PROFILES, Hardware
+from ..core import PROFILES, Cost, Hardware, knob
 from ..runtime.calibrate import NAME as MACHINE
 from ..runtime.calibrate import remembered, this_machine
 from ..runtime.failure.faults import Fault
@@ -93,6 +92,20 @@ class OnHardware(Experiment):
     def facts(self) -> dict[str, Any]:
         machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
         return {**super().facts, **machine, **({"terms": self.terms} if self.terms else {})}
+
+
+class OnNodes(OnHardware):
+    """The same where so many ranks are a node."""
+
+    is_shared: ClassVar[bool] = True
+
+    node_size: int = knob(
+        8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
+    )
+
+    @cached_property
+    def profile(self) -> Hardware:
+        return replace(super().profile, node_size=self.node_size)
 
 
 class OnOneRank(OnHardware):

@@ -11,18 +11,12 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
+from .. import train
 from ..core import Trace
-from ..core.later import later
-from ..order.plan import Compute, Plan
-from ..order.rates import last
-from ..order.schedule import Action, Step
+from ..order import Action, Compute, Plan, Step, last
 from ..runtime.kept import kept
-from ..train.account import Acted, DryRun, Likened
 from .experiment import Quantity
 from .on_hardware import OnOneRank
-
-with later():
-    from ..train import dry_run
 
 
 class OneDevice(OnOneRank):
@@ -53,7 +47,7 @@ class OneDevice(OnOneRank):
     format: ClassVar[str] = property(lambda self: self.dtype)  # of its products
 
     @cached_property
-    def dry(self) -> DryRun:
+    def dry(self) -> train.DryRun:
         """What each action holds, computes and moves: the program itself, without values."""
         return dried(type(self), tuple(self.shaped().items()), self.members(self.shaped()))
 
@@ -66,7 +60,7 @@ class OneDevice(OnOneRank):
         """The action of the dry run that an action of the run is like."""
         return action._replace(micro_batch=min(action.micro_batch, 1))
 
-    def acted(self, action: Action) -> Acted:
+    def acted(self, action: Action) -> train.Acted:
         return self.dry.actions[str(self.like(action))]
 
     # -- theory ------------------------------------------------------------------------------------
@@ -82,8 +76,8 @@ class OneDevice(OnOneRank):
         }
 
     @property
-    def likened(self) -> Likened:
-        return Likened(lambda rank: self.dry, self.like)
+    def likened(self) -> train.Likened:
+        return train.Likened(lambda rank: self.dry, self.like)
 
     def bytes_held(self) -> dict[str, dict]:
         return self.likened.held([chain.from_iterable(self.order())])
@@ -115,7 +109,7 @@ class OneDevice(OnOneRank):
 @kept
 def dried(
     cls: type[OneDevice], settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
-) -> DryRun:
+) -> train.DryRun:
     """The dry run of an experiment; settings that do not change shapes find it done. `members`:
     the classes that the settings name."""
-    return dry_run.dry_run(cls(**dict(settings)).program)
+    return train.dry_run.dry_run(cls(**dict(settings)).program)

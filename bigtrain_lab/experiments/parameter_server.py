@@ -9,38 +9,27 @@ synchronous parallel parameter server (NIPS); Chen et al. 2016, Revisiting distr
 SGD (arXiv:1604.00981).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from random import Random
 from statistics import mean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Cost, Impossible, Scalar, Trace, knob
-from ..core.later import later
-from ..core.words import counted, size
-from ..order.plan import Plan
-from ..order.rates import ACCURACY, TEST_LOSS, Applied, applied, last
-from ..order.schedule import Action
+from .. import models, techniques, train
+from ..core import Cost, Impossible, Scalar, Trace, counted, knob, size
+from ..core.later import np, torch
+from ..data.digits import CLASSES, POINTS, digits
+from ..order import ACCURACY, TEST_LOSS, Action, Applied, Plan, applied, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
-from ..train.account import DryRun, Likened
 from .all_reduce import ports
 from .experiment import Quantity
+from .large_batch import quality
 from .on_hardware import OnHardware
 
-with later():
-    import numpy as np
-    import torch
-
-    from .. import models, techniques
-    from ..data import digits
-    from ..techniques import delayed_descent, parameter_server, server_plan
-    from ..train import dry_run
-
 MODES = ("synchronous", "asynchronous", "bounded")
-SLOT_TICKS = 3000  # a slot is a batch: a third of it forward
 MOST = 20_000  # batches of a run, of all workers
 
 
@@ -100,7 +89,7 @@ class ParameterServing(OnHardware):
     )
     layers: int = knob(2, "hidden layers", low=1, high=8, more=True)
     width: int = knob(32, "width of the model", low=8, high=512, step=8, more=True)
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32", "number format of the weights", choices=("float32", "float64"), more=True
     )
     varied: ClassVar[dict] = {
@@ -111,6 +100,7 @@ class ParameterServing(OnHardware):
     }
 
     terms: ClassVar[dict[str, str]] = {"micro_batch": "batch", "stage": "worker"}
+    ticks_per_slot: ClassVar[int] = 3000  # a slot is a batch: a third of it forward
     unused: ClassVar[tuple] = (
         ("mode", lambda name: name != "bounded", {"bound"}),
         ("hiccups", lambda share: not share, {"hiccup"}),
@@ -139,7 +129,7 @@ class ParameterServing(OnHardware):
         return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
 
     def order(self, requests) -> Plan:
-        return server_plan.order(requests, self.server_bytes, **self.how)
+        return techniques.server_plan.order(requests, self.server_bytes, **self.how)
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
@@ -150,7 +140,13 @@ class ParameterServing(OnHardware):
         ahead = self.bound + 1 if self.mode == "bounded" else round(self.steps * (slowest - 1))
         most = self.steps + ahead + 1
         while most * self.workers <= MOST:
-            trace = simulate(self.order((most,) * self.workers), self.priced(most, memory=False))
+            cost = Cost(
+                self.durations(),
+                **self.charged(most),
+                **self.profile.clock(self.ticks_per_slot),
+                **self.profile.prices(self.ranks),
+            )
+            trace = simulate(self.order((most,) * self.workers), self.misfortune.priced(cost))
             ends = [
                 [span.end for span in trace.spans(worker) if span.kind == "B"]
                 for worker in range(self.workers)
@@ -178,42 +174,27 @@ class ParameterServing(OnHardware):
             for name, acted in actions.items()
         }
 
-    def priced(self, batches: int, memory: bool = True) -> Cost:
-        """The cost of runs of at most so many batches a worker. `memory`: also what actions do to
-        it."""
+    def charged(self, batches: int = 0) -> dict[str, Any]:
+        """Which batches take long, of runs of at most so many of each worker."""
         draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
         usual = self.durations()
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
         late = {
             (worker, number): long
-            for number in range(batches)
+            for number in range(batches or max(self.requests))
             for worker, draw in enumerate(draws)
             if draw.random() < self.hiccups
         }
-        return self.misfortune.priced(
-            Cost(
-                usual,
-                **(self.held(batches) if memory else {}),
-                of_batch=late,
-                slowdown={self.workers - 1: self.slow},
-                capacity_bytes=self.capacity_bytes,
-                **self.profile.clock(SLOT_TICKS),
-                **self.profile.prices(self.ranks),
-            )
-        )
+        return {"of_batch": late, "slowdown": {self.workers - 1: self.slow}}
 
-    def cost(self) -> Cost:
-        return self.priced(max(self.requests))
-
-    def held(self, batches: int) -> dict[str, dict]:
-        """What a Cost says of memory, in runs of so many batches a worker."""
-        likened = Likened(
+    def bytes_held(self) -> dict[str, dict]:
+        likened = train.Likened(
             lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
             lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
             self.counted,
         )
         own = [
-            [Action(kind, worker, number) for number in range(batches) for kind in "FB"]
+            [Action(kind, worker, number) for number in range(max(self.requests)) for kind in "FB"]
             for worker in range(self.workers)
         ]
         held = likened.held(own + [[]] * self.servers)
@@ -238,10 +219,10 @@ class ParameterServing(OnHardware):
 
     def model(self) -> "torch.nn.Module":
         return models.Classifier(
-            digits.POINTS,
+            POINTS,
             self.width,
             self.layers,
-            digits.CLASSES,
+            CLASSES,
             seed=self.seed,
             dtype=getattr(torch, self.dtype),
         )
@@ -249,8 +230,7 @@ class ParameterServing(OnHardware):
     def batch(self, worker: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """A round of the workers' batches is a stretch of the stream."""
         first = (number * self.workers + worker) * self.rows
-        inputs, labels = digits.digits().batch(self.seed, first, self.rows)
-        return inputs.to(getattr(torch, self.dtype)), labels
+        return digits(self.dtype).batch(self.seed, first, self.rows)
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
@@ -284,20 +264,13 @@ class ParameterServing(OnHardware):
         return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
     def quality(self, model: "torch.nn.Module") -> dict[str, float]:
-        inputs, labels = digits.digits().test
-        device = next(model.parameters()).device
-        with torch.no_grad():
-            output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
-        return {
-            TEST_LOSS: torch.nn.functional.cross_entropy(output, labels).item(),
-            ACCURACY: (output.argmax(-1) == labels).double().mean().item(),
-        }
+        return quality(model, digits(self.dtype).test)
 
     def reference(self) -> dict[str, Any]:
-        """In one process: of a synchronous run large batches; else w <- w - lr g(w as it was read),
-        in the trace's order."""
+        """In one process: a synchronous run as plain training; another as
+        w <- w - lr g(w as it was read), in the trace's order."""
         model = self.model()
-        found = (large_batches if self.mode == "synchronous" else replayed)(self, model)
+        found = (rounds if self.mode == "synchronous" else replayed)(self, model)
         return found | {name: p.detach().numpy() for name, p in model.named_parameters()}
 
     def learnt(self) -> dict[str, float]:
@@ -324,10 +297,6 @@ class ParameterServing(OnHardware):
             known = trace.makespan and (trace.clock != "measured" or self.profile.unit == "s")
             return sum(self.requests) / trace.makespan if known else None
 
-        def accuracy(trace: Trace) -> float | None:
-            found = last(trace, ACCURACY)
-            return None if found is None else 100 * found
-
         return (
             Quantity(f"gradients applied a {self.profile.unit}", "", rate),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
@@ -339,7 +308,12 @@ class ParameterServing(OnHardware):
             ),
             Quantity("loss, mean of the last tenth", "", last_tenth, exact=False),
             Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False),
-            Quantity("test accuracy, last", "%", accuracy, exact=False),
+            Quantity(
+                "test accuracy, last",
+                "%",
+                lambda t: 100 * of if (of := last(t, ACCURACY)) is not None else None,
+                exact=False,
+            ),
         )
 
     relief: ClassVar[str] = "A smaller width, or fewer samples in a batch (rows), would need less."
@@ -349,17 +323,17 @@ class ParameterServing(OnHardware):
         made = ", ".join(f"{each:,}" for each in self.requests)
         return f"{counted(self.servers, 'server')} of {shared}; batches of the workers: {made}"
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super().explain(trace)
+    def why(self, trace: Trace) -> Iterable[str]:
         found = self.applied(trace)
-        if not found or trace.settings.get("unfinished"):
-            return said
+        if not found:
+            return
         if self.mode == "synchronous":
             computes = min(trace.shares(worker).compute for worker in range(self.workers))
-            return said + [
+            yield (
                 "Every gradient is of the newest weights, and the fastest worker waits "
                 f"or idles {1 - computes:.0%} of the time."
-            ]
+            )
+            return
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
         ages = [
             mean(each.staleness for each in found if each.worker == worker)
@@ -368,28 +342,28 @@ class ParameterServing(OnHardware):
         others = [age for worker, age in enumerate(ages) if worker != slowest]
         if others:
             share = self.requests[slowest] / sum(self.requests)
-            said.append(
+            yield (
                 f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
                 f"{ages[slowest]:.3g} updates old; those of the others were "
                 f"{min(others):.3g} to {max(others):.3g}."
             )
         if self.mode == "bounded":
             most = (2 * self.bound + 1) * (self.workers - 1)
-            said.append(
+            yield (
                 f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
                 f"{max(each.staleness for each in found)}."
             )
         if typical := round(mean(each.staleness for each in found)):
-            said.append(
-                f"A delay of {typical} for all would leave a quadratic "
-                f"{delayed_descent.largest_stable_rate(typical) / 2:.0%} of its largest rate."
+            largest = techniques.delayed_descent.largest_stable_rate(typical)
+            yield (
+                f"A delay of {typical} for all would leave a quadratic {largest / 2:.0%} of its"
+                " largest rate."
             )
         if self.servers > 1:
-            said.append(
+            yield (
                 "Each server counts its own updates: a worker may read their parts at "
                 "different versions."
             )
-        return said
 
 
 def last_tenth(trace: Trace) -> float | None:
@@ -398,7 +372,7 @@ def last_tenth(trace: Trace) -> float | None:
     return mean(losses[-max(1, len(losses) // 10) :]) if losses else None
 
 
-def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict]:
+def held(parameters, server: "techniques.parameter_server.Server | None") -> dict[str, dict]:
     """What a rank holds: a server its own part."""
     total = {"sum": server.sum} if server else {}
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
@@ -406,36 +380,37 @@ def held(parameters, server: "parameter_server.Server | None") -> dict[str, dict
 
 
 @kept
-def dried(shapes: tuple, server: int | None) -> DryRun:
+def dried(shapes: tuple, server: int | None) -> train.DryRun:
     """Of two batches of a worker, or of one request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)
 
     def program(rank):
         model = models.built(
-            lambda: models.Classifier(digits.POINTS, width, layers, digits.CLASSES, dtype=dtype),
-            dry_run.META,
+            lambda: models.Classifier(POINTS, width, layers, CLASSES, dtype=dtype),
+            train.dry_run.META,
         )
         learnt = [*model.parameters()]
         if server is not None:
             learnt = [
-                learnt[i] for i in server_plan.shares([p.nbytes for p in learnt], servers)[server]
+                learnt[i]
+                for i in techniques.server_plan.shares([p.nbytes for p in learnt], servers)[server]
             ]
-            work = parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
+            work = techniques.parameter_server.Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
             rank.watch(partial(held, learnt, None))
             with rank.aside():
-                gradient = parameter_server.flat(learnt)
+                gradient = techniques.parameter_server.flat(learnt)
             with rank.span((Action("S", 0, 0),)):
                 work.request(0, 0, gradient)
             return
 
         def loss(number):
-            inputs = torch.empty(rows, digits.POINTS, dtype=dtype, device=dry_run.META)
+            inputs = torch.empty(rows, POINTS, dtype=dtype, device=train.dry_run.META)
             return torch.nn.functional.cross_entropy(
-                model(inputs), torch.empty(rows, dtype=torch.int64, device=dry_run.META)
+                model(inputs), torch.empty(rows, dtype=torch.int64, device=train.dry_run.META)
             )
 
-        work = parameter_server.Worker(loss, [learnt])
+        work = techniques.parameter_server.Worker(loss, [learnt])
         rank.watch(partial(held, learnt, None))
         for number in range(2):
             for kind in "FB":
@@ -443,7 +418,7 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
                     work.compute(Action(kind, 0, number))
             model.zero_grad(set_to_none=True)  # as they are sent
 
-    run = dry_run.dry_run(program)
+    run = train.dry_run.dry_run(program)
     # a server's other parameters are idle
     return replace(run, start={"weights": run.start["weights"]})
 
@@ -451,19 +426,19 @@ def dried(shapes: tuple, server: int | None) -> DryRun:
 # -- one process -----------------------------------------------------------------------------------
 
 
-def large_batches(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.ndarray]":
-    """A round is one batch of all its samples."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lab.learning_rate), []
-    for number in range(lab.steps):
-        batches = (lab.batch(worker, number) for worker in range(lab.workers))
-        inputs, labels = (torch.cat(parts) for parts in zip(*batches))
-        each = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="none")
-        losses.append(each.detach().view(lab.workers, lab.rows).mean(1).numpy())
-        optimizer.zero_grad()
-        each.mean().backward()
-        optimizer.step()
-    none = np.zeros(lab.steps * lab.workers, int)
-    return {f"loss of worker {w}": np.array(own) for w, own in enumerate(zip(*losses))} | {
+def rounds(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.ndarray]":
+    """Plain training: a round is a window of all workers' batches."""
+    recipe = train.Recipe(
+        model=lambda stage: model,
+        data=lambda number: lab.batch(number % lab.workers, number // lab.workers),
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=lab.learning_rate),
+        steps=lab.steps,
+        micro_batches=lab.workers,
+    )
+    losses = np.array(recipe.alone().losses).reshape(lab.steps, lab.workers)
+    none = np.zeros(losses.size, int)
+    return {f"loss of worker {w}": own for w, own in enumerate(losses.T)} | {
         f"staleness of server {k}": none for k in range(lab.servers)
     }
 
@@ -474,7 +449,7 @@ def replayed(lab: ParameterServing, model: "torch.nn.Module") -> "dict[str, np.n
     weights = {name: p.detach() for name, p in model.named_parameters()}
     owned = [
         [names[i] for i in own]
-        for own in server_plan.shares([w.nbytes for w in weights.values()], lab.servers)
+        for own in techniques.server_plan.shares([w.nbytes for w in weights.values()], lab.servers)
     ]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server

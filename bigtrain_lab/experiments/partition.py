@@ -5,23 +5,19 @@ leave the last stage too much. On the unit profile a slot is the forward of a pe
 the model's multiplications, and a stage costs its own.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, knob
-from ..core.hardware import PROFILES, Hardware
-from ..core.later import later
-from ..order.partition import Stage, by_sizes, require_sizes, stage_times, worst
+from .. import models
+from ..core import PROFILES, Hardware, Impossible, Trace, knob
+from ..order import Stage, by_sizes, require_sizes, stage_times, worst
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
 from .experiment import Quantity
 from .pipeline import PipelineExperiment
-
-with later():
-    from .. import models
-    from ..models import theory, timing
 
 
 class Partition(PipelineExperiment):
@@ -94,13 +90,15 @@ class Partition(PipelineExperiment):
         """(forward, backward) of each piece: as the run kept them, where this was restored from one
         of such a model."""
         try:
-            if three := self.kept.get("timed", {}).get(timing.timed_as(self.config, self.rows)):
-                return timing.of_pieces(self.config, three)
+            if three := self.kept.get("timed", {}).get(
+                models.timing.timed_as(self.config, self.rows)
+            ):
+                return models.timing.of_pieces(self.config, three)
         except (AttributeError, TypeError, ValueError) as error:
             raise Impossible(
                 "what the run kept of its pieces' times cannot be read: run it again."
             ) from error
-        return timing.piece_seconds(self.config, self.rows)
+        return models.timing.piece_seconds(self.config, self.rows)
 
     # -- the cut -----------------------------------------------------------------------------------
 
@@ -144,7 +142,7 @@ class Partition(PipelineExperiment):
             "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
             "chosen": self.partition,
             "cuts": self.cuts,
-            **({"timed": {timing.timed_as(self.config, self.rows): timed}} if timed else {}),
+            **({"timed": {models.timing.timed_as(self.config, self.rows): timed}} if timed else {}),
         }
 
     # -- the profile -------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ class Partition(PipelineExperiment):
             late = backward * flops.get("W", 0) / flops["B"] if flops["B"] else 0.0
             return {"F": forward, "B": backward, "I": backward - late, "W": late}
         if self.profile.textbook:
-            whole = theory.forward_flops(self.config, self.rows)
+            whole = models.theory.forward_flops(self.config, self.rows)
             return {kind: Fraction(self.ranks * own, whole) for kind, own in flops.items()}
         return super().times(first, last)
 
@@ -201,13 +199,12 @@ class Partition(PipelineExperiment):
             f" {', '.join(str(last - first) for first, last in self.slices)} pieces"
         )
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         times = stage_times(trace)
-        if len(times) < 2:
-            return super().explain(trace)
-        stage = times.index(max(times))
-        told = [
-            f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a"
-            f" perfect share is {1 / len(times):.0%}. In a full pipeline all others idle meanwhile."
-        ]
-        return told + super().explain(trace)
+        if len(times) > 1:
+            yield (
+                f"Stage {times.index(max(times))} is the slowest: {max(times) / sum(times):.0%} of"
+                f" the work where a perfect share is {1 / len(times):.0%}. In a full pipeline all"
+                " others idle meanwhile."
+            )
+        yield from super().why(trace)

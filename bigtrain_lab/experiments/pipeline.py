@@ -11,23 +11,14 @@ from functools import cached_property
 from math import fsum
 from typing import ClassVar
 
+from .. import models, techniques, train
 from ..core import Impossible, knob
-from ..core.later import later
-from ..order.partition import Piece, Stage, balanced
-from ..order.schedule import Schedule
+from ..core.later import torch
+from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
 from ..techniques.precision_levels import LEVELS
-from ..train.account import Work
-from ..train.optimizer import Optimizer
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import models, techniques, train
-    from ..techniques import one_process
-    from ..train import dry_run
 
 
 class PipelineExperiment(OfGPT, Pipelined):
@@ -192,7 +183,7 @@ class PipelineExperiment(OfGPT, Pipelined):
         works = self.works(first, last)
         return {kind: fsum(self.time(work[kind]) for work in works) for kind in works[0]}
 
-    def works(self, first: int, last: int) -> list[dict[str, Work]]:
+    def works(self, first: int, last: int) -> list[dict[str, train.Work]]:
         """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
         shown = dict.fromkeys("FB", train.WHOLE) | (
             dict.fromkeys("IW", train.HALVES) if self.halves else {}
@@ -251,7 +242,7 @@ def slice_run(
     first: int,
     last: int,
     rows: int,
-    optimizer: type[Optimizer],
+    optimizer: type[train.Optimizer],
     rehearsal: "train.Rehearsal | None" = None,
     replicas: int = 1,
     **further,
@@ -279,7 +270,7 @@ def run_slice(
     first: int,
     last: int,
     rows: int,
-    optimizer: type[Optimizer],
+    optimizer: type[train.Optimizer],
     rehearsal: "train.Rehearsal",
     replicas: int,
     further: tuple,
@@ -294,13 +285,13 @@ def run_slice(
         length,
         config.width,
         dtype=LEVELS[level].dtype if level else config.torch_dtype,
-        device=dry_run.META,
+        device=train.dry_run.META,
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
-    def data(number: int) -> "one_process.Sample":
+    def data(number: int) -> "train.Sample":
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
-        return one_process.Sample(inputs, targets, (models.Noise(0, 0, number),))
+        return train.Sample(inputs, targets, (models.Noise(0, 0, number),))
 
     recipe = training(
         config,

@@ -6,22 +6,16 @@ samples it learns from.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import Scalar, Trace
-from ..core.later import later
-from ..core.peak import readings
-from ..order.explain import bubbles
-from ..order.plan import Plan, lower
-from ..order.schedule import Schedule, name_of
+from .. import train
+from ..core import Scalar, Trace, readings
+from ..order import Plan, Schedule, bubbles, lower, name_of
 from ..techniques.tied_plan import with_exchanges
-from ..train.account import Work
-from .experiment import Experiment, Quantity
+from .experiment import Quantity
 from .on_hardware import OnHardware
-
-with later():
-    from .. import train
 
 
 class StageBytes(NamedTuple):
@@ -43,7 +37,6 @@ class Pipelined(OnHardware):
     answers: ClassVar[tuple[str, ...]] = ("step time", "peak memory, fullest rank")
     ledger: ClassVar[bool] = True
     ticks_of_chunk: ClassVar[int] = 1000
-    says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")
 
     @cached_property
     def order(self) -> Schedule:
@@ -83,7 +76,7 @@ class Pipelined(OnHardware):
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: Work, tensors: int = 1) -> float:
+    def time(self, work: train.Work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
         textbook = self.profile.textbook
         return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
@@ -205,7 +198,5 @@ class Pipelined(OnHardware):
         )
         return f"{fewer} or more ranks would need less on each device."
 
-    def explain(self, trace: Trace) -> list[str]:
-        return super().explain(trace) + (
-            [] if trace.settings.get("unfinished") else bubbles(trace, self.order)
-        )
+    def why(self, trace: Trace) -> Iterable[str]:
+        return bubbles(trace, self.order)

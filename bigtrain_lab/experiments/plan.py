@@ -9,17 +9,15 @@ and a plan is measured by the best of them.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import Impossible, Trace, knob
-from ..core.hardware import Hardware
+from .. import models, train
+from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
 from ..core.later import later
-from ..core.peak import readings
-from ..core.words import counted, duration, size
 from ..data.published import Step
-from ..train.optimizer import Optimizer
 from .combined import Combined
 from .experiment import Quantity
 from .layered import whole_layers
@@ -27,8 +25,7 @@ from .on_hardware import profiles
 from .pipeline import slice_run
 
 with later():
-    from .. import models, planner, train
-    from ..train import rehearsal
+    from .. import planner
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
 
@@ -174,20 +171,17 @@ class PlanACluster(Combined):
         seconds = self.best[1]
         return trace.step_time / seconds if seconds and trace.clock != "measured" else None
 
-    def explain(self, trace: Trace) -> list[str]:
+    def why(self, trace: Trace) -> Iterable[str]:
         search, (best, seconds) = self.search, self.best
         priced, reasons = len(search.fitting) + len(search.large), Counter(search.refused.values())
-        said = [
-            f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}.",
-            *(f"{count} more cannot be: {why}" for why, count in reasons.items()),
-        ]
         if best and (regret := self.regret(trace)) is not None:
-            said.insert(
-                0,
+            yield (
                 f"Your plan takes {regret:.2f} times the step of the best, {best}:"
-                f" {duration(seconds, 's')}.",
+                f" {duration(seconds, 's')}."
             )
-        return said + super().explain(trace)
+        yield f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}."
+        yield from (f"{count} more cannot be: {why}" for why, count in reasons.items())
+        yield from super().why(trace)
 
 
 class Simulated(NamedTuple):
@@ -243,8 +237,8 @@ def gpt_job(
             places[name],
             places[name] + 1,
             rows,
-            Optimizer.named(optimizer),
-            rehearsal.in_words("F0 B0"),
+            train.Optimizer.named(optimizer),
+            train.rehearsal.in_words("F0 B0"),
             replicas=1 + way.replicated,
             slices=way.tp,
             precision=level,

@@ -14,24 +14,13 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
+from .. import data, models, runtime, techniques, train
 from ..core import Impossible, Mesh, Trace, knob
-from ..core.later import later
-from ..order.rates import checkpoint_bytes, last, peak_bytes, reading_rate
-from ..order.schedule import Action, Step
+from ..core.later import np, torch
+from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
 from ..techniques.precision_levels import LEVELS, Level
-from ..train.lens import Lens
-from ..train.optimizer import Optimizer
 from .experiment import Quantity
 from .one_device import OneDevice
-
-with later():
-    import numpy as np
-    import torch
-
-    from .. import data, models, runtime, techniques, train
-    from ..data import grammar
-    from ..data import relations as task
-    from ..techniques import one_process
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -94,7 +83,7 @@ class Precision(OneDevice):
     growth_interval: int = knob(
         2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True
     )
-    optimizer: str = knob("adam", "the rule of the update", choices=Optimizer.all, more=True)
+    optimizer: str = knob("adam", "the rule of the update", choices=train.Optimizer.all, more=True)
     rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
     layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
     width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
@@ -152,9 +141,9 @@ class Precision(OneDevice):
             layers=self.layers,
             width=self.width,
             heads=self.heads,
-            sequence=task.LONGEST,
+            sequence=data.relations.LONGEST,
             vocabulary=len(data.vocabulary()),
-            classes=len(grammar.CLASSES),
+            classes=len(data.grammar.CLASSES),
         )
 
     @property
@@ -253,25 +242,23 @@ class Precision(OneDevice):
             + " rows or a smaller model would need less."
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        told = super().explain(trace)
+    def why(self, trace: Trace) -> Iterator[str]:
         if self.level in BREAKS:
-            told.append(BREAKS[self.level])
+            yield BREAKS[self.level]
         if skipped := last(trace, "skipped steps"):
-            told.append(
+            yield (
                 f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"
                 f" the loss scale ended at {last(trace, 'loss scale'):g}. The prediction knows of"
                 " no skipped step."
             )
         if self.half and self.chosen.masters:
             plain = self.replace(level="fp32").bytes
-            told.append(
+            yield (
                 f"State in full takes {self.state_bytes / 1e6:.3g} MB, and"
                 f" {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: what shrinks is"
                 f" what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of"
                 f" {plain['activations'] / 1e6:.3g}."
             )
-        return told
 
     @property
     def state_bytes(self) -> int:
@@ -298,9 +285,9 @@ class Precision(OneDevice):
             weights=lambda window: [self.loss_weight],
         )
 
-    def sample(self, step: int) -> "one_process.Sample":
+    def sample(self, step: int) -> "train.Sample":
         ids, keep, marks, labels = self.data.batch(step, self.rows)
-        return one_process.Sample(ids, labels, (keep, marks))
+        return train.Sample(ids, labels, (keep, marks))
 
     def program(self, rank) -> "dict[str, np.ndarray]":
         """Train, then examine."""
@@ -316,7 +303,7 @@ class Precision(OneDevice):
         found = data.f1(
             torch.tensor(answers),
             self.data.dev.labels_B[: len(answers)],
-            range(1, len(grammar.CLASSES)),
+            range(1, len(data.grammar.CLASSES)),
         )
         rank.log("micro F1", found.micro)
         rank.log("macro F1", found.macro)
@@ -327,7 +314,7 @@ class Precision(OneDevice):
         return self.program(runtime.Rank(0, Mesh(world=1), torch.device("cpu")))
 
 
-class Looks(Lens):
+class Looks(train.Lens):
     """All gradients every few steps, what the loss scaler does, and the sentences, which are no
     part of the training."""
 

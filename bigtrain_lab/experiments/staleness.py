@@ -12,17 +12,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
+from .. import models, train
 from ..core import Impossible, knob
-from ..core.later import later
-from ..order.schedule import Action, Schedule
+from ..core.later import torch
+from ..order import Action, Schedule
 from ..runtime.kept import kept
 from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import models, train
-    from ..techniques import one_process
 
 ITEM = 8  # bytes of a float64
 
@@ -81,12 +76,12 @@ class Staleness(Pipelined):
             steps=self.steps,
         )
 
-    def samples(self, micro_batch: int) -> "one_process.Sample":
+    def samples(self, micro_batch: int) -> "train.Sample":
         """The teacher has the student's shape and other weights."""
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + micro_batch)
         inputs = torch.randn(self.rows, self.width, generator=draw, dtype=torch.float64)
         with torch.no_grad():
-            return one_process.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
+            return train.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 
     def describe(self) -> str:
         delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))

@@ -10,30 +10,35 @@ section 3.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from ..core import Scalar, Trace, knob
+from .. import train
+from ..core import Scalar, Trace, duration, knob, size
 from ..core.cost import port_share
-from ..core.later import later
-from ..core.words import duration, size
-from ..order.holdings import HOLDS, Part
-from ..order.plan import SLICES
-from ..order.rates import axes, called
+from ..core.later import torch
+from ..order import HOLDS, SLICES, Part, axes, called
 from ..order.simulate import simulate
 from ..techniques.weight_shapes import Cut
-from ..train.lens import Lens
 from .experiment import Quantity
 from .layered import Layered, on_meta
-from .pipelined import Pipelined
-
-with later():
-    import torch
-
-    from .. import train
 
 CUTS = {
     "column-row": (),
     "row-column": (("layers.*.mlp.up", "split row"), ("layers.*.mlp.down", "column gather")),
 }
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
+
+
+class ReadsOff(train.Lens):
+    """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
+
+    def window(self, number, stages, samples):
+        if number == 0:
+            with self.rank.aside():
+                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
+                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
+                for name, own in self.lab.matrices(stages):
+                    for part in found(name, own.detach().cpu(), whole[name].detach()):
+                        self.rank.log(HOLDS + str(part), numbers(part))
+        return super().window(number, stages, samples)
 
 
 class TensorSlicing(Layered):
@@ -46,6 +51,7 @@ class TensorSlicing(Layered):
         "bytes sent forward, a rank and step",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("scheduled", "lowered")
+    lens = ReadsOff
 
     cut: str = knob(
         "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
@@ -93,11 +99,6 @@ class TensorSlicing(Layered):
             "sequence_parallel": self.sequence_parallel and self.slices > 1,
             "slicing": CUTS[self.cut],
         }
-
-    def program(self, rank) -> dict[str, Any]:
-        trained = train.train(self.recipe, rank, ReadsOff(self, rank))
-        with rank.aside():
-            return self.recipe.arrays(trained.weights, trained.losses)
 
     def describe(self) -> str:
         held = sum(p.numel() for stage in self.stages.values() for p in stage.parameters())
@@ -168,14 +169,10 @@ class TensorSlicing(Layered):
 
     relief: ClassVar[str] = "More slices, or fewer rows, would need less on each device."
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
-        if self.slices == 1 or trace.settings.get("unfinished") or trace.clock == "measured":
-            return said
-        return [*said, *self.why(trace)]
-
     def why(self, trace: Trace) -> Iterator[str]:
         """Of a layer, then of the loss."""
+        if self.slices == 1 or trace.clock == "measured":
+            return
         own = [call for call in called(trace) if call.module.startswith("layers.1.")]
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
         layer = sum(p.numel() for p in on_meta(self.config, 1, 1).parameters())
@@ -227,20 +224,6 @@ class TensorSlicing(Layered):
             f" move {size(self.vocabulary * values_bytes)}, {self.vocabulary / 3:,.0f} times as"
             " much."
         )
-
-
-class ReadsOff(Lens):
-    """Before the first step a rank finds its parts in the whole matrices, by their numbers."""
-
-    def window(self, number, stages, samples):
-        if number == 0:
-            with self.rank.aside():
-                model, pieces = self.lab.recipe.model, range(self.lab.config.pieces)
-                whole = dict(self.lab.matrices({at: model(at) for at in pieces}))
-                for name, own in self.lab.matrices(stages):
-                    for part in found(name, own.detach().cpu(), whole[name].detach()):
-                        self.rank.log(HOLDS + str(part), numbers(part))
-        return super().window(number, stages, samples)
 
 
 def found(name: str, own: "torch.Tensor", whole: "torch.Tensor") -> Iterator[Part]:

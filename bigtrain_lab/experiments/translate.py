@@ -10,46 +10,29 @@ is priced as if each sentence were as long as the longest right answer of its ba
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from ..core import Mesh, Trace, knob
-from ..core.hardware import Wire
-from ..core.later import later
-from ..core.words import duration
-from ..order.plan import Compute, Plan, Together
-from ..order.rates import exposed, last
-from ..order.schedule import Action, Schedule
+from .. import data, models, techniques, train
+from ..core import Trace, Wire, duration, knob
+from ..core.later import np, torch
+from ..order import Action, Compute, Plan, Schedule, Together, exposed, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
-from ..techniques.learning_rates import noam
-from ..techniques.replica_plan import with_replicas
-from ..techniques.weight_shapes import Shapes
-from ..train.account import Work
-from .experiment import MB, Experiment, Quantity
+from .experiment import MB, Quantity
 from .layered import by_layers
-from .pipelined import Pipelined
+from .replicated import Replicated
 from .translation import Translation
-
-with later():
-    import numpy as np
-    import torch
-
-    from .. import models, train
-    from ..data import bleu, parallel, tokens
-    from ..models import blocks, decoding, translator, translator_pieces
-    from ..techniques import data_loader
-    from ..train import dry_run, tracking
-
 
 HOST = Wire(
     "PCIe 3.0 x16", 5e-6, 12e9
 )  # fitted: what copies to a device reach; pageable memory is copied twice
 
 
-class Translate(Pipelined):
+class Translate(Replicated):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
@@ -63,8 +46,6 @@ class Translate(Pipelined):
         "speed-up over one rank",
         "bytes sent a rank and step",
     )
-    ledger: ClassVar[bool] = False  # what a translation holds depends on what it says
-    schedule: ClassVar[str] = "1f1b"
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
     batch_tokens: int = knob(
@@ -161,7 +142,7 @@ class Translate(Pipelined):
         high=65536,
         more=True,
     )
-    dtype: Literal["float32", "float64"] = knob(
+    dtype: str = knob(
         "float32",
         "number format of weights and activations",
         choices=("float32", "float64"),
@@ -189,7 +170,7 @@ class Translate(Pipelined):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.training.recipe  # noqa: B018  (raises Impossible)
-        tracking.refuse(self.track)
+        train.tracking.refuse(self.track)
 
     unused: ClassVar[tuple] = (
         ("replicas", lambda ranks: ranks == 1, {"spread", "bucket_mb"}),
@@ -200,10 +181,10 @@ class Translate(Pipelined):
     # -- what the settings mean --------------------------------------------------------------------
 
     @cached_property
-    def task(self) -> "parallel.Parallel":
+    def task(self) -> "data.parallel.Parallel":
         if self.file:
-            return parallel.read_pairs(self.file, held_out=self.held_out)
-        return parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
+            return data.parallel.read_pairs(self.file, held_out=self.held_out)
+        return data.parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
 
     @cached_property
     def config(self) -> "models.TranslatorConfig":
@@ -214,7 +195,7 @@ class Translate(Pipelined):
         """The training, as a program for each rank."""
         return Translation(
             pairs=self.task,
-            learning_rate=noam(self.width, self.warm_up, self.rate),
+            learning_rate=techniques.learning_rates.noam(self.width, self.warm_up, self.rate),
             config=models.TranslatorConfig(
                 self.layers,
                 self.width,
@@ -239,27 +220,11 @@ class Translate(Pipelined):
             rows=self.held_out_rows,
             evaluate_every=self.evaluate_every or None,
             evaluators=None if self.spread else 1,
-            bucket_bytes=self.bucket_bytes,
-            loading=data_loader.Loading(
+            bucket_bytes=round(self.bucket_mb * MB),
+            loading=techniques.data_loader.Loading(
                 self.workers, self.prefetch, self.disk_ms / 1000, self.pinned
             ),
         )
-
-    @property
-    def ranks(self) -> int:
-        return self.replicas
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(dp=self.replicas, pp=1, tp=1)
-
-    @property
-    def bucket_bytes(self) -> int:
-        return round(self.bucket_mb * MB)
-
-    @property
-    def micro_batches(self) -> int:
-        return self.accumulation
 
     @property
     def order(self) -> Schedule:
@@ -278,7 +243,7 @@ class Translate(Pipelined):
 
     def run(self, **options):
         run = super().run(**options)
-        tracking.follow(run, self.track)
+        train.tracking.follow(run, self.track)
         return run
 
     def describe(self) -> str:
@@ -293,7 +258,7 @@ class Translate(Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @property
-    def stages(self) -> dict[int, Shapes]:
+    def stages(self) -> "dict[int, techniques.weight_shapes.Shapes]":
         return pieces_on_meta(self.config)
 
     @property
@@ -308,7 +273,7 @@ class Translate(Pipelined):
         self, at: int, shape: tuple[int, int, int], rehearsal: "train.Rehearsal | None" = None
     ) -> "train.Part":
         """A piece of the chain."""
-        return translator_pieces.part(
+        return models.translator_pieces.part(
             self.config,
             at,
             shape,
@@ -344,7 +309,6 @@ class Translate(Pipelined):
         """Of what does not depend on a micro-batch's shape."""
         return {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)}
 
-    messages: ClassVar[dict[str, int]] = {}  # one rank has the whole chain
     ticks_per_slot: ClassVar[int] = 1000
 
     def charged(self) -> dict[str, Any]:
@@ -374,7 +338,7 @@ class Translate(Pipelined):
     def times(self, shape: tuple[int, int, int]) -> dict[str, Any]:
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0, "C": 0}
-        parts = [self.part(at, shape) for at in range(translator_pieces.count(self.config))]
+        parts = [self.part(at, shape) for at in range(models.translator_pieces.count(self.config))]
         found = {
             kind: [self.time(part.work(kind), part.tensors_of(kind)) for part in parts]
             for kind in "FBU"
@@ -385,28 +349,28 @@ class Translate(Pipelined):
 
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
-            return {"L": translator_pieces.count(self.config), "T": shape[2]}
+            return {"L": models.translator_pieces.count(self.config), "T": shape[2]}
         one, two = (
             evaluation_works(replace(self.config, layers=layers), shape, self.beam)
             for layers in (1, 2)
         )
         works = (
-            Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
+            train.Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
             for each in zip(one, two)
         )
         return {kind: self.time(work) for kind, work in zip("LT", works)}
 
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_replicas(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
+        plan = techniques.replica_plan.with_replicas(
+            self.order, self.steps, self.replicas, self.stages, self.training.bucket_bytes
+        )
         windows = [
             range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
         ]
         return with_evaluations(
-            data_loader.with_loads(plan, self.training.loading, windows), self.training
+            techniques.data_loader.with_loads(plan, self.training.loading, windows), self.training
         )
-
-    predict = Experiment.predict  # what a translation holds depends on what it says
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -463,31 +427,26 @@ class Translate(Pipelined):
             Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False),
         )
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
-        if trace.settings.get("unfinished"):
-            return said
+    def why(self, trace: Trace) -> Iterable[str]:
         whole, unit = trace.makespan, trace.unit
         told = [
             f"{duration(each, unit)} ({each / whole:.0%}) {name}"
             for name, kinds in SPENT.items()
             if (each := spent(trace, kinds))
         ]
-        said += [
-            f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
-            f" {duration(whole, unit)}."
-        ] * (self.replicas > 1 and trace.clock != "measured")
-        said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
+        if self.replicas > 1 and trace.clock != "measured":
+            yield (
+                f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
+                f" {duration(whole, unit)}."
+            )
+        yield f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}."
         if wait := starved(trace):
             what, who = (
                 ("waits for data", "more workers")
                 if self.workers
                 else ("loads data itself", "workers beside the compute")
             )
-            said.append(
-                f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
-            )
-        return said
+            yield f"A rank {what} for {duration(wait, unit)} of each step: {who} would hide it."
 
 
 SPENT = {"training": "FBU", "held-out loss": "L", "translating for BLEU": "T"}
@@ -521,7 +480,7 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
     """The plan with what each rank evaluates after some of its updates, and the two messages in
     which ranks agree."""
     ranks, lanes = tuple(range(plan.ranks)), dict(plan.lanes)
-    numbers = 4 + bleu.COUNTS  # that ranks add up
+    numbers = 4 + data.bleu.COUNTS  # that ranks add up
     for rank in ranks:
         ops, last = [], None
         for op in (*plan.lanes[rank, "compute"], None):
@@ -549,13 +508,18 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
 
 
 @kept
-def pieces_on_meta(config: "models.TranslatorConfig") -> dict[int, Shapes]:
+def pieces_on_meta(
+    config: "models.TranslatorConfig",
+) -> "dict[int, techniques.weight_shapes.Shapes]":
     """The weights of each piece of the chain."""
     return {
-        at: Shapes.of(
-            models.built(lambda at=at: translator_pieces.TranslatorPiece(config, at), dry_run.META)
+        at: techniques.weight_shapes.Shapes.of(
+            models.built(
+                lambda at=at: models.translator_pieces.TranslatorPiece(config, at),
+                train.dry_run.META,
+            )
         )
-        for at in range(translator_pieces.count(config))
+        for at in range(models.translator_pieces.count(config))
     }
 
 
@@ -569,18 +533,18 @@ def step_peak(
     replicas: int,
 ) -> int:
     """Most bytes of two updates; a window's second micro-batch is as all after it."""
-    recipe = translator_pieces.recipe_of(
+    recipe = models.translator_pieces.recipe_of(
         config,
         shape,
         smoothing,
         level,
         replicas,
-        lambda at: translator_pieces.TranslatorPiece(config, at),
+        lambda at: models.translator_pieces.TranslatorPiece(config, at),
     )
     order = by_layers(
-        Schedule.named("1f1b")(1, micro_batches), [range(translator_pieces.count(config))]
+        Schedule.named("1f1b")(1, micro_batches), [range(models.translator_pieces.count(config))]
     )
-    return dry_run.dry_run(
+    return train.dry_run.dry_run(
         partial(train.train, replace(recipe, schedule=order, steps=2, whole_names=True))
     ).peak_bytes
 
@@ -588,20 +552,23 @@ def step_peak(
 @kept
 def evaluation_works(
     config: "models.TranslatorConfig", shape: tuple[int, int, int], beam: int
-) -> tuple[Work, Work]:
+) -> tuple[train.Work, train.Work]:
     """What the loss of a held-out batch costs, and its translation."""
     B, S, T = shape
 
     @torch.no_grad()
     def program(rank):
-        model = models.built(lambda: translator.Translator(config), dry_run.META)
+        model = models.built(lambda: models.translator.Translator(config), train.dry_run.META)
         source, target = (
-            torch.empty(B, length, dtype=torch.int64, device=dry_run.META) for length in (S, T)
+            torch.empty(B, length, dtype=torch.int64, device=train.dry_run.META)
+            for length in (S, T)
         )
         with rank.span(Action("L", 0, 0)):
-            blocks.word_cross_entropy(model(source, target), target, tokens.PAD)
+            models.blocks.word_cross_entropy(model(source, target), target, data.tokens.PAD)
         with rank.span(Action("T", 0, 0)):
-            decoding.decoded(model, source, tokens.BEGIN, tokens.END, tokens.PAD, T, beam=beam)
+            models.decoding.decoded(
+                model, source, data.tokens.BEGIN, data.tokens.END, data.tokens.PAD, T, beam=beam
+            )
 
-    actions = dry_run.dry_run(program).actions
+    actions = train.dry_run.dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

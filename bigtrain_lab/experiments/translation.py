@@ -21,30 +21,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from .. import data, models, runtime, techniques, train
 from ..core import Impossible
-from ..core.later import later
-from ..order.schedule import Action, Schedule
-from ..train.lens import Lens
+from ..core.later import np, torch
+from ..order import Action, Schedule
 from .layered import by_layers
-
-with later():
-    import numpy as np
-    import torch
-
-    from .. import runtime, train
-    from ..data import batches, bleu, parallel, tokens
-    from ..models import blocks, config, decoding, dropout, translator_pieces
-    from ..techniques import data_loader, distributed_sampler, one_process, saved
-    from ..techniques.guards import saved as guard
 
 
 def adam(weights):
     return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
 
 
-def small() -> "config.TranslatorConfig":
+def small() -> "models.TranslatorConfig":
     """Learns numbers and dates of 8 digits in some 500 updates."""
-    return config.TranslatorConfig(2, 64, 4, inner=128, longest=64, embedding_scale=8.0)
+    return models.TranslatorConfig(2, 64, 4, inner=128, longest=64, embedding_scale=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +59,9 @@ class Translation:
     resume        go on from last.pt, if it is there
     """
 
-    pairs: "parallel.Parallel"
+    pairs: "data.parallel.Parallel"
     learning_rate: Callable[[int], float]
-    config: "config.TranslatorConfig" = field(default_factory=small)
+    config: "models.TranslatorConfig" = field(default_factory=small)
     vocabulary: int = 0
     replicas: int = 1
     accumulation: int = 1
@@ -91,7 +81,9 @@ class Translation:
     evaluators: int | None = None
     evaluate_every: int | None = None
     save_every: int | None = None
-    loading: "data_loader.Loading" = field(default_factory=lambda: data_loader.Loading())
+    loading: "techniques.data_loader.Loading" = field(
+        default_factory=lambda: techniques.data_loader.Loading()
+    )
     bucket_bytes: int = 25 * 2**20
     directory: str | Path | None = None
     resume: bool = False
@@ -106,7 +98,7 @@ class Translation:
         always = ("replicas", "accumulation", "epochs", "patience", "beam", "rows")
         optional = ("updates", "evaluators", "evaluate_every", "save_every")
         given = [name for name in optional if getattr(self, name) is not None]
-        config.require_counts(**{name: getattr(self, name) for name in (*always, *given)})
+        models.config.require_counts(**{name: getattr(self, name) for name in (*always, *given)})
         if not 0 <= self.smoothing < 1:
             raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
         if self.resume and self.directory is None:
@@ -116,11 +108,11 @@ class Translation:
             )
 
     @cached_property
-    def sizes(self) -> "config.TranslatorConfig":
+    def sizes(self) -> "models.TranslatorConfig":
         return replace(
             self.config,
             vocabulary=max(self.vocabulary, len(self.pairs.vocabulary)),
-            padding=tokens.PAD,
+            padding=data.tokens.PAD,
         )
 
     @cached_property
@@ -128,7 +120,7 @@ class Translation:
         """Of each replica, layer by layer."""
         return by_layers(
             Schedule.named("1f1b")(1, self.accumulation),
-            [range(translator_pieces.count(self.config))],
+            [range(models.translator_pieces.count(self.config))],
         )
 
     @property
@@ -137,9 +129,9 @@ class Translation:
         return self.updates or self.epochs * len(self.batches)
 
     @cached_property
-    def batches(self) -> "batches.Batches":
+    def batches(self) -> "data.batches.Batches":
         pairs = self.pairs.encoded(longest=self.config.longest)
-        return batches.Batches(
+        return data.batches.Batches(
             pairs, self.batch_tokens, self.replicas * self.accumulation, self.seed
         )
 
@@ -155,7 +147,7 @@ class Translation:
             )
         return [
             [short[at] for at in rows]
-            for rows in batches.in_order([pairs[n] for n in short], self.rows)
+            for rows in data.batches.in_order([pairs[n] for n in short], self.rows)
         ]
 
     def share(self, replica: int) -> list[int]:
@@ -164,7 +156,7 @@ class Translation:
         if replica >= sharing:
             return []
         return [
-            *distributed_sampler.DistributedSampler(
+            *techniques.distributed_sampler.DistributedSampler(
                 self.held_out, replica, sharing, shuffle=False, last="uneven"
             )
         ]
@@ -172,7 +164,7 @@ class Translation:
     @property
     def recipe(self) -> "train.Recipe":
         return train.Recipe(
-            model=lambda at: translator_pieces.TranslatorPiece(self.sizes, at, self.seed),
+            model=lambda at: models.translator_pieces.TranslatorPiece(self.sizes, at, self.seed),
             data=self.sample,
             weights=self.shares,
             loss=self.loss,
@@ -188,14 +180,14 @@ class Translation:
         )
 
     def loss(self, logits, targets):
-        return blocks.word_cross_entropy(logits, targets, tokens.PAD, self.smoothing)
+        return models.blocks.word_cross_entropy(logits, targets, data.tokens.PAD, self.smoothing)
 
-    def sample(self, micro_batch: int) -> "one_process.Sample":
+    def sample(self, micro_batch: int) -> "train.Sample":
         source, target, (so_far,) = self.batches.sample(micro_batch)
-        noise = dropout.Noise(self.seed, 0, micro_batch)
-        return one_process.Sample(source, target, (source, so_far, noise))
+        noise = models.Noise(self.seed, 0, micro_batch)
+        return train.Sample(source, target, (source, so_far, noise))
 
-    def words(self, sample: "one_process.Sample") -> int:
+    def words(self, sample: "train.Sample") -> int:
         """Those of a micro-batch's loss, by its number: no device is waited for."""
         *_, noise = sample.context
         return self.batches.words(noise.micro_batch)
@@ -229,7 +221,7 @@ class Translation:
         Evaluation.COLUMNS."""
         recipe, lens = self.recipe, Evaluation(self, rank)
         windows = [window[rank.index :: self.replicas] for window in recipe.windows]
-        loader = data_loader.Loader(recipe.data, windows, self.loading, rank)
+        loader = techniques.data_loader.Loader(recipe.data, windows, self.loading, rank)
         trained = train.train(replace(recipe, data=loader), rank, lens)
         found = recipe.arrays(trained.weights, trained.losses, trained.replica)
         return found | {"evaluations": np.array(lens.rows)}
@@ -251,7 +243,7 @@ def shape_of(pairs) -> tuple[int, int, int]:
     )
 
 
-class Evaluation(Lens):
+class Evaluation(train.Lens):
     """Looks at the held-out pairs now and then, keeps the best, stops when none gets better, saves,
     and says how far each rank is. No ledger follows it."""
 
@@ -270,16 +262,17 @@ class Evaluation(Lens):
     # -- the loop ----------------------------------------------------------------------------------
 
     def begin(self, training) -> int:
-        self.model = translator_pieces.joined(training.stages, self.asked.sizes)
+        self.model = models.translator_pieces.joined(training.stages, self.asked.sizes)
         self.whole = copy(training)  # its pieces joined
         self.whole.stages = {0: self.model}
         last = Path(self.asked.directory or "") / "last.pt"
         if not (self.asked.resume and self.asked.directory and last.exists()):
             return 0
-        state, origin = saved.load(last), self.asked.batches.origin
+        state, origin = techniques.saved.load(last), self.asked.batches.origin
+        guard = techniques.saved.guard
         with guard.read(last):
             guard.refuse_other(state.get("data", origin), origin, last)
-            done = saved.restore(state, self.whole, self.group.rank, last)
+            done = techniques.saved.restore(state, self.whole, self.group.rank, last)
             self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
             own = state["sums"][
                 self.group.rank :: self.group.size
@@ -316,17 +309,17 @@ class Evaluation(Lens):
     def evaluated(self, done: int, training) -> list[float]:
         """A row without its last column: sums over all ranks, and what they say."""
         with self.rank.aside(), torch.no_grad(), training.precision:
-            sums = self.zeros(2 + bleu.COUNTS)
+            sums = self.zeros(2 + data.bleu.COUNTS)
             for number in self.asked.share(self.group.rank):
                 sums += sums.new_tensor(self.of_batch(number))
             sums, self.sums = torch.cat([self.sums, sums]), self.zeros(2)
             sums = self.group.all_reduce(sums, name=f"evaluation after {done}").tolist()
-        return [done, sums[0] / sums[1], sums[2] / sums[3], bleu.bleu(sums[4:])]
+        return [done, sums[0] / sums[1], sums[2] / sums[3], data.bleu.bleu(sums[4:])]
 
     def of_batch(self, number: int) -> list[float]:
         """Sum of losses, words, and the counts of BLEU of one held-out batch."""
         asked, pairs = self.asked, self.asked.pairs.encoded(held_out=True)
-        sample = batches.padded([pairs[each] for each in asked.held_out[number]])
+        sample = data.batches.padded([pairs[each] for each in asked.held_out[number]])
         parts = sample.inputs, sample.targets, *sample.context
         source, target, so_far = (part.to(self.rank.device) for part in parts)
         with self.rank.span(Action("L", 0, number)):
@@ -335,14 +328,14 @@ class Evaluation(Lens):
             said = self.translated(source)
         texts = [asked.pairs.vocabulary.decode(ids) for ids in said.tolist()]
         right = [asked.pairs.held_out[each][1] for each in asked.held_out[number]]
-        words = batches.tokens_of(sample)
-        return [loss * words, words, *bleu.counted(texts, right, asked.pairs.chinese)]
+        words = data.batches.tokens_of(sample)
+        return [loss * words, words, *data.bleu.counted(texts, right, asked.pairs.chinese)]
 
     def translated(self, source):
         asked = self.asked
         longest = min(asked.config.longest, source.shape[1] + 50)  # Vaswani et al., section 6.1
-        given = self.model, source, tokens.BEGIN, tokens.END, tokens.PAD, longest
-        return decoding.decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
+        given = self.model, source, data.tokens.BEGIN, data.tokens.END, data.tokens.PAD, longest
+        return models.decoding.decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
 
     def waited(self) -> int:
         """Evaluations since the best."""
@@ -376,16 +369,16 @@ class Evaluation(Lens):
     def save(self, done: int, best: bool) -> None:
         epoch, place = self.asked.batches.place(done)
         with self.rank.aside():
-            state = saved.state_of(
+            state = techniques.saved.state_of(
                 self.whole,
                 self.group,
                 done,
                 epoch=epoch,
                 place=place,
                 data=self.asked.batches.origin,
-                sums=saved.gathered(self.sums, self.group),
+                sums=techniques.saved.gathered(self.sums, self.group),
                 rows=torch.tensor(self.rows, dtype=torch.float64),
             )
             if self.group.rank == 0:
                 for name in ("best.pt", "last.pt") if best else ("last.pt",):
-                    saved.save(Path(self.asked.directory) / name, state)
+                    techniques.saved.save(Path(self.asked.directory) / name, state)

@@ -6,21 +6,15 @@ holds at every action is found by a dry run of its whole training; activations s
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from ..core import Trace, knob
-from ..core.later import later
-from ..core.peak import peak, readings
-from ..core.words import duration, size
-from ..order.rates import exposed
+from .. import models
+from ..core import Trace, duration, knob, peak, readings, size
+from ..order import exposed
 from .experiment import Quantity
 from .layered import Layered, whole_layers
-from .pipelined import Pipelined
-
-with later():
-    from ..models import theory
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
@@ -168,7 +162,7 @@ class Zero(Layered):
     def paper_bytes(self, stage: int) -> float:
         """Of weights, gradients and state on each rank at a stage, without padding and without what
         a step adds."""
-        return theory.zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
+        return models.theory.zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -209,10 +203,11 @@ class Zero(Layered):
             for stage, name in enumerate(STAGES)
         }
 
-    def cannot_be_made(self, trace: Trace) -> list[str]:
-        """That a rank has no room for the whole model, of which it then keeps a part."""
-        if trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
-            return []
+    def excess(self, trace: Trace) -> list[str]:
+        """Also that a rank has no room for the whole model, of which it then keeps a part."""
+        said = super().excess(trace)
+        if said or trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
+            return said
         most = self.dry(0).set_up_bytes
         if most <= self.capacity_bytes:
             return []
@@ -222,38 +217,36 @@ class Zero(Layered):
             "model (layers, width)."
         ]
 
-    def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace) or self.cannot_be_made(trace)
-        if self.replicas == 1 or trace.settings.get("unfinished"):
-            return said
+    def why(self, trace: Trace) -> Iterable[str]:
+        if self.replicas == 1:
+            return
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
-        said.append(
+        yield (
             f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
             f"stage {self.stage}, {size(round(each))}; data parallel has "
             f"{copied / self.weights:.3g}, {size(round(copied))}."
         )
         if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
-            said.append(
+            yield (
                 f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
                 f"stage shares the other {size(most.bytes - model)}, such as activations."
             )
         if self.sharded:
-            said.append(
+            yield (
                 f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while"
                 " it makes its model and its optimizer: no peak counts that."
             )
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.item_bytes)
-            times = most_sent / theory.zero_sent_bytes(gradients, self.replicas, 0)
-            said.append(
+            times = most_sent / models.theory.zero_sent_bytes(gradients, self.replicas, 0)
+            yield (
                 f"A rank sends {size(round(most_sent))} a step, "
                 f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "
                 "all-reduce of all gradients sends. It waits for that alone "
                 f"{duration(exposed(trace), trace.unit)} of a step."
             )
-        return said
 
 
 def sent(trace: Trace, rank: int) -> float:

@@ -3,10 +3,21 @@ would not have memory enough."""
 
 from dataclasses import replace
 
-from ..core import Impossible, Scalar, Span, Trace
-from ..core.peak import Peak, peak, readings
+from ..core import (
+    Impossible,
+    Peak,
+    Scalar,
+    Span,
+    Trace,
+    by_kind,
+    counted,
+    duration,
+    peak,
+    readings,
+    size,
+)
 from ..core.trace import ACTION
-from ..core.words import by_kind, counted, duration, size
+from ..core.words import ranks as listed
 from .schedule import KINDS, Action, Schedule
 from .simulate import simulate
 
@@ -215,12 +226,6 @@ def short(name: str, schedule: Schedule) -> str:
     action = Action.parse(name.split("+")[0])
     stage = action.stage if schedule.stages > schedule.ranks else ""
     return f"{stage}{action.kind}{action.micro_batch}"
-
-
-def listed(ranks: list[int]) -> str:
-    if len(ranks) < 2:
-        return f"rank {ranks[0]}" if ranks else "no rank"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def amount(trace: Trace, ticks: int) -> str:

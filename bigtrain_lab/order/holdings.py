@@ -14,8 +14,8 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..core import Scalar, Trace
+from ..core.words import ranks as listed
 from .collective import Move
-from .explain import listed
 
 HOLDS = "holds of "
 ROUND = re.compile(r"round (\d{1,6}) chunk (\d{1,4})$")

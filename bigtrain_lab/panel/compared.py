@@ -4,7 +4,7 @@ its column of the table."""
 from typing import NamedTuple
 
 from ..core import CLOCKS, Impossible, Trace
-from ..experiments.experiment import Experiment, order_of
+from ..experiments.experiment import order_of
 from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from ..view import report
@@ -71,11 +71,9 @@ class Compared:
         self.columns |= {
             clock: report.column(ran.quantities, trace) for clock, trace in traces.items()
         }
-        # A class that was typed again cannot explain a run of the one before, and no lab explains
-        # the half of a run as if it were all of it.
+        # a class that was typed again cannot explain a run of the one before
         if "modelled" in traces and ran.is_of(traces["modelled"].settings):
-            of = Experiment if traces["modelled"].settings.get("unfinished") else type(ran)
-            self.said = of.explain(ran, traces["modelled"])
+            self.said = ran.explain(traces["modelled"])
 
     @property
     def _order_now(self) -> str:

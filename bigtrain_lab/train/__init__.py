@@ -5,8 +5,10 @@ from .. import offered
 __all__, __getattr__, __dir__ = offered(
     __name__,
     {
+        "account": ("Acted", "DryRun", "Likened", "Work"),
         "lens": ("Lens",),
-        "recipe": ("Recipe", "train"),
+        "optimizer": ("Optimizer",),
+        "recipe": ("Recipe", "Sample", "train"),
         "rehearsal": (
             "HALVES",
             "WHOLE",

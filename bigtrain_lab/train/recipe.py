@@ -178,10 +178,10 @@ class Recipe:
         asked |= {"mesh": self.mesh} if self.replicas * self.slices > 1 else {}
         return launch(self.program, **asked | options)
 
-    def program(self, rank) -> dict[str, np.ndarray]:
+    def program(self, rank, lens: Lens = Lens()) -> dict[str, np.ndarray]:
         """What a rank runs: the loop. Returns final weights, whole, and the loss of each
         micro-batch of its replica."""
-        trained = train(self, rank)
+        trained = train(self, rank, lens)
         with rank.aside():
             return self.arrays(trained.weights, trained.losses, trained.replica)
 

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from html import escape
 from math import ceil, floor, isfinite, log10
 
-from ..core import Scalar, Trace
-from ..core.words import number
-from ..order.rates import ACCURACY
+from ..core import Scalar, Trace, number
+from ..order import ACCURACY
 from .words import axis_unit
 
 LEAST, HIGH = 300, 286  # of a chart, in pixels

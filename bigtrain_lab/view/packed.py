@@ -6,8 +6,7 @@ import re
 from itertools import repeat
 from operator import attrgetter
 
-from ..core import MEMORY_KINDS, Memory, Span, Trace, Transfer
-from ..core.peak import followed, peak, readings
+from ..core import MEMORY_KINDS, Memory, Span, Trace, Transfer, followed, peak, readings
 from ..core.waited import waited
 from ..order.holdings import holdings
 from . import palette, words

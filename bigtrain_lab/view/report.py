@@ -11,9 +11,8 @@ from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..core import CLOCKS, Hardware, Scalar, Trace
-from ..core.words import counted, duration, number, size
-from ..order.holdings import HOLDS
+from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, number, size
+from ..order import HOLDS
 from .words import labels as labels_of
 from .words import row_name, rows_of
 
@@ -243,24 +242,17 @@ def hardware_line(profile: Hardware) -> str:
     """A hardware profile in one line."""
     if profile.textbook:
         return "slots of the papers' figures: F = 1, B = 2, links free"
-    parts = [
-        ", ".join(
-            f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items()
-        )
-    ]
-    parts += (
-        [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"]
-        if profile.memory_bytes
-        else []
+    speeds = (f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items())
+    wires = (wire for wire in (profile.inside, profile.between) if wire)
+    parts = (
+        ", ".join(speeds),
+        profile.memory_bytes
+        and f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s",
+        *(f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in wires),
+        profile.watts and f"{profile.watts:g} W",
+        profile.launch_s and f"{duration(profile.launch_s, 's')} a launch",
     )
-    parts += [
-        f"{wire.name} {size(wire.bytes_per_s)}/s"
-        for wire in (profile.inside, profile.between)
-        if wire
-    ]
-    parts += [f"{profile.watts:g} W"] if profile.watts else []
-    parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def settings(experiment, changed_only: bool = False) -> dict[str, object]:

@@ -4,9 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import CLOCKS, Trace
-from ..core.peak import Peak, peak
-from ..core.words import duration, size
+from ..core import CLOCKS, Peak, Trace, duration, peak, size
 from . import palette, report, words
 from .waits import drawing
 

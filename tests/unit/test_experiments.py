@@ -48,7 +48,7 @@ BAD = [
     ({"schedule": "x"}, "no schedule called 'x': choose one of .*1f1b"),
     ({"nope": 1}, "pipeline has no setting 'nope'"),
     ({"heads": 3}, "take 2 or 4 heads"),
-    ({"dtype": "float8"}, "dtype is 'float8': it must be one of float32, float64"),
+    ({"dtype": "float8"}, "dtype is 'float8': choose one of float32, float64"),
     ({"tied": True, "schedule": "pipedream"}, "tied=False, or a synchronous schedule"),
     ({"text": "/nowhere/at all"}, "cannot be read"),
     ({"ranks": 2.5}, "ranks is 2.5: it must be a whole number from 1 to 8"),

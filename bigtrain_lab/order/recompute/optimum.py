@@ -25,9 +25,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from ...core import Impossible
+from ...core import Impossible, size
 from ...core.later import later
-from ...core.words import size
 from .plan import A, Action, B, Chain, F, Op, each_anew, extra_cost, peak_bytes, planned
 from .search import cheapest
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import NamedTuple
 
-from ...core import Family, Impossible
-from ...core.words import size
+from ...core import Family, Impossible, size
 from ..schedule import Action
 
 

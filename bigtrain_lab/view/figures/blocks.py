@@ -6,7 +6,7 @@ from statistics import median
 import plotly.graph_objects as go
 
 from ...core import Scalar, Trace
-from ...order.rates import apart, samples
+from ...order import apart, samples
 from .. import palette
 from .timeline import framed
 
@@ -66,6 +66,11 @@ def blocks(trace: Trace) -> go.Figure:
     figure.add_vline(
         x=trace.settings.get("block", 0) or 1, line={"color": palette.INK, "dash": "dot"}
     )
-    figure.update_xaxes(title="elements in a block", type="log", range=[3.4, 7.1])
-    figure.update_yaxes(title="ms a call", rangemode="tozero")
-    return framed(figure, title, 280, showlegend=False)
+    return framed(
+        figure,
+        title,
+        280,
+        showlegend=False,
+        xaxis={"title": {"text": "elements in a block"}, "type": "log", "range": [3.4, 7.1]},
+        yaxis={"title": {"text": "ms a call"}, "rangemode": "tozero"},
+    )

@@ -12,8 +12,7 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from ...core import Trace
-from ...core.words import size
+from ...core import Trace, size
 from ...order.recompute.plan import Recompute
 from .. import palette, words
 from .timeline import framed
@@ -117,28 +116,28 @@ def budgets(trace: Trace) -> go.Figure:
     everywhere = [*memory, *(m for m, _ in facts["plans"].values())]
     lowest, highest = min(everywhere), max(everywhere)
     ticks = marks(lowest, highest)
-    figure.update_xaxes(
-        type="log",
-        title="peak of saved activations",
-        tickvals=ticks,
-        ticktext=[size(t) for t in ticks],
-        zeroline=False,
-    )
     most = max(*work, *(w for _, w in facts["plans"].values()))
     rows = [v for v in (1, 1.33, 1.67, 2, 3, 5, 10, 20) if v <= 1.2 * most]
-    figure.update_yaxes(
-        type="log",
-        range=[log10(0.74), log10(1.12 * most)],
-        title="work of a step / keep-all",
-        tickvals=rows,
-        ticktext=[f"{v:g}" for v in rows],
-        zeroline=False,
-    )
     return framed(
         figure,
         f"{trace.clock}: what memory buys, by plan",
         360,
         margin={"l": 64, "r": 24, "t": 72, "b": 48},
+        xaxis={
+            "type": "log",
+            "title": {"text": "peak of saved activations"},
+            "tickvals": ticks,
+            "ticktext": [size(t) for t in ticks],
+            "zeroline": False,
+        },
+        yaxis={
+            "type": "log",
+            "range": [log10(0.74), log10(1.12 * most)],
+            "title": {"text": "work of a step / keep-all"},
+            "tickvals": rows,
+            "ticktext": [f"{v:g}" for v in rows],
+            "zeroline": False,
+        },
     )
 
 

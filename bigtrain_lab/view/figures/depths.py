@@ -72,13 +72,6 @@ def drawing(
         return log10(work) if steep else work
 
     depths = sorted({d for d, _ in optimum})
-    figure.update_xaxes(
-        type="log",
-        title="layers (and times as deep as keep-all)",
-        zeroline=False,
-        tickvals=depths,
-        ticktext=[f"{d}<br>{d / base:g}x" for d in depths],
-    )
     for d, w in ends.values():
         if d >= asked:
             figure.add_annotation(
@@ -95,16 +88,23 @@ def drawing(
                 arrowcolor=POINT,
                 startarrowhead=2,
             )
-    figure.update_yaxes(
-        type="log" if steep else "linear",
-        range=[up(0.68 if steep else 0.86), up((1.2 if steep else 1.08) * most)],
-        zeroline=False,
-        title="work of a step / keep-all",
-        **({"tickvals": [v for v in (1, 1.5, 2, 3, 5, 10, 20) if v < 1.2 * most]} if steep else {}),
-    )
     return framed(
         figure,
         f"predicted: how deep a model fits into {memory}, by plan",
         340,
         margin={"l": 64, "r": 48, "t": 72, "b": 64},
+        xaxis={
+            "type": "log",
+            "title": {"text": "layers (and times as deep as keep-all)"},
+            "zeroline": False,
+            "tickvals": depths,
+            "ticktext": [f"{d}<br>{d / base:g}x" for d in depths],
+        },
+        yaxis={
+            "type": "log" if steep else "linear",
+            "range": [up(0.68 if steep else 0.86), up((1.2 if steep else 1.08) * most)],
+            "zeroline": False,
+            "title": {"text": "work of a step / keep-all"},
+            "tickvals": [v for v in (1, 1.5, 2, 3, 5, 10, 20) if v < 1.2 * most] if steep else None,
+        },
     )

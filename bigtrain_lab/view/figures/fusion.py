@@ -4,8 +4,7 @@ boxes."""
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Trace
-from ...core.words import counted, size
+from ...core import Trace, counted, size
 from .. import palette, words
 from .timeline import framed
 

@@ -10,8 +10,7 @@ from itertools import pairwise
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Trace
-from ...core.words import duration, size
+from ...core import Trace, duration, size
 from .. import palette, words
 from .timeline import framed
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import Impossible, Trace
-from ...order.rates import ACCURACY, TEST_LOSS, samples
+from ...order import ACCURACY, TEST_LOSS, samples
 from .. import palette
 from .timeline import framed
 

@@ -13,9 +13,8 @@ from math import isfinite, lcm
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace
-from ...core.words import size
-from ...order.rates import Level, field
+from ...core import Impossible, Trace, size
+from ...order import Level, field
 from .. import palette
 from .timeline import framed
 

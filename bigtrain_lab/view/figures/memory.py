@@ -6,9 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import MEMORY_KINDS, Trace
-from ...core.peak import Peak, peak, readings
-from ...core.words import by_kind, size
+from ...core import MEMORY_KINDS, Peak, Trace, by_kind, peak, readings, size
 from .. import palette, words
 from .timeline import framed
 

@@ -4,9 +4,9 @@ from itertools import chain
 
 import plotly.graph_objects as go
 
-from ...core import Impossible, Mesh, Trace
-from ...core.words import duration, size
-from ...order.rates import axes
+from ...core import Mesh, Trace, duration, size
+from ...order import axes
+from .. import words
 from ..palette import INK, VERSIONS
 from .timeline import framed
 
@@ -21,17 +21,8 @@ SAID = {"dp": "average gradients", "pp": "pass activations on", "tp": "sum insid
 def mesh(trace: Trace) -> go.Figure:
     """Ranks of Mesh(dp, pp, tp): stages to the right, slices downwards, replicas behind each
     other."""
-    facts = trace.settings.get("facts")
-    sizes = facts.get("mesh") if isinstance(facts, dict) else None
-    if not isinstance(sizes, dict) or sizes.keys() != AXES.keys():
-        raise Impossible(
-            "This trace tells no mesh of dp, pp and tp: take one of the experiment combined."
-        )
+    sizes = words.facts_of(trace, "mesh", "tells no mesh of dp, pp and tp", "combined")["mesh"]
     ranks = Mesh(**sizes)
-    if ranks.size != trace.ranks:
-        raise Impossible(
-            f"This trace has {trace.ranks} ranks and its mesh {ranks.size}: run it again."
-        )
     at = {rank: place(ranks.coords(rank)) for rank in range(ranks.size)}
     figure = go.Figure()
     for axis in axes(trace):
@@ -71,13 +62,13 @@ def mesh(trace: Trace) -> go.Figure:
         marker={"size": 30, "color": "white", "line": {"color": INK, "width": 2}},
     )
     title = " x ".join(f"{axis} {count}" for axis, count in sizes.items())
-    # Ranks to the left, the legend to the right.
-    figure.update_xaxes(visible=False, range=[min(x) - 0.4, max(x) + 1.2 * (max(x) - min(x)) + 4])
-    figure.update_yaxes(visible=False, range=[max(y) + 0.45, min(y) - 0.45])
-    return framed(
+    wide = max(x) - min(x)
+    return framed(  # ranks to the left, the legend to the right
         figure,
         f"{trace.clock}: {title} = {trace.ranks} ranks",
         150 + 75 * round(max(y) - min(y)),
+        xaxis={"visible": False, "range": [min(x) - 0.4, max(x) + 1.2 * wide + 4]},
+        yaxis={"visible": False, "range": [max(y) + 0.45, min(y) - 0.45]},
         legend={"orientation": "v", "y": 1, "yanchor": "top", "x": 1, "xanchor": "right"},
     )
 

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import MEMORY_KINDS, Impossible, Trace
-from ...core.peak import Peak, over_step
-from ...core.words import UNITS, duration, prefix, size
-from ...order.rates import sent_so_far
+from ...core import MEMORY_KINDS, UNITS, Impossible, Peak, Trace, duration, over_step, prefix, size
+from ...order import sent_so_far
 from .. import palette, words
 from .timeline import framed
 

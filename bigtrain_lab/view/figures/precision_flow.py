@@ -44,8 +44,6 @@ def precision_flow(flowing: Trace | Sequence[Station]) -> go.Figure:
         arrow(figure, station.how, start, end, width(before), width(station))
     if backward:
         arrow(figure, "step", places[-1], places[0], width(line[-1]), width(line[0]))
-    figure.update_xaxes(range=[-0.55, columns - 0.45], visible=False)
-    figure.update_yaxes(range=[-0.5, 1.5], visible=False)
     return framed(
         figure,
         "each value of a step, in the type it really has",
@@ -53,6 +51,8 @@ def precision_flow(flowing: Trace | Sequence[Station]) -> go.Figure:
         autosize=True,
         margin={"l": 12, "r": 12, "t": 48, "b": 12},
         showlegend=False,
+        xaxis={"range": [-0.55, columns - 0.45], "visible": False},
+        yaxis={"range": [-0.5, 1.5], "visible": False},
     )
 
 

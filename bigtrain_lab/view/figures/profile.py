@@ -8,9 +8,8 @@ says that it took.
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace
-from ...core.words import duration
-from ...order.partition import stage_shares
+from ...core import Impossible, Trace, duration
+from ...order import stage_shares
 from .. import palette, words
 from .timeline import framed
 

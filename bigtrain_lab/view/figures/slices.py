@@ -9,10 +9,8 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from ...core import Impossible, Trace
-from ...core.words import size
-from ...order.holdings import parts
-from ...order.rates import called
+from ...core import Impossible, Trace, size
+from ...order import called, parts
 from .. import palette
 from .layouts import cut, draw_cells
 from .timeline import framed
@@ -47,8 +45,6 @@ def slices(trace: Trace) -> go.Figure:
             )
             + GAP
         )
-    figure.update_xaxes(visible=False, range=[-GAP, right])
-    figure.update_yaxes(visible=False, range=[-2.9, 2.7])
     colours = " ".join(f"{square(palette.version(rank))} {rank}" for rank in range(trace.ranks))
     figure.add_annotation(
         x=0.27,
@@ -64,6 +60,8 @@ def slices(trace: Trace) -> go.Figure:
         f"{trace.clock}: what lies where, and what each rank sends in a step",
         340,
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
+        xaxis={"visible": False, "range": [-GAP, right]},
+        yaxis={"visible": False, "range": [-2.9, 2.7]},
     )
 
 

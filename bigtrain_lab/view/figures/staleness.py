@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import Scalar, Trace
-from ...order.rates import applied
+from ...order import applied
 from .. import palette, words
 from .timeline import framed
 

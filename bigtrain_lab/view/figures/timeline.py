@@ -4,9 +4,8 @@ idle."""
 import plotly.graph_objects as go
 import plotly.io
 
-from ...core import Impossible, Trace
+from ...core import Impossible, Trace, duration, size
 from ...core.waited import Waited, waited
-from ...core.words import duration, size
 from .. import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
@@ -57,12 +56,12 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
     used)."""
     figure = go.Figure()
     draw_rows(figure, trace, colour)
-    figure.update_xaxes(title=f"time ({words.axis_unit(trace)[0]})", range=[0, None])
     lines = {"margin_t": 84, "title_y": 0.98, "title_yanchor": "top"}  # of a long legend, below it
     return framed(
         figure,
         title or heading(trace),
         130 + 38 * len(words.rows_of(trace)),
+        xaxis={"title": {"text": f"time ({words.axis_unit(trace)[0]})"}, "range": [0, None]},
         **(lines if len(figure.data) > 7 else {}),
     )
 

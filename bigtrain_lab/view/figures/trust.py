@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ...core import Trace
-from ...order.rates import STEP, TRUST, of_layers
+from ...order import STEP, TRUST, of_layers
 from .. import palette, words
 from .timeline import framed
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 
 from ... import __version__
-from ...core import CLOCKS, Trace
-from ...core.words import counted
+from ...core import CLOCKS, Trace, counted
 from ...experiments import Experiment
 from ...experiments.experiment import asked
 from .. import report, table
