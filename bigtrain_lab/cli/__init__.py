@@ -8,7 +8,6 @@ interrupted.
 
 import sys
 import warnings
-from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -67,20 +66,10 @@ def run(*words: Words) -> int:
 
     if not border.speaks():
         warnings.simplefilter("ignore")  # main puts it back
-    try:
-        from . import labs
+    from . import labs
 
-        runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings))
-        return runs(words, exit_on_error=False, print_error=False)
-    except Exception as error:
-        if place := border.place_given():
-            from ..runtime.torchrun.meeting import Meeting
-
-            with suppress(RuntimeError):  # the store has gone
-                first = Meeting.of(place, 1).refuse(error)
-                if not first and place.agent and isinstance(error, (Impossible, CycloptsError)):
-                    return 2  # another rank of this machine says so
-        raise
+    runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings))
+    return runs(words, exit_on_error=False, print_error=False)
 
 
 @app.command(help_flags=[], version_flags=[])

@@ -285,7 +285,7 @@ REFUSING = """
     from bigtrain_lab.core import Impossible
     from bigtrain_lab.runtime import launch
     from bigtrain_lab.runtime.torchrun import attach
-    rank, attach.SEEN_S = int(os.environ["RANK"]), 0.1
+    rank, attach.SEEN_S, attach.CONNECT_S = int(os.environ["RANK"]), 0.1, 5.0
 
     def begin(*_, **__):
         {begin}

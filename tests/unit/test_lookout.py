@@ -4,6 +4,7 @@ what must never keep a rank waiting."""
 import os
 import platform
 import signal
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -17,41 +18,21 @@ from bigtrain_lab.runtime.process.child import Job
 from bigtrain_lab.runtime.process.end import UNWRITABLE, End
 from bigtrain_lab.runtime.process.pulse import Pulse
 from bigtrain_lab.runtime.record.log import EventLog
-from bigtrain_lab.runtime.torchrun import lookout
 from bigtrain_lab.runtime.torchrun.lookout import Lookout
 
 END = End("failed", "Rank 1 failed.", teller=1)
 
 
-class Notes:
-    """A meeting of one process; `gone`: its holder has ended."""
-
-    def __init__(self, gone=False):
-        self.notes, self.gone = {}, gone
-
-    def clone(self):
-        return self
-
-    def peek(self, key):
-        if self.gone:
-            raise RuntimeError("connection reset")
-        return self.notes.get(key)
-
-    def first(self, key, value):
-        return self.notes.setdefault(key, value)
-
-    def count(self, key, more=0):
-        self.notes[key] = self.notes.get(key, 0) + more
-        return self.notes[key]
+GONE = {0: [platform.node(), 2**22, 0.0]}  # a rank whose process is no more
 
 
-def end_of(directory, monkeypatch, store, mates=None, code=0, meanwhile=lambda: None) -> End:
-    """How the run of two ranks ended, as rank 1's lookout finds it."""
-    monkeypatch.setattr(lookout, "LAST_S", 0)
+def end_of(directory, mates, code=0, over=False, meanwhile=lambda: None) -> End:
+    """How the run of two ranks ended, as rank 1's lookout finds it; `over`: both have said so."""
     job = Job(str(directory), Mesh(world=2), None, 0, "")
+    meeting = SimpleNamespace(have=lambda key: over, post=lambda key, value: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        found = Lookout(Place(1, 2), store, mates or {}, job, 30)
+        found = Lookout(Place(1, 2), meeting, mates, job, 30)
         meanwhile()
         return found.finish(code)
     finally:
@@ -65,36 +46,34 @@ def test_the_end_that_was_kept_first_counts(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["[1]", "{", "{}", "null"])
-def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkeypatch):
+def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path):
     (tmp_path / "end.json").write_text(kept)
-    end = end_of(tmp_path, monkeypatch, Notes(gone=True))
-    assert end.diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
+    assert end_of(tmp_path, {}, over=True) == End("done", teller=1)
 
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(progress.Progress, "failed", lambda *_: 1 / 0)
-    end = end_of(tmp_path, monkeypatch, Notes(gone=True))
+    end = end_of(tmp_path, GONE)
     assert end.diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
 
 
 def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
-    tmp_path, monkeypatch
+    tmp_path,
 ):
-    store = Notes()
-    end = end_of(tmp_path, monkeypatch, store, {0: [platform.node(), 2**22, 0.0]})
+    end = end_of(tmp_path, GONE)
     assert end.diagnosis.startswith("Rank 0 ended before its program returned") and end.teller == 1
-    assert End.of(store.notes["end"]) == End.noted(tmp_path) == end
+    assert End.noted(tmp_path) == end
 
 
-def test_a_rank_that_torchrun_ends_says_so_first(tmp_path, monkeypatch):
-    told = end_of(
-        tmp_path, monkeypatch, Notes(), meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM)
-    )
+def test_a_rank_that_computes_says_so_and_one_that_torchrun_ends_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pulse, "count", lambda pulse: time.monotonic_ns())
+    told = end_of(tmp_path, {}, meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert told == End("stopped", "Rank 1 was ended from outside (SIGTERM).", teller=1)
+    assert (tmp_path / "pulse-1.txt").stat().st_size > 1
 
 
-def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path, monkeypatch):
-    assert end_of(tmp_path, monkeypatch, Notes(), code=UNWRITABLE).diagnosis.startswith(
+def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path):
+    assert end_of(tmp_path, {}, code=UNWRITABLE).diagnosis.startswith(
         f"Rank 1 cannot write to {tmp_path}: free some space"
     )
 
@@ -113,7 +92,7 @@ class Clock:
 def following(tmp_path, monkeypatch):
     """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times
     that stacks were asked for)"""
-    clock, asked, signs = Clock(), [], []
+    clock, asked = Clock(), []
     for module in (progress, pulse):
         monkeypatch.setattr(module, "time", clock)
     processes = {
@@ -126,20 +105,14 @@ def following(tmp_path, monkeypatch):
             status=lambda process=process: process.status,
         )
         process.used_s, process.status = 0.0, psutil.STATUS_SLEEPING
-    found = progress.Progress(
-        Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(signs), processes
-    )
+    found = progress.Progress(Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, processes)
     logs = [EventLog(tmp_path / f"events-{rank}.jsonl", rank) for rank in range(2)]
 
     def grows(what: str, *line):
-        if what == "elsewhere":
-            signs.append(line)
-        elif what == "computes":
+        if what == "computes":
             processes[1].used_s += line[0]
         elif what == "status":
             processes[1].status = line[0]
-        elif what == "now":
-            return found.now
         elif what == "output":
             with open(tmp_path / "rank-1.log", "a") as file:
                 file.write("x\n")
@@ -155,8 +128,8 @@ def following(tmp_path, monkeypatch):
         log.close()
 
 
-@pytest.mark.parametrize("what", ["0", "output", "elsewhere"])
-def test_a_run_that_logs_or_prints_or_computes_elsewhere_goes_on(what, following):
+@pytest.mark.parametrize("what", ["0", "output"])
+def test_a_run_that_logs_or_prints_goes_on(what, following):
     look, grows, asked = following
     for second in range(1, 9):
         grows(what, "@enter", 0, f"step {second}")

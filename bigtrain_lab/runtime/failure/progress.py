@@ -32,23 +32,22 @@ class Progress:
     """Follows the ranks' logs in the job's directory, and their processes.
 
     stall_s   the stall limit
-    signs     its value changes when a rank has computed, where `pulses` do not show it
     pulses    rank -> its process, of those that can be seen from here; more may come
+    told      the name and suffix of a file of each rank that grows too while it goes on
     """
 
     def __init__(
         self,
         job,
         stall_s: float,
-        signs: Callable[[], object] = lambda: 0,
-        pulses: Mapping[int, Pulse] | None = None,
+        pulses: Mapping[int, Pulse],
+        told: tuple[str, str] = ("rank", "log"),
     ):
         self._directory, self._record = Path(job.directory), job.record
-        self._stall_s, self._signs = stall_s, signs
-        self._pulses = {} if pulses is None else pulses
+        self._stall_s, self._pulses = stall_s, pulses
         self._logs, self._outputs = (
             [job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
-            for kind, suffix in (("events", "jsonl"), ("rank", "log"))
+            for kind, suffix in (("events", "jsonl"), told)
         )
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
         self._worked = self._looked = time.monotonic()
@@ -149,8 +148,8 @@ class Progress:
             rank: was if (was := self._computed.get(rank, (0, at)))[0] == count else (count, at)
             for rank, count in beats.items()
         }
-        if (seen := (self._signs(), beats)) != self._seen:
-            self._seen, self._worked = seen, at
+        if beats != self._seen:
+            self._seen, self._worked = beats, at
         self._counted, self.now = at, self._in_words(at)
 
     def _in_words(self, at: float) -> str:

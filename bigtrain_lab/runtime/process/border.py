@@ -40,8 +40,8 @@ def place_given() -> Place | None:
 
 
 def speaks() -> bool:
-    """Whether this process says what is refused here: of torchrun's ranks, the first of each
-    machine. Every rank says what was refused on another."""
+    """Whether this process warns and shows progress: of torchrun's ranks, the first of each
+    machine."""
     place = place_given()
     return not (place and place.agent) or os.environ.get("LOCAL_RANK") == "0"
 

@@ -71,11 +71,6 @@ class End(NamedTuple):
         return {**self._asdict(), "waits": [each._asdict() for each in self.waits]}
 
     @classmethod
-    def of(cls, told) -> "End":
-        """From what `told` gave. ValueError where it says no end."""
-        return cls.read(json.dumps(told).encode())
-
-    @classmethod
     def read(cls, data: bytes) -> "End":
         """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks
         that it does not tell of."""

@@ -29,7 +29,6 @@ from ..memory.capacity import refuse_beyond_memory
 from ..record.kept import FORMAT, MOST_RANKS, settings_json
 from ..record.run import Run
 from ..torchrun.attach import run_in_place
-from ..torchrun.meeting import heard_by_all
 from . import border
 from .child import Job
 from .end import INTERRUPTED, forget, reserve
@@ -41,7 +40,6 @@ LONGEST_SLUG = 60  # letters of a run's name in that of its directory
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
-@heard_by_all
 def launch(
     program,
     ranks: int = 4,

@@ -45,7 +45,7 @@ class Watch:
         self._processes: list = []
         self._pulses: dict[int, Pulse] = {}
         self._exits: dict[int, Exit] = {}
-        self._progress = Progress(job, stall_s if job.record else inf, pulses=self._pulses)
+        self._progress = Progress(job, stall_s if job.record else inf, self._pulses)
         self._stopped: str | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()

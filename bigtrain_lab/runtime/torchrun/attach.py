@@ -17,7 +17,6 @@ import inspect
 import pickle
 import platform
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -51,6 +50,7 @@ from .meeting import Meeting
 from .offset import machine, offsets
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
+WEEK_S = 7 * 24 * 3600.0  # for a message to come
 SEEN_S = 30.0  # for a shared disk to show a new file
 
 
@@ -62,14 +62,18 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
     prepare     hosts, devices -> Job: makes the run's directory; called by rank 0 alone
     informed    facts -> program, of a program that depends on what rank 0 has measured
     """
-    meeting = Meeting.of(place)
-    meeting.post("here", Member.here({**asked, "program": digest(program)}))
-    members = [Member(*each) for each in meeting.everyones("here")]
-    refuse_differences([member.asked for member in members])
-    devices = devices_of(members, asked["device"])
-    if ours := not dist.is_initialized():
-        connect(meeting, members, devices.backend)
-    job = agree(meeting, members, devices, prepare)
+    meeting, ours = Meeting.of(place), not dist.is_initialized()
+    try:
+        meeting.post("here", Member.here({**asked, "program": digest(program)}))
+        members = [Member(*each) for each in meeting.everyones("here")]
+        refuse_differences([member.asked for member in members])
+        devices = devices_of(members, asked["device"])
+        if ours:
+            connect(meeting, members, devices.backend)
+        job = agree(meeting, members, devices, prepare)
+    except BaseException as error:  # noqa: B902  (nobody may wait for this rank)
+        meeting.refuse(error)
+        raise
 
     def load():
         facts = read_settings(Path(job.directory))["settings"].get("facts")
@@ -142,31 +146,29 @@ def connect(meeting: Meeting, members: list[Member], backend: str) -> None:
             name = peers.between(me.address, elsewhere) if elsewhere else border.LOOPBACK
         if name:
             border.use_interface(name)
-    own = meeting.clone()
-
-    # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
-    def join():
+    # Gloo waits as long to connect as for any message, so ranks first connect with a limit.
+    for limit_s in (CONNECT_S, WEEK_S):
         try:
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("gloo", own.store),
-                rank=own.index,
-                world_size=own.size,
-                timeout=timedelta(days=7),
+                store=dist.PrefixStore(f"gloo {limit_s}", meeting.store),
+                rank=meeting.index,
+                world_size=meeting.size,
+                timeout=timedelta(seconds=limit_s),
             )
-            own.post("connected", True)
         except (RuntimeError, ValueError) as error:
-            own.refuse(
-                Impossible(
-                    f"It cannot connect to the other ranks over {name or 'its network'}"
-                    f" ({str(error).splitlines()[0][:160]}): let the nodes reach each other on all"
-                    " ports, or set GLOO_SOCKET_IFNAME on each node to the interface that"
-                    " `bigtrain doctor --peer` names there."
-                )
-            )
-
-    threading.Thread(target=join, daemon=True).start()
-    meeting.everyones("connected", CONNECT_S)
+            with suppress(RuntimeError):  # the store has gone
+                meeting.hear()
+            raise Impossible(
+                f"It cannot connect to the other ranks over {name or 'its network'}"
+                f" ({str(error).splitlines()[0][:160]}): let the nodes reach each other on all"
+                " ports, or set GLOO_SOCKET_IFNAME on each node to the interface that"
+                " `bigtrain doctor --peer` names there."
+            ) from error
+        if limit_s == CONNECT_S:
+            meeting.post("connected", True)
+            meeting.everyones("connected")
+            dist.destroy_process_group()
 
 
 def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) -> Job:
