@@ -12,7 +12,9 @@ import pytest
 
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime import RankFailed, Run, launch, warm
+from bigtrain_lab.runtime.failure.wait_graph import Doing
 from bigtrain_lab.runtime.process import server as fork_server
+from bigtrain_lab.runtime.record.log import EventLog
 
 
 def warm_up() -> None:
@@ -55,6 +57,25 @@ def fails(program, ranks=3, marks=None, **options) -> Run:
     again = Run.open(run.directory)
     assert (again.state, again.diagnosis) == ("failed", run.diagnosis)
     return run
+
+
+def written(directory, logs: dict) -> list[Doing]:
+    """What ranks are at whose logs have these marks: each as a tuple, or as words, of which "in" is
+    a collective of all, and messages are called m."""
+    for rank, marks in logs.items():
+        log = EventLog(directory / f"events-{rank}.jsonl", rank)
+        for mark in marks:
+            what, *about = mark.split() if isinstance(mark, str) else mark
+            if what == "in":
+                what, about = "wait", [None, 0, "sum", about[0], list(logs)]
+            elif isinstance(mark, str):
+                about = [int(word) if word.lstrip("-").isdigit() else word for word in about]
+                about += ["m"] * (what in ("wait", "send"))
+            log.write("@" + what, 0, *about)
+    doings = [Doing(directory, rank) for rank in logs]
+    for doing in doings:
+        doing.follow()
+    return doings
 
 
 def step(rank, number):

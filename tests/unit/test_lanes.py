@@ -9,11 +9,10 @@ import torch
 from bigtrain_lab import Action, Cost, Impossible, Mesh, Plan, Schedule, launch
 from bigtrain_lab.core.cost import Inside
 from bigtrain_lab.order.plan import Wait, lower
-from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock
-from bigtrain_lab.runtime.record.log import EventLog
+from bigtrain_lab.runtime.failure.diagnose import deadlock
 from bigtrain_lab.runtime.talk.execute import execute
 
-from .ranks import fails
+from .ranks import fails, written
 
 
 @pytest.mark.parametrize(
@@ -247,14 +246,7 @@ AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "
     ],
 )
 def test_a_deadlock_of_lanes_is_certain_from_the_logs(logs, told, tmp_path):
-    for rank, marks in enumerate(logs):
-        log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
-        for what, *about in marks:
-            log.write("@" + what, 0, *about)
-    doings = [Doing(tmp_path, rank) for rank in range(2)]
-    for doing in doings:
-        doing.follow()
-    found = deadlock(doings)
+    found = deadlock(written(tmp_path, dict(enumerate(logs))))
     assert found is None if told is None else found.startswith(told)
 
 

@@ -11,10 +11,9 @@ import torch
 
 from bigtrain_lab import Action, Run
 from bigtrain_lab.runtime.failure import progress
-from bigtrain_lab.runtime.failure.diagnose import Doing, deadlock, hang
+from bigtrain_lab.runtime.failure.diagnose import deadlock, hang
 from bigtrain_lab.runtime.process.pulse import STOPPED
-from bigtrain_lab.runtime.record.log import EventLog
-from tests.unit.ranks import after, fails, step, until
+from tests.unit.ranks import after, fails, step, until, written
 
 HERE, DISK = __file__, "in uninterruptible sleep (disk)"
 pytestmark = pytest.mark.usefixtures("server")
@@ -217,23 +216,6 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
 def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
     found = deadlock(written(tmp_path, logs))
     assert found is None if told is None else found.startswith(told) and found == found.strip()
-
-
-def written(tmp_path, logs) -> list[Doing]:
-    """What ranks are at whose logs have these marks."""
-    for rank, marks in logs.items():
-        log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
-        for mark in marks:
-            what, *about = mark.split()
-            numbers = [int(word) if word.lstrip("-").isdigit() else word for word in about]
-            if what == "in":
-                log.write("@wait", 0, None, 0, "sum", about[0], list(logs))
-            else:
-                log.write("@" + what, 0, *numbers, *(["m"] if what in ("wait", "send") else []))
-    doings = [Doing(tmp_path, rank) for rank in logs]
-    for doing in doings:
-        doing.follow()
-    return doings
 
 
 @pytest.mark.parametrize("record", [True, False])

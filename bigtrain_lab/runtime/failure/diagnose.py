@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..memory.capacity import OutOfMemory
-from ..process.end import FAILED, UNWRITABLE
+from ..process.end import UNWRITABLE
 from ..process.pulse import REMEDIES
 from ..record.kept import status_of
 from ..talk.lanes import LaneFailed
@@ -160,15 +160,6 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
         return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
     reason = _reason(directory, doings, culprit, exits[culprit].code)
     return "\n".join(filter(None, [reason, _rest(doings, doings[culprit].lanes.values())]))
-
-
-def failed(directory: Path, ranks: int) -> dict[int, Exit]:
-    """The ranks that have said that they failed; their processes may end later."""
-    return {
-        rank: Exit(FAILED, 0)
-        for rank in range(ranks)
-        if status_of(directory, rank).get("state") == "failed"
-    }
 
 
 def culprit_of(directory: Path, exits: dict[int, Exit]) -> tuple[int | None, bool]:

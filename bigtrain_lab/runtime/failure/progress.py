@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 
 from ...core.words import ranks
-from ..process.end import VICTIMS_S, End
+from ..process.end import FAILED, VICTIMS_S, End
 from ..process.pulse import STOPPED, WITHIN_S, Pulse
 from . import diagnose
 from .diagnose import Exit
@@ -81,7 +81,12 @@ class Progress:
     def ended(self, exits: Mapping[int, Exit]) -> dict[int, Exit]:
         """Of ranks that have ended, or said that they failed: one that failed earlier may take
         longer to end."""
-        return diagnose.failed(self._directory, len(self._doings)) | exits
+        said = {
+            rank: Exit(FAILED, 0)
+            for rank in range(len(self._doings))
+            if diagnose.status_of(self._directory, rank).get("state") == "failed"
+        }
+        return said | exits
 
     def failed(
         self, diagnosis: str, exits: Mapping[int, Exit], kept: Mapping[int, str] | None = None

@@ -71,24 +71,17 @@ class End(NamedTuple):
         return {**self._asdict(), "waits": [each._asdict() for each in self.waits]}
 
     @classmethod
-    def read(cls, data: bytes) -> "End":
-        """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks
-        that it does not tell of."""
-        end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(clean_json(data))
-        ranks = [state.rank for state in end.waits]
-        if ranks != list(range(len(ranks))) or any(
-            not set(state.on) <= set(ranks) for state in end.waits
-        ):
-            raise ValueError("the ranks that wait are not those of one run")
-        return end
-
-    @classmethod
     def noted(cls, directory: Path) -> "End | None":
-        """What the run's directory keeps; None where there is no such note, or a damaged one."""
+        """What the run's directory keeps; None where there is no such note, or a damaged one, such
+        as one with waits for ranks that it does not tell of."""
         try:
-            return cls.read(read_bounded(directory / NOTE))
+            data = clean_json(read_bounded(directory / NOTE))
+            end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(data)
         except (OSError, ValueError):
             return None
+        ranks = [state.rank for state in end.waits]
+        waited_for = {rank for state in end.waits for rank in state.on}
+        return end if ranks == [*range(len(ranks))] and waited_for <= {*ranks} else None
 
     def note(self, directory: Path, by: int = 0) -> "End":
         """Keep it unless another rank has, in one step that only one can do; how the run ended

@@ -45,7 +45,7 @@ from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from ...core import Alive, Impossible, Memory, Span
+from ...core import Alive, Memory, Span
 from ...core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ...core.files import clean_json, clean_line, open_regular
 
@@ -281,11 +281,9 @@ class Tail:
                 else:
                     self._refuse_other(line)
                 self.offset, self._sum = self.offset + len(line), crc32(line, self._sum)
-        except Impossible:
-            raise
         except OSError as error:
             self.state = self.state if error.errno in PASSING else "damaged"
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             self.state = "damaged"
         return found
 
@@ -312,20 +310,10 @@ class Tail:
         return found
 
     def _refuse_other(self, line: bytes) -> None:
-        """ValueError where it is not the first line of this rank's log; Impossible where it is none
-        of this version's."""
-        line = json.loads(clean_json(line))
-        if not (
-            isinstance(line, list) and len(line) == 3 and line[0] == MAGIC and type(line[1]) is int
-        ):
-            raise Impossible(f"{self.path} is not the event log of a run: choose a run directory.")
-        if line[1] != VERSION:
-            raise Impossible(
-                f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library"
-                f" reads {VERSION}: run it again."
-            )
-        if self._rank is not None and line[2] != {"rank": self._rank}:
-            raise ValueError("it is the log of another rank")
+        """ValueError where it is not the first line of this rank's log."""
+        *of, whose = json.loads(clean_json(line))
+        if of != [MAGIC, VERSION] or self._rank is not None and whose != {"rank": self._rank}:
+            raise ValueError("it is the log of another rank, or none of this version")
 
 
 def without_earlier_peaks(items: list) -> list:

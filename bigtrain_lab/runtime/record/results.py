@@ -61,9 +61,11 @@ def read(path: Path, rank: int) -> dict[str, np.ndarray]:
     """What `save` wrote. Impossible where the file is missing, or is not one of `save`."""
     again = f"({path.name}): run it again, or open another run"
     try:
-        with open_regular(path) as file, Members(Bounded(file)) as members:
-            stored = members.stored(os.fstat(file.fileno()).st_size)
-            return {info.filename.removesuffix(".npy"): members.array(info) for info in stored}
+        with open_regular(path) as file, ZipFile(Bounded(file)) as members:
+            stored = members.infolist()
+            if sum(info.file_size for info in stored) > os.fstat(file.fileno()).st_size:
+                raise BadZipFile("its members are compressed, or overlap")
+            return {info.filename.removesuffix(".npy"): array(members, info) for info in stored}
     except FileNotFoundError as error:
         raise Impossible(f"The result of rank {rank} is missing {again}.") from error
     except Exception as error:  # whatever zipfile and numpy raise of a stranger's bytes
@@ -116,23 +118,13 @@ class Bounded(io.BufferedIOBase):
         return data
 
 
-class Members(ZipFile):
-    """The arrays in a zip file."""
-
-    def stored(self, size: int):
-        """Its members. BadZipFile where they have more bytes than a file of that size."""
-        members = self.infolist()
-        if sum(info.file_size for info in members) > size:
-            raise BadZipFile("its members are compressed, or overlap")
-        return members
-
-    def array(self, info) -> np.ndarray:
-        """A member's array, made only where its header tells of as many bytes as there are."""
-        with self.open(info) as member:
-            shape, _, dtype = HEADERS[npy.read_magic(member)](member)
-            if dtype.kind not in KINDS or not dtype.itemsize or min(shape, default=0) < 0:
-                raise BadZipFile("it is no array of numbers or text")
-            if prod(shape) * dtype.itemsize != info.file_size - member.tell():
-                raise BadZipFile("an array is not what its header says")
-        with self.open(info) as member:
-            return npy.read_array(member, allow_pickle=False)
+def array(members: ZipFile, info) -> np.ndarray:
+    """Return a member's array, made only where its header states as many bytes as there are."""
+    with members.open(info) as member:
+        shape, _, dtype = HEADERS[npy.read_magic(member)](member)
+        if dtype.kind not in KINDS or not dtype.itemsize or min(shape, default=0) < 0:
+            raise BadZipFile("it is no array of numbers or text")
+        if prod(shape) * dtype.itemsize != info.file_size - member.tell():
+            raise BadZipFile("an array is not what its header says")
+    with members.open(info) as member:
+        return npy.read_array(member, allow_pickle=False)

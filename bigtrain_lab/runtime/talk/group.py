@@ -401,14 +401,19 @@ class Group:
         if clock.modelled:
             return clock.lane(self.name).outgoing + self._link(self.rank, dst).alpha
 
-    def failed(self, error: BaseException, sentence: str) -> BaseException:
-        """A function on this lane failed: note it, for nobody may ask; returns what to raise
+    def failed(self, error: BaseException, lane: str, name: str) -> BaseException:
+        """Note that a function on this lane failed, for nobody may ask; returns what to raise
         where somebody does. A lost connection and a lack of memory name their rank themselves."""
         if is_lost(error):
             return error
-        place = frames.of_error(error)
+        where = f"Rank {self.world_rank(self.rank)} failed on lane {lane}" + (
+            name and f", in {name}"
+        )
+        sentence = f"{where}: {type(error).__name__}: {error}"
+        place, told = frames.of_error(error), LaneFailed(sentence)
         self.recorder.mark("failed", sentence + (f"\n  at {place}" if place else ""))
-        return error if isinstance(error, OutOfMemory) else LaneFailed(sentence)
+        told.__cause__ = error
+        return error if isinstance(error, OutOfMemory) else told
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this group: the number to name in a sentence."""

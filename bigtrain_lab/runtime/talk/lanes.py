@@ -59,7 +59,7 @@ class Launched:
             if not self.lane.error:
                 self._result = (function(self.lane.group),)
         except BaseException as error:  # noqa: B902  (whoever waits raises it)
-            self.lane.fail(error, self.name)
+            self.lane.error = self.lane.group.failed(error, self.lane.name, self.name)
         end = self.lane.group.post(self.signal)
         self._end.post(end if self._timed else 0)
 
@@ -102,15 +102,6 @@ class LaneRunner:
         self._thread = None
         if not self.told:
             last.wait()
-
-    def fail(self, error: BaseException, name: str) -> None:
-        rank = self.group.world_rank(self.group.rank)
-        where = f"on lane {self.name}" + (f", in {name}" if name else "")
-        self.error = self.group.failed(
-            error, f"Rank {rank} failed {where}: {type(error).__name__}: {error}"
-        )
-        if self.error is not error:
-            self.error.__cause__ = error
 
     def _run(self, number: int) -> None:
         if self.group.device.type == "cuda":
