@@ -60,18 +60,19 @@ def fails(program, ranks=3, marks=None, **options) -> Run:
 
 
 def written(directory, logs: dict) -> list[Doing]:
-    """What ranks are at whose logs have these marks: each as a tuple, or as words, of which "in" is
-    a collective of all, and messages are called m."""
+    """What ranks are at whose logs have these marks: each as a tuple, or in words, of lane compute:
+    "in" is a collective of all, and messages are called m."""
     for rank, marks in logs.items():
         log = EventLog(directory / f"events-{rank}.jsonl", rank)
         for mark in marks:
-            what, *about = mark.split() if isinstance(mark, str) else mark
-            if what == "in":
-                what, about = "wait", [None, 0, "sum", about[0], list(logs)]
-            elif isinstance(mark, str):
+            if isinstance(mark, str):
+                what, *about = mark.split()
                 about = [int(word) if word.lstrip("-").isdigit() else word for word in about]
-                about += ["m"] * (what in ("wait", "send"))
-            log.write("@" + what, 0, *about)
+                about += {"wait": ["m", "", ()], "send": ["m"], "done": [0]}.get(what, [])
+                mark = what, "compute", *about
+                if what == "in":
+                    mark = "wait", "compute", None, 0, "sum", about[0], list(logs)
+            log.write("@" + mark[0], 0, *mark[1:])
     doings = [Doing(directory, rank) for rank in logs]
     for doing in doings:
         doing.follow()

@@ -75,7 +75,7 @@ RAW = {
 
 def sparse(path: Path) -> None:
     with open(path, "wb") as file:
-        file.write(b'["bigtrain-run",1,{"rank":0}]\n' if path.suffix == ".jsonl" else b"{")
+        file.write(b'["bigtrain-run",2,{"rank":0}]\n' if path.suffix == ".jsonl" else b"{")
         file.truncate(2**40)
 
 

@@ -197,7 +197,8 @@ def test_a_deadlock_goes_through_lanes():
     )
 
 
-AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "x")]
+AWAITS = [("signal", "compute", "comm 0"), ("await", "compute", "b", "comm")]
+ASKS, WAITS = [("wait", "compute", 0, 7, "x", "", ())], ("wait", "comm", 1, 9, "y", "", ())
 
 
 @pytest.mark.parametrize(
@@ -205,17 +206,12 @@ AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "
     [
         ((AWAITS, ASKS), None),  # the lane's thread has not begun yet
         (
-            ([*AWAITS, ("begin", 5, "comm"), ("idle", "comm 0", "comm")], ASKS),
+            ([*AWAITS, ("begin", "comm", 5), ("idle", "comm", "comm 0")], ASKS),
             None,
         ),  # nor taken what was launched
         (
             (
-                [
-                    *AWAITS,
-                    ("idle", "comm 0", "comm"),
-                    ("got", -1, "comm"),
-                    ("wait", 1, 9, "y", "comm"),
-                ],
+                [*AWAITS, ("idle", "comm", "comm 0"), ("got", "comm", -1), WAITS],
                 ASKS,
             ),
             (
@@ -224,24 +220,24 @@ AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "
             ),
         ),
         (
-            ([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y", "comm"), *ASKS]),
+            ([*AWAITS, WAITS], [("send", "comm", 0, 9, "y"), *ASKS]),
             None,
         ),  # on its way, on the lane
         (
-            ([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y"), *ASKS]),
+            ([*AWAITS, WAITS], [("send", "compute", 0, 9, "y"), *ASKS]),
             "Deadlock",
         ),  # on another lane
         (
-            ([*AWAITS, ("signal", "b", "comm"), ("idle", "comm 1", "comm")], ASKS),
+            ([*AWAITS, ("signal", "comm", "b"), ("idle", "comm", "comm 1")], ASKS),
             None,
         ),  # what it waits for was posted
         (
-            ([("await", "b", "comm")], ASKS),
+            (AWAITS[1:], ASKS),
             "Deadlock: rank 0 waits for b on lane comm",
         ),  # nobody launched it
         (
-            ([("idle", "comm 0", "comm"), *ASKS[:0], ("wait", 1, 8, "z")], [("done", 3)]),
-            "Rank 0 waits for z from rank 1, which has finished without",
+            ([("idle", "comm", "comm 0"), "wait 1 8"], ["done"]),
+            "Rank 0 waits for m from rank 1, which has finished without",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def following(tmp_path, monkeypatch):
 def test_a_run_that_logs_or_prints_goes_on(what, following):
     look, grows, asked = following
     for second in range(1, 9):
-        grows(what, "@enter", 0, f"step {second}")
+        grows(what, "@enter", 0, "compute", f"step {second}")
         assert (
             look(4.9) is None and look(0.2) is None
         )  # at the next look, what grew is older than the limit
@@ -170,7 +170,7 @@ def test_a_watch_that_was_stopped_itself_begins_anew(following):
 def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(following):
     look, grows, asked = following
     for rank in (0, 1):
-        grows(str(rank), "@wait", 0, 1 - rank, 7, "x")
+        grows(str(rank), "@wait", 0, "compute", 1 - rank, 7, "x", "", ())
     assert look(1) is None  # logs have grown
     assert look(1) is None  # seen once
     grows("output")

@@ -339,9 +339,9 @@ def test_a_run_says_what_its_directory_has_lost(lose, said, finished):
 
 def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
     lines = [
-        b'["bigtrain-run",1,{"rank":0}]\n',
+        b'["bigtrain-run",2,{"rank":0}]\n',
         b'["scalar",5,0,"compute","scalar","loss",1,0.5]\n',
-        b'["@done",9]\n',
+        b'["@done",9,"compute",0]\n',
     ]
     path, tail, found = tmp_path / "events-0.jsonl", Tail(tmp_path / "events-0.jsonl"), []
     assert tail.new() == []
@@ -371,14 +371,14 @@ def test_a_log_that_is_closed_takes_no_line_into_another_file(tmp_path):
         open(tmp_path / "other", "wb"),
         pytest.raises(LogUnwritable),
     ):  # its number is the log's, which was free again
-        log.write("@done", 0)
+        log.write("@done", 0, "compute", 0)
     assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_what_another_version_wrote_is_refused(finished):
     path = finished() / "settings.json"
-    path.write_text(re.sub(r'("bigtrain-run": )1', r"\g<1>99", path.read_text(), count=1))
-    with pytest.raises(Impossible, match="run version 99, this library reads 1: run it again"):
+    path.write_text(re.sub(r'("bigtrain-run": )2', r"\g<1>99", path.read_text(), count=1))
+    with pytest.raises(Impossible, match="run version 99, this library reads 2: run it again"):
         Run.open(path.parent)
 
 

@@ -103,14 +103,14 @@ def logged(source, place, *lines: str) -> Run:
         '["histogram",5,0,"compute","a","b",1,[0,1],[1,2]]',
         '["levels",0,"compute","0F9",["weights"],[[5]]]',
         '["levels",0,"compute","0F9",["weights"],[[5,1,null]]]',
-        '["@wait",5,7,0,"m"]',
-        '["@send",5,7,0,"m"]',
+        '["@wait",5,"compute",7,0,"m","",[]]',
+        '["@send",5,"compute",7,0,"m"]',
         '["os.system","touch hacked"]',
         "[]",
         '["',
         '["scalar",5,0,"compute","scalar","loss",1,' + "9" * 5000 + "]",
         "[" * 100_000,
-        '["@enter",5,"\\ud800"',
+        '["@enter",5,"compute","\\ud800"',
     ],
 )
 def test_a_line_that_no_rank_writes_is_where_a_log_ends(line, source, tmp_path):
@@ -126,7 +126,7 @@ def test_a_line_that_a_rank_may_write_is_read(source, tmp_path):
         source,
         tmp_path / "run",
         '["scalar",5,0,"compute","scalar","loss \\u00e9\\n\\u001b[2J",1,NaN]',
-        '["@wait",5,null,0,"sum","all",[0,1]]',
+        '["@wait",5,"compute",null,0,"sum","all",[0,1]]',
     )
     assert run.damage is None and "loss é\n\ufffd[2J" in {event.name for event in run.trace()}
 
@@ -200,7 +200,7 @@ def test_a_saved_trace_is_held_to_its_types(header, line, tmp_path):
 
 
 ABOUT = {
-    "bigtrain-run": 1,
+    "bigtrain-run": 2,
     "ranks": 1,
     "steps": 1,
     "mesh": {"world": 1},

@@ -49,8 +49,8 @@ class Wanted(NamedTuple):
     src: int | None
     channel: int
     label: str
-    group: str = ""
-    members: tuple = ()
+    group: str
+    members: tuple
 
 
 class At:

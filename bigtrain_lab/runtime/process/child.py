@@ -121,9 +121,9 @@ def work(index: int, job: Job, load, meet=None) -> int:
             torch.cuda.set_device(device)
         program = load()
         if meet:
-            log.write("@meet", clock.wall())
+            log.write("@meet", clock.wall(), "compute")
             meet(index, job)
-            log.write("@met", clock.wall())
+            log.write("@met", clock.wall(), "compute")
         if job.record:
             recorder = record_of(index, job, clock, log)
         rank = Rank(index, job.mesh, device, job.seed, recorder)

@@ -24,7 +24,7 @@ from pydantic import (
 from ...core import Impossible
 from ...core.files import MOST_BYTES, clean_json, complaint, read_bounded
 
-FORMAT = 1
+FORMAT = 2
 MOST_RANKS = 256
 Count = Annotated[int, Field(ge=1, le=10**6)]
 Index = Annotated[int, Field(ge=0, lt=MOST_RANKS)]

@@ -1,7 +1,7 @@
 """The event log of one rank: one JSON array a line, whole lines only, readable while it grows and
 after a crash.
 
-    ["bigtrain-run", 1, {"rank": 0}]                                       the first line
+    ["bigtrain-run", 2, {"rank": 0}]                                       the first line
     ["span", wall start, wall end, rank, lane, kind, name, start, end, version]
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
@@ -10,19 +10,17 @@ after a crash.
                                                                            what a ledger read inside
                                                                            an action, of each kind
                                                                            that changed
-    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               the same, in logs of old
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]
                                                                            the last such line holds
-    ["@enter", wall, name]  ["@send", wall, dst, channel, label]
-    ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
-    ["@meet", wall]  ["@met", wall]  ["@finish", wall]                     marks, for the diagnosis
+    ["@enter", wall, lane, name]  ["@send", wall, lane, dst, channel, label]
+    ["@wait", wall, lane, src, channel, label, group, members]  ["@got", wall, lane, channel]
+    ["@meet", wall, lane]  ["@met", wall, lane]  ["@finish", wall, lane]   marks, for the diagnosis
                                                                            only
-    ["@begin", wall, thread, lane]  ["@idle", wall, label, lane]  ["@signal", wall, label]
-    ["@await", wall, label, by]  ["@failed", wall, sentence, lane]
-    ["@done", wall, CRC-32 of all bytes before]                            the last line; logs of
-                                                                           old have no checksum
+    ["@begin", wall, lane, thread]  ["@idle", wall, lane, label]  ["@signal", wall, lane, label]
+    ["@await", wall, lane, label, by]  ["@failed", wall, lane, sentence]
+    ["@done", wall, lane, CRC-32 of all bytes before]                      the last line
 
-A mark of another lane than compute ends with its name. Each event holds both of its times: the
+Each event holds both of its times: the
 lane's (ticks; null when the modelled clock is off) and the wall's (ns since the run began, on one
 clock for all ranks). A ledger's readings inside an action have their place on the lane by their
 order, evenly between the action's start and end; a coarse one's, which tell of no whole level, are
@@ -40,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Union
+from typing import Annotated, Literal, NamedTuple
 from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -48,6 +46,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from ...core import Alive, Memory, Span
 from ...core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ...core.files import clean_json, clean_line, open_regular
+from .kept import FORMAT
 
 PASSING = (
     errno.ENOENT,
@@ -57,7 +56,7 @@ PASSING = (
     errno.ESTALE,
     errno.EIO,
 )  # what another look may not meet
-MAGIC, VERSION = "bigtrain-run", 1
+MAGIC = "bigtrain-run"
 LONGEST_LINE = 4_000_000  # bytes
 MOST_ITEMS = 4_000_000  # of all logs of a run together; it takes about a GB to hold so many
 Channel = Annotated[int, Field(ge=-(2**62), le=2**62)]
@@ -87,7 +86,7 @@ class EventLog:
         self.path, self._lock, self._lines, self._sum = path, threading.RLock(), [], 0
         with writing(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        self.write(MAGIC, VERSION, {"rank": rank})
+        self.write(MAGIC, FORMAT, {"rank": rank})
 
     def note(self, *line) -> None:
         with self._lock:  # lanes have a thread each
@@ -109,7 +108,7 @@ class EventLog:
         """Write the last line of a rank that is done, with the checksum of what it has written."""
         with self._lock:  # no line comes between the sum and the last one
             self.write()
-            self.write("@done", wall, self._sum)
+            self.write("@done", wall, "compute", self._sum)
 
     def close(self) -> None:
         """Take no more lines. What was noted and not written is lost."""
@@ -128,25 +127,8 @@ class Logged(NamedTuple):
 class Mark(NamedTuple):
     what: str
     wall: int
-    about: tuple = ()
-    lane: str = "compute"
-
-
-MARKS = {  # what each kind of mark says after its time; any may end with the name of its lane
-    "enter": [(str,)],
-    "send": [(Rank, Channel, str)],
-    "got": [(Channel,)],
-    "finish": [()],
-    "meet": [()],
-    "met": [()],
-    "wait": [(Rank | None, Channel, str), (Rank | None, Channel, str, str, tuple[Rank, ...])],
-    "begin": [(Bytes,)],
-    "idle": [(str,)],
-    "signal": [(str,)],
-    "await": [(str, Lane)],
-    "failed": [(str,)],
-    "done": [(Bytes,), ()],
-}
+    lane: str
+    about: tuple
 
 
 # What the wall's clock says of an event; what a line holds that tells of several moments or
@@ -158,31 +140,35 @@ WALLS = {
 }
 STORAGE = tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]
 READ = {
-    "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
     "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
     "alive": (Tick, Rank, Lane, Tick | None, list[STORAGE]),
+    "@enter": (Tick, Lane, str),
+    "@send": (Tick, Lane, Rank, Channel, str),
+    "@got": (Tick, Lane, Channel),
+    "@finish": (Tick, Lane),
+    "@meet": (Tick, Lane),
+    "@met": (Tick, Lane),
+    "@wait": (Tick, Lane, Rank | None, Channel, str, str, tuple[Rank, ...]),
+    "@begin": (Tick, Lane, Bytes),
+    "@idle": (Tick, Lane, str),
+    "@signal": (Tick, Lane, str),
+    "@await": (Tick, Lane, str, Lane),
+    "@failed": (Tick, Lane, str),
+    "@done": (Tick, Lane, Bytes),
 }
 
 
 @cache
 def types_of(what: str) -> TypeAdapter:
-    """What holds a line to its types: (what, value, ...). KeyError where there is no such line."""
+    """Return what holds a line to its types: (what, value, ...). KeyError where there is no such
+    line."""
     if what in WALLS:
         fields = fields_of(EVENTS[what], timed=False)
         fields.pop("inside", None)
-        found = [(*[Tick, Tick, Bytes][: len(WALLS[what])], *fields.values())]
-    elif what.startswith("@"):
-        lanes = ((),) if what in ("@meet", "@met", "@done") else ((), (Lane,))
-        found = [(Tick, *types, *lane) for lane in lanes for types in MARKS[what[1:]]]
+        types = (*[Tick, Tick, Bytes][: len(WALLS[what])], *fields.values())
     else:
-        found = [READ[what]]
-    shapes = [tuple[(Literal[what], *types)] for types in found]
-    either = (
-        Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")]  # noqa: UP007
-        if shapes[1:]
-        else shapes[0]
-    )
-    return TypeAdapter(either, config=ConfigDict(strict=True))
+        types = READ[what]
+    return TypeAdapter(tuple[(Literal[what], *types)], config=ConfigDict(strict=True))
 
 
 def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list:
@@ -212,17 +198,11 @@ def peers(mark: Mark) -> list[int]:
 def items(what: str, *values) -> Iterator:
     """The events or the mark of a line's values, which are of their types."""
     if what.startswith("@"):
-        wall, *about = values
-        own = len(about) in map(len, MARKS[what[1:]])
-        yield Mark(
-            what[1:], wall, tuple(about if own else about[:-1]), "compute" if own else about[-1]
-        )
+        wall, lane, *about = values
+        yield Mark(what[1:], wall, lane, tuple(about))
     elif what in WALLS:
         walls = dict(zip(WALLS[what], values))
         yield on_both(EVENTS[what](*values[len(walls) :]), **walls)
-    elif what == "inside":
-        rank, lane, kind, name, rows = values
-        yield from levels(rank, lane, name, [kind], [(wall, None, size) for wall, size in rows])
     elif what == "levels":
         yield from levels(*values)
     elif what == "alive":
@@ -304,7 +284,7 @@ class Tail:
         if self.state != "cut off":  # nothing comes after the last line
             self.state = "changed"
         elif found and isinstance(last := found[-1], Mark) and last.what == "done":
-            self.state = "done" if last.about in ((), (self._sum,)) else "changed"
+            self.state = "done" if last.about == (self._sum,) else "changed"
         if self._left < 0:
             self.state = "too long"
         return found
@@ -312,7 +292,7 @@ class Tail:
     def _refuse_other(self, line: bytes) -> None:
         """ValueError where it is not the first line of this rank's log."""
         *of, whose = json.loads(clean_json(line))
-        if of != [MAGIC, VERSION] or self._rank is not None and whose != {"rank": self._rank}:
+        if of != [MAGIC, FORMAT] or self._rank is not None and whose != {"rank": self._rank}:
             raise ValueError("it is the log of another rank, or none of this version")
 
 

@@ -111,9 +111,8 @@ class Recorder:
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
         """Write what a lane (this thread's) is about to do, for the diagnosis; or note it,
         before the rank next blocks or works."""
-        lane = lane or self.lane
-        own = () if lane == "compute" else (lane,)
-        (self.write if now else self.note)("@" + what, self.clock.wall(), *about, *own)
+        write = self.write if now else self.note
+        write("@" + what, self.clock.wall(), lane or self.lane, *about)
 
     def jitter(self) -> None:
         if self._jitter_s:

@@ -487,7 +487,7 @@ class Group:
         self.recorder.jitter()
         self._began = self.recorder.clock.wall()
         whom = None if src is None else self.members[src]
-        all_of = (self._pg.group_name, self.members) if src is None else ()
+        all_of = (self._pg.group_name, self.members) if src is None else ("", ())
         self.recorder.mark("wait", whom, way, name, *all_of, lane=self.name)
         with self._watching(src, name):
             yield
