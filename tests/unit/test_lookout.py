@@ -81,18 +81,11 @@ def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path):
 # -- progress: one rule for a watch and a lookout --------------------------------------------------
 
 
-class Clock:
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.fixture
 def following(tmp_path, monkeypatch):
     """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times
     that stacks were asked for)"""
-    clock, asked = Clock(), []
+    clock, asked = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
     for module in (progress, pulse):
         monkeypatch.setattr(module, "time", clock)
     processes = {

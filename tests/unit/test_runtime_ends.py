@@ -12,40 +12,32 @@ import tempfile
 import textwrap
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 
 import bigtrain_lab
-from bigtrain_lab import Action, Impossible, RankFailed, Run, launch
+from bigtrain_lab import Impossible, RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import end
 from bigtrain_lab.runtime.process import server as fork_server
 from bigtrain_lab.runtime.process.pulse import Pulse, this_process
 from tests.unit.jobs import forked
-from tests.unit.ranks import after, ranks_alive, until
+from tests.unit.ranks import after, ranks_alive, step, until
 
 ROOT = str(Path(bigtrain_lab.__file__).parents[1])
 pytestmark = pytest.mark.usefixtures("server")
 
 
-def forever(rank):
-    i = 0
-    while True:
-        i += 1
-        with rank.span((Action("F", rank.index, i),)):
-            time.sleep(0.01)
+def endless(tmp_path) -> Run:
+    def forever(rank):
+        for number in count():
+            with rank.span(step(rank, number)):
+                time.sleep(0.01)
 
-
-def endless(tmp_path, **options) -> Run:
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[forever.__module__])
-    try:
-        run = launch(forever, 2, directory=tmp_path / "run", cost={"F": 1}, **options)
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[forever.__module__])
+    run = launch(forever, 2, directory=tmp_path / "run", cost={"F": 1})
     next(iter(run.events()))
     return run
 
@@ -67,7 +59,7 @@ def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monke
     monkeypatch.setattr(progress, "LINE_S", 1.0)
 
     def spin(rank):
-        with rank.span((Action("F", rank.index, 0),)):
+        with rank.span(step(rank, 0)):
             while True:
                 "round and round"
 
