@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
+from .guards.gone import as_piece
 from .shards import COPIES, CUTS
 from .weight_shapes import Cut
 
@@ -313,6 +314,8 @@ def cut_of(parameter: Tensor) -> Cut | None:
 def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
     parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
     CUTS[parameter] = cut if group.size > 1 else None
+    if CUTS[parameter] and parameter.requires_grad:
+        parameter.register_post_accumulate_grad_hook(as_piece)
     if cut is None and group.rank > 0:
         COPIES[parameter] = True
     return parameter

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from bigtrain_lab import Action, Group, Impossible, Schedule, launch
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.order.schedule import U
-from bigtrain_lab.techniques import MixedPrecision, Pipeline, ReversibleBlock
+from bigtrain_lab.techniques import LAMB, MixedPrecision, Pipeline, ReversibleBlock
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.guards import pipeline as guard
@@ -230,7 +230,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
-SHARED = nn.Linear(2, 2)
+SHARED, ONE = nn.Linear(2, 2), Schedule.named("1f1b")(1, 1)
 TIE = {"table": {0: "weight", 1: "weight"}}
 LATE = [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]
 REFUSALS = {
@@ -313,9 +313,13 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
 def test_an_optimizer_that_would_train_nothing_is_refused():
     _, module = scaled("bf16")
     with pytest.raises(Impossible, match="would hold half weights"):
-        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module})
+        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module}, ONE)
     with pytest.raises(Impossible, match="LBFGS"):
-        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED})
+        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED}, ONE)
+    clips = LAMB(SHARED.parameters(), max_grad_norm=1.0)
+    guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE)
+    with pytest.raises(Impossible, match="each of the 2 stages has"):
+        guard.refuse_optimizers({0: clips}, {0: SHARED}, Schedule.named("1f1b")(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +363,7 @@ def test_a_split_backward_of_complex_weights_is_the_whole_one():
     expected = torch.autograd.grad(linear(x).abs().sum(), [x, linear.weight, linear.bias])
     with later:
         y = linear(x)
-    y.abs().sum().backward()
+    later.backward(y.abs().sum(), None)
     later.run()
     for found, whole in zip((x, linear.weight, linear.bias), expected):
         torch.testing.assert_close(found.grad, whole)

@@ -101,15 +101,20 @@ def refuse_formats(model: nn.Module) -> None:
         )
 
 
-def refuse_half_weights(half: bool) -> None:
+def refuse_step(model: nn.Module | None, half: bool) -> None:
     refuse(
+        (
+            model is None,
+            "This MixedPrecision has no model, as a copy of one has none: call prepare(model), and "
+            "make the optimizer of its parameters().",
+        ),
         (
             half,
             (
                 "The optimizer holds half weights and would leave their float32 masters behind:"
                 " build it from mp.parameters()."
             ),
-        )
+        ),
     )
 
 
