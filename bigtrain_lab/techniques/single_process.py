@@ -18,7 +18,6 @@ DataParallel.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -50,10 +49,11 @@ class SingleProcessDataParallel(nn.Module):
         parts = self.scatter(inputs)
         modules = [shell(self.module) for _ in parts]
         copies = [self.replicate(number) for number in range(len(parts))]
-        recording = torch.is_grad_enabled()
+        recording, kind = torch.is_grad_enabled(), self.devices[0].type
+        mixed = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
         def run(number: int) -> Tensor:
-            with torch.set_grad_enabled(recording):
+            with torch.set_grad_enabled(recording), torch.autocast(*mixed):
                 return functional_call(modules[number], copies[number], parts[number])
 
         with ThreadPoolExecutor(len(parts)) as threads:
@@ -89,7 +89,11 @@ class SingleProcessDataParallel(nn.Module):
 def shell(module: nn.Module) -> nn.Module:
     """Return the module as it is now, with places of its own for weights: a thread puts in others.
     Attributes, modes and hooks are the module's."""
-    own = copy(module)
-    own._parameters, own._buffers = {**module._parameters}, {**module._buffers}
-    own._modules = {name: child and shell(child) for name, child in module._modules.items()}
+    own = object.__new__(type(module))
+    vars(own).update(
+        vars(module),
+        _parameters={**module._parameters},
+        _buffers={**module._buffers},
+        _modules={name: child and shell(child) for name, child in module._modules.items()},
+    )
     return own

@@ -154,7 +154,7 @@ def agreeing(rank) -> dict:
     scaler.update()
     found = [scaler.get_scale(), float((weight - 1).abs().sum())]
     weight.grad = torch.full((2,), 3.0) if rank.index else None
-    found.append(clip_grad_norm([weight], 1.0, group))
+    found.append(clip_grad_norm(weight, 1.0, group))
     return {f"rank {rank.index}": np.array(found)}
 
 
@@ -177,7 +177,7 @@ class Table(nn.Module):
 
 def tied(rank) -> dict:
     """What each way of parting is refused with."""
-    start, x = torch.eye(4, dtype=torch.float64), torch.ones(8, 4, dtype=torch.float64)
+    start, x = torch.eye(4, dtype=torch.float64).t(), torch.ones(8, 4, dtype=torch.float64)
     tie, found = {"table": {0: "table", 1: "table"}}, {}
 
     def made(module, **more):
@@ -189,6 +189,8 @@ def tied(rank) -> dict:
     part.step(x, x)
     again = made(Table(start.clone()))
     again.step(x, x)
+    table = again.modules[rank.index].table
+    assert table.grad.stride() == table.stride() == (1, 4)  # as fused optimizers read both
     for what, pipeline in {
         "differ": made(Table(start + rank.index)),
         "one is frozen": made(Table(start.clone()).requires_grad_(rank.index == 0)),

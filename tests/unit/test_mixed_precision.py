@@ -626,6 +626,8 @@ def test_a_weight_unfrozen_later_gets_its_master():
 @pytest.mark.parametrize("by_file", [True, False])
 def test_a_prepared_model_can_be_saved_whole_and_copied_without_its_masters(by_file):
     mp, model, _ = trained("fp16", steps=1)
+    with pytest.raises(Impossible, match="has no model, as a copy"):
+        copy.deepcopy(mp).step(torch.optim.SGD(mp.parameters(), 0.1))
     if by_file:
         file = io.BytesIO()
         torch.save(model, file)

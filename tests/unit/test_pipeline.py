@@ -76,7 +76,11 @@ def adam(parameters):
     return torch.optim.Adam(parameters, 0.1)
 
 
-def learnt(kind, name, sizes, times=1, between=lambda stage: None):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 1.0)
+
+
+def learnt(kind, name, sizes, times=1, between=lambda stage: None, optimizer=adam):
     """The weights that batches of these numbers of micro-batches leave, two rows each."""
     made = stages(kind)
 
@@ -88,7 +92,7 @@ def learnt(kind, name, sizes, times=1, between=lambda stage: None):
                 Schedule.named(name)(2, len(x) // 2),
                 functional.mse_loss,
                 group,
-                optimizer=adam,
+                optimizer=optimizer,
                 after=pipeline,
             )
             for _ in range(times):
@@ -120,18 +124,18 @@ def test_ranks_learn_what_one_process_learns_and_moments_go_on_in_a_smaller_last
 
 @pytest.mark.parametrize("kind", [Stage, Checkpointed, Reentrant])
 def test_what_a_backward_runs_again_has_the_weights_of_its_forward(kind):
-    name = "pipedream-vertical-sync"
-    order, alone = Schedule.named(name)(2, 6), stages(Stage)
-    samples = [Sample(x, x.cos()) for x in X.split(2)]
-    delayed(
-        alone,
-        samples,
-        functional.mse_loss,
-        adam,
-        versions=lambda s, n: tuple(order.version(Action(kind, s, n)) for kind in "FB"),
-    )
+    name, alone = "pipedream-vertical-sync", stages(Stage)
+    order = Schedule.named(name)(2, 4)
+    for batch in X.split([8, 4]):
+        delayed(
+            alone,
+            [Sample(x, x.cos()) for x in batch.split(2)],
+            functional.mse_loss,
+            sgd,
+            versions=lambda s, n: tuple(order.version(Action(kind, s, n)) for kind in "FB"),
+        )
     expected = [p.detach() for stage in alone for p in stage.parameters()]
-    assert close(learnt(kind, name, (6,)), expected)
+    assert close(learnt(kind, name, (4, 2), optimizer=sgd), expected)
 
 
 def replace(stage):

@@ -41,6 +41,7 @@ from bigtrain_lab.techniques import (
     ColumnParallelLinear,
     DistributedDataParallel,
     DynamicLossScaler,
+    MixedPrecision,
     RowParallelLinear,
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
@@ -334,6 +335,12 @@ def test_a_norm_counts_once_what_several_ranks_hold():
         (model(torch.ones(1, 3)).sum() + tied.sum() + row.bias.sum()).backward()
         learnt = [*model.parameters(), tied, row.bias]
         if group:
+            mp, half = MixedPrecision("bf16"), ColumnParallelLinear(3, 4, group)
+            with mp:
+                mp.backward(mp.prepare(half)(torch.ones(1, 3)).sum())
+            for own in (learnt, mp.parameters()):
+                with pytest.raises(Impossible, match="of which other ranks have the rest"):
+                    nn.utils.clip_grad_norm_(own, 1.0)
             return clip_grad_norm(learnt, 1.0, group)
         return float(nn.utils.clip_grad_norm_(learnt, 1.0))
 
