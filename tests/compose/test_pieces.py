@@ -270,6 +270,14 @@ REFUSALS = {
         {"schedule": Schedule.named("pipedream")(2, 2), "optimizer": sgd, "tied": TIE},
         "copies of a tied weight would part",
     ),
+    "late weights, written in a forward": (
+        {
+            "schedule": Schedule.named("pipedream")(2, 2),
+            "optimizer": sgd,
+            "modules": {0: nn.Embedding(2, 2, max_norm=1.0)},
+        },
+        "embedding with a max_norm, which writes",
+    ),
     "two precisions": (
         {"modules": {0: scaled("bf16")[1], 2: scaled("bf16")[1]}},
         "prepared by several",

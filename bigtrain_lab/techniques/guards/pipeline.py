@@ -96,6 +96,12 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
             "reduces at every backward: give the module itself.",
         ),
         (
+            schedule.asynchronous
+            and any(getattr(part, "max_norm", None) is not None for part in module.modules()),
+            f"Stage {stage} has an embedding with a max_norm, which writes to weights in a "
+            f"forward, and {called(schedule)} has several versions of them: leave max_norm out.",
+        ),
+        (
             len(ranks) > 1,
             f"{called(schedule)} runs stage {stage} on ranks {sorted(ranks)}, whose "
             "weights would part: simulate it, or keep each stage on one rank.",
