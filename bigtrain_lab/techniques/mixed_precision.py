@@ -225,7 +225,7 @@ class MixedPrecision:
         any optimizer skip. With a group, each rank calls it once with all its optimizers, even if
         it has none."""
         half = any(p in self.moves or self._lacks_master(p) for p in held_by(optimizers))
-        guard.refuse_step(self.model, half)
+        guard.refuse_step(self, half)
         self.settle()
         self._round()
         if self.scaler:

@@ -101,12 +101,18 @@ def refuse_formats(model: nn.Module) -> None:
         )
 
 
-def refuse_step(model: nn.Module | None, half: bool) -> None:
+def refuse_step(mp, half: bool) -> None:
     refuse(
         (
-            model is None,
+            mp.model is None,
             "This MixedPrecision has no model, as a copy of one has none: call prepare(model), and "
             "make the optimizer of its parameters().",
+        ),
+        (
+            mp.model is not None and not mp.moves.keys() <= {*mp.model.parameters()},
+            "Weights of the model were replaced since prepare(), as load_state_dict(assign=True) "
+            "does it, and the masters are of the old ones: replace them before, or copy values "
+            "into them.",
         ),
         (
             half,
