@@ -101,7 +101,7 @@ class Pipeline:
             for stage, module in self.modules.items()
             if optimizer and (weights := list(module.parameters()))
         }
-        guard.refuse_optimizers(self.optimizers, self.modules, schedule)
+        guard.refuse_optimizers(self.optimizers, self.modules, schedule, loss_fn)
         self.wrapped = {stage: [*module.parameters()] for stage, module in self.modules.items()}
         self.masters = masters_of(self.modules.values())
         self.tied = self._copies(tied)

@@ -323,13 +323,15 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
 def test_an_optimizer_that_would_train_nothing_is_refused():
     _, module = scaled("bf16")
     with pytest.raises(Impossible, match="would hold half weights"):
-        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module}, ONE)
+        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module}, ONE, None)
     with pytest.raises(Impossible, match="LBFGS"):
-        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED}, ONE)
+        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED}, ONE, None)
     clips = LAMB(SHARED.parameters(), max_grad_norm=1.0)
-    guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE)
+    guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, SHARED)
+    with pytest.raises(Impossible, match="loss_fn has parameters, which"):
+        guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, nn.Bilinear(2, 2, 1))
     with pytest.raises(Impossible, match="each of the 2 stages has"):
-        guard.refuse_optimizers({0: clips}, {0: SHARED}, Schedule.named("1f1b")(2, 2))
+        guard.refuse_optimizers({0: clips}, {0: SHARED}, Schedule.named("1f1b")(2, 2), None)
 
 
 @pytest.mark.parametrize(

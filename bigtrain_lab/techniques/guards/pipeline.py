@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...core import Impossible
 from ...order.schedule import Action, Schedule
 from ...runtime.talk.group import Group
-from ..loss_scaler import DynamicLossScaler
+from ..loss_scaler import DynamicLossScaler, held_by
 from ..prepared_model import masters_of, precisions
 from . import refuse as refuse_any
 from .schedules import backward_after_update, called
@@ -216,11 +216,22 @@ def refuse_tie(
 
 
 def refuse_optimizers(
-    optimizers: Mapping[int, object], modules: Mapping[int, nn.Module], schedule: Schedule
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    modules: Mapping[int, nn.Module],
+    schedule: Schedule,
+    loss_fn,
 ) -> None:
     """One that holds half weights would never see their gradients, which go to the masters; one
     that clips would clip each stage by a norm of its own, which turns the gradient."""
-    masters = masters_of(modules.values())
+    masters, last = masters_of(modules.values()), optimizers.get(schedule.stages - 1)
+    if last and isinstance(loss_fn, nn.Module):
+        refuse_any(
+            (
+                {p for p in loss_fn.parameters() if p.requires_grad} - held_by([last]),
+                "loss_fn has parameters, which optimizer= is not given: put them into the last "
+                "stage, or leave optimizer= out and step yourself.",
+            )
+        )
     for each in optimizers.values():
         refuse_any(
             (
