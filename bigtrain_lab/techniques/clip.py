@@ -28,7 +28,7 @@ def clip_grad_norm(parameters: Iterable[Tensor | Home], max_norm: float, group=N
     calls it, one without gradients too."""
     group = Group.of(group)
     counts = {}  # what is stepped and has a gradient -> whether it counts in the norm
-    for each in parameters:
+    for each in [parameters] if isinstance(parameters, Tensor) else parameters:
         home = each if isinstance(each, Home) else Home("", each, each)
         if home.stepped.grad is not None:
             counts[home.stepped] = home.weight not in COPIES and home.stepped not in COPIES

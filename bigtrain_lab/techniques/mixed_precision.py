@@ -224,9 +224,8 @@ class MixedPrecision:
         """Update the masters, then round them to the weights. Return False if an inf or nan made
         any optimizer skip. With a group, each rank calls it once with all its optimizers, even if
         it has none."""
-        guard.refuse_half_weights(
-            any(p in self.moves or self._lacks_master(p) for p in held_by(optimizers))
-        )
+        half = any(p in self.moves or self._lacks_master(p) for p in held_by(optimizers))
+        guard.refuse_step(self, half)
         self.settle()
         self._round()
         if self.scaler:

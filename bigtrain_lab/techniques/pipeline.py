@@ -47,9 +47,10 @@ class Pipeline:
     loss_fn       loss_fn(output, target) -> scalar, called on the last stage
     group         None (torch's default group), a ProcessGroup, or a Group: its rank r is the
                   schedule's rank r
-    optimizer     parameters -> torch optimizer, used at U. Without it, gradients of several steps
-                  add up in `.grad`, for an optimizer of your own after `step` (synchronous
-                  schedules only)
+    optimizer     parameters -> torch optimizer of a stage, used at U. Without it, gradients of
+                  several steps add up in `.grad`, for an optimizer of your own after `step`
+                  (synchronous schedules only). Clip by `clip_grad_norm(parameters, c, group)` in
+                  between: torch's function would clip each rank by the norm of its stages
     context       micro-batch number -> tuple of further arguments of the stage's forward
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
     update        stage -> None, called at U in place of `optimizer`, when the stage's gradients are
@@ -59,8 +60,8 @@ class Pipeline:
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span
-    after         an earlier Pipeline. Micro-batch and update numbers continue from it, for example
-                  for a smaller last batch
+    after         an earlier Pipeline of the same stages. Its optimizers, and its numbers of
+                  micro-batches and updates, go on, for example for a smaller last batch
     tied          name -> {stage: the weight's name there}, the same on every rank: a weight of
                   which several stages hold copies
     """
@@ -92,12 +93,16 @@ class Pipeline:
         self.scale, self.update = scale or (lambda loss: loss), update
         self.whole = whole or (lambda: None)
         self.span = span or group.span
-        self.optimizers = {
+        self.done = after.done if after else 0  # micro-batches, and updates, of the run so far
+        self.updates_done = after.updates_done if after else 0
+        kept = after.optimizers if after and optimizer else {}  # with their moments
+        self.optimizers = kept or {
             stage: optimizer(weights)
             for stage, module in self.modules.items()
             if optimizer and (weights := list(module.parameters()))
         }
-        guard.refuse_optimizers(self.optimizers, self.modules)
+        guard.refuse_optimizers(self.optimizers, self.modules, schedule, loss_fn)
+        self.wrapped = {stage: [*module.parameters()] for stage, module in self.modules.items()}
         self.masters = masters_of(self.modules.values())
         self.tied = self._copies(tied)
         self.calls = {
@@ -105,7 +110,7 @@ class Pipeline:
             for stage, module in self.modules.items()
         }
         self.versions = {
-            stage: WeightVersions(self.modules[stage], schedule.stashing, self.calls[stage])
+            stage: WeightVersions(self.modules[stage], schedule.stashing, self.updates_done)
             for stage in self.optimizers
             if schedule.asynchronous
         }
@@ -123,8 +128,6 @@ class Pipeline:
         self.targets: list[Tensor] = []
         self.weights: list[float] = []
         self.losses: list[Tensor] = []
-        self.done = after.done if after else 0  # micro-batches, and updates, of the run so far
-        self.updates_done = after.updates_done if after else 0
 
     def step(self, inputs=None, targets=None, weights=None) -> Tensor | None:
         """Run one batch; return its loss on the rank of the last stage, None elsewhere. A batch
@@ -174,13 +177,14 @@ class Pipeline:
         else:
             x = self._take("F", stage - 1, micro_batch).requires_grad_()
             given = Entrance.apply(x)
-        with self.later.get((stage, micro_batch), nullcontext()):
-            y = self._call(action)(given, *self.context(self._numbered(action).micro_batch))
+        with self._weights(action), self.later.get((stage, micro_batch), nullcontext()):
+            y = self.calls[stage](given, *self.context(self._numbered(action).micro_batch))
         self._release(action)
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
         # The check of weights that W postpones walks the graph: make it in the first batch only.
-        guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
+        later = {} if self.done else self.later
+        guard.refuse_output(action, y, self.modules[stage], later, is_last)
         if not is_last:
             self.results_of_this_op[result_key(action)] = y.detach()
         # Keep the gradient edge instead of y, so that y's memory can be freed. A first stage that
@@ -195,7 +199,8 @@ class Pipeline:
         x, edge = self.graphs.pop((stage, micro_batch))
         dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss
         if edge is not None:
-            torch.autograd.backward(edge, dy)
+            with self._weights(action):
+                self.later.get((stage, micro_batch), torch.autograd).backward(edge, dy)
         self._release(action)
         if stage > 0:
             self.results_of_this_op[result_key(action)] = guard.gradient(action, x)
@@ -230,6 +235,8 @@ class Pipeline:
     def _begin(self, inputs, targets, weights) -> None:
         """Take the micro-batches, count each weight version's uses, post the first receives."""
         guard.refuse_no_gradients()
+        if self.optimizers or self.tied:
+            guard.refuse_replaced(self.wrapped, self.modules)
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
         self.inputs = cut("inputs", inputs) if 0 in self.modules else []
@@ -269,11 +276,11 @@ class Pipeline:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    def _call(self, action: Action) -> Callable:
-        """Return the stage as a function, with the weight version that the action uses."""
+    def _weights(self, action: Action):
+        """Return a context in which the stage has the weight version that the action uses."""
         if versions := self.versions.get(action.stage):
-            return partial(versions.call, versions[self._version(action)])
-        return self.calls[action.stage]
+            return versions.placed(versions[self._version(action)])
+        return nullcontext()
 
     def _release(self, action: Action) -> None:
         """End one use of the weight version that the action used."""

@@ -26,9 +26,9 @@ from torch.overrides import _get_current_function_mode_stack
 
 from .guards import mixed_precision as guard
 from .guards import refuse
-from .guards.gone import is_gone, real
+from .guards.gone import as_piece, is_gone, real
 from .precision_policy import Policy
-from .shards import STEPPED
+from .shards import CUTS, STEPPED
 
 
 def adapt(model: nn.Module, mp) -> None:
@@ -175,6 +175,8 @@ class ToMaster:
                 before = self.master.grad
                 self.master.grad = gradient if before is None else before.add_(gradient)
                 self.arrived = True
+                if CUTS.get(self.master):
+                    as_piece(self.master)
             self.place(weight)
 
     def place(self, weight: nn.Parameter) -> None:

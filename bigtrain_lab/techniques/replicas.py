@@ -67,7 +67,7 @@ from .prepared_model import way_of
 from .reducers import Buckets
 from .replica_plan import parts_of
 from .replica_rules import Call, Drop, Rules, batch_label, name
-from .shards import STEPPED, Home
+from .shards import CUTS, STEPPED, Home
 
 
 class Held:
@@ -207,7 +207,10 @@ class Held:
             cut = self.layout.pieces if self.stage else self.layout.views
             for home, own in zip(self.homes, cut(mean.to(self.homes[0].stepped.dtype))):
                 kept = real(home.stepped.grad)
-                own = own.as_subclass(Piece) if self.stage and self.size > 1 else own
+                if own.stride() != home.stepped.stride():  # fused optimizers read both in one order
+                    own = torch.empty_like(home.stepped, dtype=own.dtype).copy_(own)
+                is_part = self.stage and self.size > 1 or CUTS.get(home.weight)
+                own = own.as_subclass(Piece) if is_part else own
                 home.stepped.grad = (
                     kept if home.name in unused and (self.stage or kept is None) else own
                 )
@@ -602,5 +605,5 @@ class Replicas:
 def broadcast(tensors: Iterable[Tensor], group: Group) -> None:
     """Replace the tensors by those of rank 0."""
     for tensor in tensors if group.size > 1 else ():
-        own = group.broadcast(as_bytes(tensor), name="parameters and buffers")
+        own = group.broadcast(as_bytes(tensor).clone(), name="parameters and buffers")
         tensor.copy_(own.view(tensor.dtype).view(tensor.shape))

@@ -18,7 +18,6 @@ DataParallel.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -45,20 +44,17 @@ class SingleProcessDataParallel(nn.Module):
         self.devices = [torch.device(device) for device in devices]
         refuse(self.devices)
         self.module = module.to(self.devices[0])
-        # Each thread needs a module of its own to put weights in: on meta, without values. In a
-        # tuple it is no submodule, so not in state_dict() and parameters().
-        self._shapes = [(deepcopy(module).to("meta"),) for _ in self.devices]
 
     def forward(self, *inputs) -> Tensor:
         parts = self.scatter(inputs)
+        modules = [shell(self.module) for _ in parts]
         copies = [self.replicate(number) for number in range(len(parts))]
-        recording = torch.is_grad_enabled()
+        recording, kind = torch.is_grad_enabled(), self.devices[0].type
+        mixed = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
         def run(number: int) -> Tensor:
-            (shape,) = self._shapes[number]
-            shape.train(self.training)
-            with torch.set_grad_enabled(recording):
-                return functional_call(shape, copies[number], parts[number])
+            with torch.set_grad_enabled(recording), torch.autocast(*mixed):
+                return functional_call(modules[number], copies[number], parts[number])
 
         with ThreadPoolExecutor(len(parts)) as threads:
             outputs = list(threads.map(run, range(len(parts))))
@@ -88,3 +84,16 @@ class SingleProcessDataParallel(nn.Module):
         }  # tied weights stay tied
         copies |= {id(each): each.to(device, copy=number > 0) for each in buffers.values()}
         return {name: copies[id(each)] for name, each in (weights | buffers).items()}
+
+
+def shell(module: nn.Module) -> nn.Module:
+    """Return the module as it is now, with places of its own for weights: a thread puts in others.
+    Attributes, modes and hooks are the module's."""
+    own = object.__new__(type(module))
+    vars(own).update(
+        vars(module),
+        _parameters={**module._parameters},
+        _buffers={**module._buffers},
+        _modules={name: child and shell(child) for name, child in module._modules.items()},
+    )
+    return own

@@ -24,7 +24,7 @@ Each rank cuts its part out of the whole model's values, so t ranks begin, and g
 process. A models.Dropout named `dropout_probabilities` draws another mask on each rank, for it
 drops other heads. Any other draws the same on all, with sequence=True each for its own tokens: it
 belongs where features are whole, not between a column and a row. Clip by `clip_grad_norm` with the
-group: torch's function would clip each rank by the norm of its slices.
+group: torch's function would clip each rank by the norm of its slices, and is refused.
 
 Cost: none beside that of tensor_parallel.py. Memory: each rank builds the whole model once.
 Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; a plan as in torch's parallelize_module.

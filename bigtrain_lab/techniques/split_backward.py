@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from .guards.pipeline import refuse_aside
+
 TOGETHER = 8  # weights per call of autograd, which costs about one product
 
 
@@ -39,10 +41,12 @@ class WeightGradientsLater(TorchFunctionMode):
         self.queue: list[Left] = []
         self.postponed: list[Tensor] = []  # weights that the forward used
         self.anchor = torch.empty(0, requires_grad=True)  # autograd records a node where x has none
+        self.is_i = False  # whether the backward that runs is I
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        if function in LATER and torch.is_grad_enabled():
+        # `types`: subclasses of Tensor, whose products may be others
+        if function in LATER and torch.is_grad_enabled() and not types:
             return LATER[function](self, *arguments, **keywords)
         return function(*arguments, **keywords)
 
@@ -55,6 +59,13 @@ class WeightGradientsLater(TorchFunctionMode):
             for what, tensor in zip(("output gradient", "input"), left.of)
             if tensor.is_floating_point()
         }
+
+    def backward(self, edge, dy: Tensor | None) -> None:
+        """Run I, from where the forward ended. Other backwards through its products are refused:
+        their gradients of weights would come in W."""
+        self.is_i = True
+        torch.autograd.backward(edge, dy)
+        self.is_i = False
 
     def run(self) -> None:
         """Run W, the products that I left, a few weights at a time. Weights that are computed from
@@ -85,11 +96,14 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        (x,), (queue, weight, bias) = ctx.saved_tensors, ctx.unseen
+        (x,), (later, weight, bias) = ctx.saved_tensors, ctx.unseen
+        refuse_aside(later)
         if weight.requires_grad:
-            queue.append(Left(weight, lambda dy, x: rows(dy).T @ rows(x).conj(), (dy, x.detach())))
+            later.queue.append(
+                Left(weight, lambda dy, x: rows(dy).T @ rows(x).conj(), (dy, x.detach()))
+            )
         if bias is not None and bias.requires_grad:
-            queue.append(Left(bias, lambda dy: rows(dy).sum(0), (dy,)))
+            later.queue.append(Left(bias, lambda dy: rows(dy).sum(0), (dy,)))
         return (
             None,
             dy @ weight.detach().to(dy.dtype).conj() if ctx.needs_input_grad[1] else None,
@@ -106,19 +120,20 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        (ids,), (queue, weight) = ctx.saved_tensors, ctx.unseen
+        (ids,), (later, weight) = ctx.saved_tensors, ctx.unseen
+        refuse_aside(later)
 
         def gradient(dy, ids):
             return torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False)
 
-        queue.append(Left(weight, gradient, (dy, ids)))
+        later.queue.append(Left(weight, gradient, (dy, ids)))
         return None, None, None
 
 
 def _linear(mode, input, weight, bias=None):
     if learnt := [each for each in (weight, bias) if each is not None and each.requires_grad]:
         mode.postponed += learnt
-        return _Linear.apply(mode.anchor, input, (mode.queue, weight, bias))
+        return _Linear.apply(mode.anchor, input, (mode, weight, bias))
     return functional.linear(input, weight, bias)
 
 
@@ -126,7 +141,7 @@ def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2
     is_plain = padding_idx is None and max_norm is None and not any((*rare, *named.values()))
     if weight.requires_grad and is_plain:
         mode.postponed.append(weight)
-        return _Embedding.apply(mode.anchor, input, (mode.queue, weight))
+        return _Embedding.apply(mode.anchor, input, (mode, weight))
     return functional.embedding(input, weight, padding_idx, max_norm, norm_type, *rare, **named)
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from ..runtime.talk.group import Group
 from .guards import tensor_parallel as guard
+from .guards.gone import as_piece
 from .shards import COPIES, CUTS
 from .weight_shapes import Cut
 
@@ -100,7 +101,15 @@ def gathered(x: Tensor, group: Group, name: str, dim: int) -> Tensor:
 # -- layers ---------------------------------------------------------------------------------------
 
 
-class ColumnParallelLinear(nn.Module):
+class Sliced(nn.Module):
+    """Base of the layers. CUTS knows how a parameter is cut, so that none may take its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_load_state_dict_pre_hook(guard.refuse_assign)
+
+
+class ColumnParallelLinear(Sliced):
     """x -> f(x) W_r^T + b_r: this rank's part of the outputs.
 
     x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t,
@@ -140,7 +149,7 @@ def in_format(x: Tensor, weight: Tensor) -> Tensor:
     return x.to(weight.dtype) if weight.itemsize == 2 else x
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(Sliced):
     """x_r -> g(x_r W_r^T) + b: the whole result, on each rank.
 
     x_r is this rank's part of the `in_features`, as a ColumnParallelLinear leaves it. `.weight` is
@@ -172,7 +181,7 @@ class RowParallelLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class SharedHeadsLinear(nn.Module):
+class SharedHeadsLinear(Sliced):
     """x -> keys and values of the head that this rank shares with others; `heads` are fewer than t.
 
     The parameters are whole on each rank, 2 `heads` blocks of rows. f sums their gradients over the
@@ -208,7 +217,7 @@ class SharedHeadsLinear(nn.Module):
         return Cut(0, 2).part(whole, head, self.heads)
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(Sliced):
     """ids -> rows of a table, of which each rank has the next num_embeddings / t.
 
     A rank looks its own ids up and has zeros for the others; g sums. The backward is local.
@@ -313,6 +322,8 @@ def cut_of(parameter: Tensor) -> Cut | None:
 def cut_parameter(own: Tensor, cut: Cut | None, group: Group) -> nn.Parameter:
     parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
     CUTS[parameter] = cut if group.size > 1 else None
+    if CUTS[parameter] and parameter.requires_grad:
+        parameter.register_post_accumulate_grad_hook(as_piece)
     if cut is None and group.rank > 0:
         COPIES[parameter] = True
     return parameter

@@ -65,8 +65,9 @@ class TiedWeight:
             )
         )
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
+        total = sum(parts[1:], parts[0])
         for copy in self.own.values():
-            copy.grad = sum(parts[1:], parts[0]).clone()
+            copy.grad.copy_(total)
 
     def _exchange(self, what: str, own: Mapping[int, Tensor]) -> list[Tensor]:
         """Return every stage's tensor, in order of stage."""

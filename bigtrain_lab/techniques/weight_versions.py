@@ -12,7 +12,8 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +34,9 @@ class AtVersion(torch.autograd.Function):
 class WeightVersions:
     """Versions of one stage's weights. The module's parameters are always the newest."""
 
-    def __init__(self, module: nn.Module, stashing: bool = True, run: Callable | None = None):
-        """Begin with version 0, the module's weights. `run`: what `call` runs with a version's
-        weights in the module, such as recompute of it; None: the module."""
-        self.module, self.run, self.stashing, self.newest = module, run or module, stashing, 0
+    def __init__(self, module: nn.Module, stashing: bool = True, first: int = 0):
+        """Begin with version `first`, the module's weights."""
+        self.module, self.stashing, self.newest = module, stashing, first
         self.held: dict[int, dict[str, Tensor]] = {}
         self.uses: Counter = Counter()  # version -> number of later computations that need it
         self.refresh()
@@ -54,20 +54,21 @@ class WeightVersions:
         ]
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
-        """Return the weights of a version by name, for `call`."""
+        """Return the weights of a version by name, for `placed`."""
         return {
             name: AtVersion.apply(self.parameters[name], value)
             for name, value in self.held[version].items()
         }
 
-    def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
-        """Compute the stage's output as a function of its weights, as torch.func.functional_call.
-        That searches the module in each call, a tenth of a small stage's forward; this once a
-        step."""
+    @contextmanager
+    def placed(self, weights: dict[str, Tensor]) -> Iterator[None]:
+        """Put weights into the module: around a forward, and around its backward, in which
+        torch.utils.checkpoint runs the forward again. torch.func.functional_call searches the
+        module in each call, a tenth of a small stage's forward; this once a step."""
         try:
             for place, key, name in self.places:
                 place[key] = weights[name]
-            return self.run(*arguments)
+            yield
         finally:
             for place, key, name in self.places:
                 place[key] = self.parameters[name]

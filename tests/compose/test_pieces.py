@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from bigtrain_lab import Action, Group, Impossible, Schedule, launch
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.order.schedule import U
-from bigtrain_lab.techniques import MixedPrecision, Pipeline, ReversibleBlock
+from bigtrain_lab.techniques import LAMB, MixedPrecision, Pipeline, ReversibleBlock
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.guards import pipeline as guard
@@ -154,7 +154,7 @@ def agreeing(rank) -> dict:
     scaler.update()
     found = [scaler.get_scale(), float((weight - 1).abs().sum())]
     weight.grad = torch.full((2,), 3.0) if rank.index else None
-    found.append(clip_grad_norm([weight], 1.0, group))
+    found.append(clip_grad_norm(weight, 1.0, group))
     return {f"rank {rank.index}": np.array(found)}
 
 
@@ -177,7 +177,7 @@ class Table(nn.Module):
 
 def tied(rank) -> dict:
     """What each way of parting is refused with."""
-    start, x = torch.eye(4, dtype=torch.float64), torch.ones(8, 4, dtype=torch.float64)
+    start, x = torch.eye(4, dtype=torch.float64).t(), torch.ones(8, 4, dtype=torch.float64)
     tie, found = {"table": {0: "table", 1: "table"}}, {}
 
     def made(module, **more):
@@ -189,6 +189,8 @@ def tied(rank) -> dict:
     part.step(x, x)
     again = made(Table(start.clone()))
     again.step(x, x)
+    table = again.modules[rank.index].table
+    assert table.grad.stride() == table.stride() == (1, 4)  # as fused optimizers read both
     for what, pipeline in {
         "differ": made(Table(start + rank.index)),
         "one is frozen": made(Table(start.clone()).requires_grad_(rank.index == 0)),
@@ -230,7 +232,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
-SHARED = nn.Linear(2, 2)
+SHARED, ONE = nn.Linear(2, 2), Schedule.named("1f1b")(1, 1)
 TIE = {"table": {0: "weight", 1: "weight"}}
 LATE = [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]
 REFUSALS = {
@@ -267,6 +269,14 @@ REFUSALS = {
     "late weights, tied": (
         {"schedule": Schedule.named("pipedream")(2, 2), "optimizer": sgd, "tied": TIE},
         "copies of a tied weight would part",
+    ),
+    "late weights, written in a forward": (
+        {
+            "schedule": Schedule.named("pipedream")(2, 2),
+            "optimizer": sgd,
+            "modules": {0: nn.Embedding(2, 2, max_norm=1.0)},
+        },
+        "embedding with a max_norm, which writes",
     ),
     "two precisions": (
         {"modules": {0: scaled("bf16")[1], 2: scaled("bf16")[1]}},
@@ -313,9 +323,15 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
 def test_an_optimizer_that_would_train_nothing_is_refused():
     _, module = scaled("bf16")
     with pytest.raises(Impossible, match="would hold half weights"):
-        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module})
+        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module}, ONE, None)
     with pytest.raises(Impossible, match="LBFGS"):
-        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED})
+        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED}, ONE, None)
+    clips = LAMB(SHARED.parameters(), max_grad_norm=1.0)
+    guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, SHARED)
+    with pytest.raises(Impossible, match="loss_fn has parameters, which"):
+        guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, nn.Bilinear(2, 2, 1))
+    with pytest.raises(Impossible, match="each of the 2 stages has"):
+        guard.refuse_optimizers({0: clips}, {0: SHARED}, Schedule.named("1f1b")(2, 2), None)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +375,7 @@ def test_a_split_backward_of_complex_weights_is_the_whole_one():
     expected = torch.autograd.grad(linear(x).abs().sum(), [x, linear.weight, linear.bias])
     with later:
         y = linear(x)
-    y.abs().sum().backward()
+    later.backward(y.abs().sum(), None)
     later.run()
     for found, whole in zip((x, linear.weight, linear.bias), expected):
         torch.testing.assert_close(found.grad, whole)

@@ -35,7 +35,8 @@ def learnt(group, make, backwards=1, accumulates=False, keeps=False):
     `keeps`: zero_grad fills gradients with zeros."""
     model = make(Model(seed=group.rank), group)
     x, y = (part.tensor_split(group.size)[group.rank] for part in samples(COUNT))
-    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), 1e-2)
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(learning, 1e-2, fused=True)
     first = {}
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=not keeps)

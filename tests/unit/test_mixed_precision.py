@@ -626,6 +626,8 @@ def test_a_weight_unfrozen_later_gets_its_master():
 @pytest.mark.parametrize("by_file", [True, False])
 def test_a_prepared_model_can_be_saved_whole_and_copied_without_its_masters(by_file):
     mp, model, _ = trained("fp16", steps=1)
+    with pytest.raises(Impossible, match="has no model, as a copy"):
+        copy.deepcopy(mp).step(torch.optim.SGD(mp.parameters(), 0.1))
     if by_file:
         file = io.BytesIO()
         torch.save(model, file)
@@ -690,6 +692,7 @@ MISTAKES = {
         prepared(module=nn.Linear(3, 2)).state_dict()
     ),
     "at the level that saved it": lambda: prepared().load_state_dict(prepared("fp32").state_dict()),
+    "Weights of the model were replaced since prepare": lambda: steps_after_assigning(),
     "prepared at level bf16 .* call it inside `with mp:`": lambda: called(nn.Linear(2, 2)),
     "prepared at level bf16 .* inside `with mp:`": lambda: called(nn.Linear(2, 2), copy.deepcopy),
     "prepared at level bf16 .* it inside": lambda: called(
@@ -705,6 +708,12 @@ def called(module, part=lambda model: model):
     with mp:
         assert part(model)(torch.ones(1, 2)).dtype == BF16
     part(model)(torch.ones(1, 2))
+
+
+def steps_after_assigning():
+    mp = prepared("bf16")
+    mp.model.load_state_dict(mp.model.state_dict(), assign=True)
+    mp.step(sgd(mp.parameters()))
 
 
 def steps_on_weights():

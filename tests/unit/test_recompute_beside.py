@@ -91,7 +91,8 @@ def swapped(net, weights, x):
 
 
 def version(net, weights, x):
-    return WeightVersions(net).call(weights, x)
+    with WeightVersions(net).placed(weights):
+        return net(x)
 
 
 GIVEN = {

@@ -52,8 +52,11 @@ def test_a_changed_buffer_stays_on_the_first_device_and_modes_are_passed_on():
     model(x)
     assert model.module.num_batches_tracked == 1
     assert torch.allclose(model.module.running_mean, 0.1 * x[:4].mean(0), atol=1e-6)
-    model.eval()
+    model.module.eval()
+    model.module.eps = 2.0
     assert torch.allclose(model(x), model.module(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert SingleProcessDataParallel(nn.Linear(4, 4), ["cpu"])(x).dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from bigtrain_lab.techniques import (
     ColumnParallelLinear,
     DistributedDataParallel,
     DynamicLossScaler,
+    MixedPrecision,
     RowParallelLinear,
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
@@ -334,6 +335,15 @@ def test_a_norm_counts_once_what_several_ranks_hold():
         (model(torch.ones(1, 3)).sum() + tied.sum() + row.bias.sum()).backward()
         learnt = [*model.parameters(), tied, row.bias]
         if group:
+            mp, half = MixedPrecision("bf16"), ColumnParallelLinear(3, 4, group)
+            replica = DistributedDataParallel(ColumnParallelLinear(3, 4, group), Alone())
+            with mp:
+                mp.backward(mp.prepare(half)(torch.ones(1, 3)).sum())
+            replica(torch.ones(1, 3)).sum().backward()
+            replica.finish_gradient_synchronization()
+            for own in (learnt, mp.parameters(), replica.parameters()):
+                with pytest.raises(Impossible, match="of which other ranks have the rest"):
+                    nn.utils.clip_grad_norm_(own, 1.0)
             return clip_grad_norm(learnt, 1.0, group)
         return float(nn.utils.clip_grad_norm_(learnt, 1.0))
 
@@ -605,6 +615,10 @@ REFUSED = {
     "a gate of its own": (
         lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)),
         "this Gated has a gain and a gate of its own",
+    ),
+    "slices assigned": (
+        lambda: ColumnParallelLinear(2, 4, Many(2), seed=0).load_state_dict({}, assign=True),
+        "would replace slices",
     ),
     "replicas": (
         lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)),

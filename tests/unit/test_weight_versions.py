@@ -35,7 +35,9 @@ def test_a_call_is_functional_call_with_tied_weights_and_buffers():
     stage, versions, x = stage_and_versions()
     twin = Stage().double()
     other = {name: (2 * p).detach().requires_grad_() for name, p in stage.named_parameters()}
-    found, expected = versions.call(other, x), functional_call(twin, other, (x,))
+    with versions.placed(other):
+        found = stage(x)
+    expected = functional_call(twin, other, (x,))
     assert torch.equal(stage.norm.running_mean, twin.norm.running_mean)
     assert torch.equal(found, expected) and not torch.equal(found, stage(x))
     assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
@@ -46,7 +48,8 @@ def test_after_a_call_the_module_has_its_own_parameters_again(fails):
     stage, versions, x = stage_and_versions()
     before = dict(stage.named_parameters(remove_duplicate=False))
     try:
-        versions.call(versions[0], x, fails)
+        with versions.placed(versions[0]):
+            stage(x, fails)
     except ValueError:
         assert fails
     after = dict(stage.named_parameters(remove_duplicate=False))
@@ -65,7 +68,8 @@ def test_gradients_of_all_versions_add_up_on_the_parameters_and_their_hooks_run(
     stage.up.weight.register_post_accumulate_grad_hook(lambda weight: fired.append(weight))
     versions.held[1] = {name: value.clone() for name, value in versions.held[0].items()}
     for version in (0, 1):
-        versions.call(versions[version], x).sum().backward()
+        with versions.placed(versions[version]):
+            stage(x).sum().backward()
     for name, p in stage.named_parameters():
         torch.testing.assert_close(p.grad, 3 * once[name], rtol=1e-12, atol=1e-12)
     assert len(fired) == 2 and fired[0] is stage.up.weight
@@ -75,7 +79,8 @@ def test_a_backward_after_an_update_meets_the_version_of_its_forward():
     stage, versions, x = stage_and_versions()
     versions.uses[0] = 1
     right = torch.autograd.grad(stage(x).square().sum(), list(stage.parameters()))
-    y = versions.call(versions[0], x)
+    with versions.placed(versions[0]):
+        y = stage(x)
     versions.update(
         torch.optim.SGD(stage.parameters(), 0.1)
     )  # version 0 is in use: kept beside the new one

@@ -36,20 +36,37 @@ def real(gradient: Tensor | None) -> Tensor | None:
     return None if is_gone(gradient) else gradient
 
 
+# what torch's clip_grad_norm_ and GradScaler call, and norms that a script may clip by
+ACROSS = {
+    torch.norm,
+    torch.linalg.norm,
+    torch.linalg.vector_norm,
+    torch._foreach_norm,
+    torch._amp_foreach_non_finite_check_and_unscale_,
+    Tensor.norm,
+}
+
+
 class Piece(Tensor):
-    """This rank's elements of a gradient. torch's clip_grad_norm_ and GradScaler take them for the
-    whole gradient, so each rank would scale, or skip, by itself."""
+    """This rank's elements of a gradient, of a piece or a slice. torch's clip_grad_norm_ and
+    GradScaler take them for the whole gradient, so each rank would scale, or skip, by itself."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if "norm" in function.__name__ or function.__name__.startswith("_amp_"):
+        if function in ACROSS:
             raise Impossible(
                 f"{function.__name__} was called on gradients of which other ranks have the rest: "
-                "take clip_grad_norm_() of the FullyShardedDataParallel or the ZeroOptimizer, and "
-                "a DynamicLossScaler(group=...), which ask all ranks."
+                "take clip_grad_norm_() of the FullyShardedDataParallel or the ZeroOptimizer, or "
+                "techniques.clip.clip_grad_norm with the group of the slices, and a "
+                "DynamicLossScaler(group=...), which ask all ranks."
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs or {})
 
     def __deepcopy__(self, memo):
         return self.clone()  # a plain tensor
+
+
+def as_piece(parameter: Tensor) -> None:
+    """Make a Piece of the gradient, as a hook of a parameter that is a slice."""
+    parameter.grad = parameter.grad.as_subclass(Piece)

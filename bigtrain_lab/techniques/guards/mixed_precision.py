@@ -101,15 +101,26 @@ def refuse_formats(model: nn.Module) -> None:
         )
 
 
-def refuse_half_weights(half: bool) -> None:
+def refuse_step(mp, half: bool) -> None:
     refuse(
+        (
+            mp.model is None,
+            "This MixedPrecision has no model, as a copy of one has none: call prepare(model), and "
+            "make the optimizer of its parameters().",
+        ),
+        (
+            mp.model is not None and not mp.moves.keys() <= {*mp.model.parameters()},
+            "Weights of the model were replaced since prepare(), as load_state_dict(assign=True) "
+            "does it, and the masters are of the old ones: replace them before, or copy values "
+            "into them.",
+        ),
         (
             half,
             (
                 "The optimizer holds half weights and would leave their float32 masters behind:"
                 " build it from mp.parameters()."
             ),
-        )
+        ),
     )
 
 

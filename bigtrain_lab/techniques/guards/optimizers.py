@@ -75,7 +75,10 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
                 "LAMB or LARS with group= (and pieces=lambda p: True over "
                 "FullyShardedDataParallel)."
             ) from error
-    TRIED[optimizer] = len({id(p) for _, p in every}), [p for _, p in every if p in PIECES]
+    TRIED[optimizer] = (
+        len({id(p) for _, p in every}),
+        [p for _, p in every if p in PIECES or cut_of(p)],
+    )
 
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:

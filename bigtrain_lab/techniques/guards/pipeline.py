@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...core import Impossible
 from ...order.schedule import Action, Schedule
 from ...runtime.talk.group import Group
-from ..loss_scaler import DynamicLossScaler
+from ..loss_scaler import DynamicLossScaler, held_by
 from ..prepared_model import masters_of, precisions
 from . import refuse as refuse_any
 from .schedules import backward_after_update, called
@@ -94,6 +94,12 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
             any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()),
             f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
             "reduces at every backward: give the module itself.",
+        ),
+        (
+            schedule.asynchronous
+            and any(getattr(part, "max_norm", None) is not None for part in module.modules()),
+            f"Stage {stage} has an embedding with a max_norm, which writes to weights in a "
+            f"forward, and {called(schedule)} has several versions of them: leave max_norm out.",
         ),
         (
             len(ranks) > 1,
@@ -209,15 +215,35 @@ def refuse_tie(
     )
 
 
-def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn.Module]) -> None:
-    """One that holds half weights would never see their gradients, which go to the masters."""
-    masters = masters_of(modules.values())
+def refuse_optimizers(
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    modules: Mapping[int, nn.Module],
+    schedule: Schedule,
+    loss_fn,
+) -> None:
+    """One that holds half weights would never see their gradients, which go to the masters; one
+    that clips would clip each stage by a norm of its own, which turns the gradient."""
+    masters, last = masters_of(modules.values()), optimizers.get(schedule.stages - 1)
+    if last and isinstance(loss_fn, nn.Module):
+        refuse_any(
+            (
+                {p for p in loss_fn.parameters() if p.requires_grad} - held_by([last]),
+                "loss_fn has parameters, which optimizer= is not given: put them into the last "
+                "stage, or leave optimizer= out and step yourself.",
+            )
+        )
     for each in optimizers.values():
         refuse_any(
             (
                 isinstance(each, torch.optim.LBFGS),
                 "LBFGS needs the whole loss again inside its step: take an optimizer "
                 "without a closure, such as Adam.",
+            ),
+            (
+                schedule.stages > 1 and getattr(each, "max_grad_norm", None) is not None,
+                f"max_grad_norm is the optimizer's, and each of the {schedule.stages} stages has "
+                "an optimizer: leave it and optimizer= out, call clip_grad_norm(parameters, c, "
+                "group) after step(), and step yourself.",
             ),
             (
                 any(p in masters for group in each.param_groups for p in group["params"]),
@@ -229,6 +255,19 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
 
 
 # -- at a step -------------------------------------------------------------------------------------
+
+
+def refuse_replaced(then: Mapping[int, list], modules: Mapping[int, nn.Module]) -> None:
+    """Refuse a stage with other parameters than those of which optimizers and ties know."""
+    for stage, module in modules.items():
+        refuse_any(
+            (
+                {*then[stage]} != {*module.parameters()},
+                f"Parameters of stage {stage} were replaced since the Pipeline was made, as "
+                "load_state_dict(assign=True) does it, and its optimizers have the old ones: "
+                "replace them before, or copy values into them.",
+            )
+        )
 
 
 def refuse_no_gradients() -> None:
@@ -261,15 +300,18 @@ def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list:
     return list(batch.chunk(m) if cut else batch)
 
 
-def refuse_output(action: Action, y, module: nn.Module, later: Mapping) -> None:
-    """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
+def refuse_output(
+    action: Action, y, module: nn.Module, later: Mapping, is_last: bool = False
+) -> None:
+    """What comes out of a stage must carry the gradient back; a first stage may be frozen. A
+    subclass of Tensor would arrive as a plain one."""
     is_one = isinstance(y, Tensor)
     learns = action.stage > 0 or any(weight.requires_grad for weight in module.parameters())
     refuse_any(
         (
-            not is_one,
+            not is_one or type(y) not in (Tensor, nn.Parameter) and not is_last,
             f"Stage {action.stage} returned a {type(y).__name__}: between stages "
-            "travels one tensor.",
+            "travels one plain tensor.",
         ),
         (
             is_one and not y.requires_grad and learns,
@@ -301,6 +343,17 @@ def refuse_used_twice(stage: int, y: Tensor, postponed: Iterable[Tensor]) -> Non
             "a Linear or an Embedding and elsewhere too, so that halves of its "
             "gradient would come in I and in W: choose whole backwards."
         )
+
+
+def refuse_aside(later) -> None:
+    """Refuse a backward that is not the stage's own, such as torch.autograd.grad in its forward."""
+    refuse_any(
+        (
+            not later.is_i,
+            "The backward of a stage is split, and a gradient was asked for apart from it, such as "
+            "by torch.autograd.grad in a forward: choose a schedule of whole backwards.",
+        )
+    )
 
 
 def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:

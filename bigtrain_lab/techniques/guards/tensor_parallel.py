@@ -35,3 +35,12 @@ def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None
             f"{what}: id {int(ids[outside][0])} is outside the vocabulary of {size}: "
             f"take ids from 0 to {size - 1}."
         )
+
+
+def refuse_assign(module, state_dict, prefix: str, local_metadata: dict, *_) -> None:
+    """Refuse that parameters are replaced by those of a state, as a hook."""
+    if local_metadata.get("assign_to_params_buffers"):
+        raise Impossible(
+            "load_state_dict(assign=True) would replace slices by parameters of which nobody knows "
+            "how they are cut: load without assign, into a model that has values."
+        )

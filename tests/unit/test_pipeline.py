@@ -1,0 +1,155 @@
+"""A pipeline of a script's own stages, on ranks that take turns: they learn what one process learns,
+or are refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from bigtrain_lab import Action, Impossible, Schedule
+from bigtrain_lab.techniques import Pipeline
+from bigtrain_lab.techniques.one_process import Sample, delayed
+from tests.unit.threads import on_threads
+
+X = torch.linspace(-2, 2, 48, dtype=torch.float64).reshape(12, 4).sin()
+
+
+class Doubled(torch.Tensor):
+    """A weight that counts twice in a product."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            twice = [2 * each if isinstance(each, cls) else each for each in args]
+            return function(*(twice if function is functional.linear else args), **kwargs or {})
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(self.first(x))
+
+    def inner(self, x):
+        return self.second(x.tanh()).tanh()
+
+
+class Subclass(Stage):
+    def forward(self, x):
+        return self.inner(functional.linear(x, self.first.weight.as_subclass(Doubled)))
+
+
+class Checkpointed(Stage):
+    reentrant = False
+
+    def forward(self, x):
+        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+class Gradient(Stage):
+    """What it returns depends on the gradient of its first product."""
+
+    def forward(self, x):
+        z = x if x.requires_grad else x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.first(z).square().sum(), z, create_graph=True)
+        return self.inner(slope + x)
+
+
+class Returns(Stage):
+    def forward(self, x):
+        return super().forward(x).as_subclass(Doubled)
+
+
+def stages(kind, count=2):
+    torch.manual_seed(0)
+    return [kind().double() for _ in range(count)]
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.1)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 1.0)
+
+
+def learnt(kind, name, sizes, times=1, between=lambda stage: None, optimizer=adam):
+    """The weights that batches of these numbers of micro-batches leave, two rows each."""
+    made = stages(kind)
+
+    def program(group):
+        stage, pipeline = made[group.rank], None
+        for x in X.split([2 * size for size in sizes]):
+            pipeline = Pipeline(
+                stage,
+                Schedule.named(name)(2, len(x) // 2),
+                functional.mse_loss,
+                group,
+                optimizer=optimizer,
+                after=pipeline,
+            )
+            for _ in range(times):
+                pipeline.step(x, x.cos())
+                between(stage)
+
+    on_threads(program, 2)
+    return [p.detach() for stage in made for p in stage.parameters()]
+
+
+def close(found, expected):
+    return len(found) == len(expected) and all(
+        (a - b).norm() <= 1e-12 * b.norm() for a, b in zip(found, expected)
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, name", [(Stage, "1f1b"), (Subclass, "zb-h1"), (Checkpointed, "gpipe")]
+)
+def test_ranks_learn_what_one_process_learns_and_moments_go_on_in_a_smaller_last_batch(kind, name):
+    alone, sizes = nn.Sequential(*stages(kind)), (2, 3, 1)
+    optimizer = adam(alone.parameters())
+    for x in X.split([2 * size for size in sizes]):
+        optimizer.zero_grad()
+        functional.mse_loss(alone(x), x.cos()).backward()
+        optimizer.step()
+    assert close(learnt(kind, name, sizes), [p.detach() for p in alone.parameters()])
+
+
+@pytest.mark.parametrize("kind", [Stage, Checkpointed, Reentrant])
+def test_what_a_backward_runs_again_has_the_weights_of_its_forward(kind):
+    name, alone = "pipedream-vertical-sync", stages(Stage)
+    order = Schedule.named(name)(2, 4)
+    for batch in X.split([8, 4]):
+        delayed(
+            alone,
+            [Sample(x, x.cos()) for x in batch.split(2)],
+            functional.mse_loss,
+            sgd,
+            versions=lambda s, n: tuple(order.version(Action(kind, s, n)) for kind in "FB"),
+        )
+    expected = [p.detach() for stage in alone for p in stage.parameters()]
+    assert close(learnt(kind, name, (4, 2), optimizer=sgd), expected)
+
+
+def replace(stage):
+    stage.load_state_dict(stage.state_dict(), assign=True)
+
+
+@pytest.mark.parametrize(
+    "kind, name, between, sentence",
+    [
+        (Gradient, "zb-h1", lambda stage: None, "is split, and a gradient was asked for"),
+        (Returns, "1f1b", lambda stage: None, "returned a Doubled: between stages"),
+        (Stage, "1f1b", replace, "Parameters of stage . were replaced since"),
+    ],
+)
+def test_what_would_learn_otherwise_is_refused(kind, name, between, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        learnt(kind, name, (6,), 2, between)
