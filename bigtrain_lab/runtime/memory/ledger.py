@@ -287,7 +287,9 @@ class Ledger:
         try:
             balance, moved, declared = self._balance, [], self._declared() if look else []
             for storage, kind, name in declared:
-                self._declare(storage, kind, name, moved)
+                counted = storage.counted[0] if storage.counted else kind
+                if not storage.declared == kind == counted or storage.maker != name:
+                    self._declare(storage, kind, name, moved)
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(
