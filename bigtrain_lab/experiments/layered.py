@@ -370,9 +370,8 @@ class Layered(OfGPT, Pipelined):
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
         settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
-        return dried(
-            type(self), tuple(settings.items()), self.members(settings), coords["dp"], coords["pp"]
-        )
+        about = type(self), tuple(settings.items()), self.members(settings)
+        return dried(*about, coords["pp"])[coords["dp"]]
 
     @property
     def arriving(self) -> "torch.Tensor":
@@ -461,18 +460,15 @@ def dried(
     cls: type[Layered],
     settings: tuple[tuple[str, Any], ...],
     members: tuple[type, ...],
-    dp: int,
     pp: int,
-) -> DryRun:
-    """The dry run of a rank; settings that do not change shapes find it done. `members`: the
-    classes that the settings name."""
+) -> tuple[DryRun, ...]:
+    """The dry run of a rank of each replica; settings that do not change shapes find it done.
+    `members`: the classes that the settings name."""
     asked = cls(**dict(settings))
-    return dry_run.dry_run(
-        asked.program,
+    return train.of_each_replica(
+        asked.recipe,
         index=pp,
         size=asked.pipeline,
         arriving=asked.arriving,
         slices=asked.slices,
-        replica=dp,
-        replicas=asked.replicas,
     )

@@ -5,6 +5,7 @@ from .. import offered
 __all__, __getattr__, __dir__ = offered(
     __name__,
     {
+        "every_replica": ("of_each_replica",),
         "lens": ("Lens",),
         "recipe": ("Recipe", "train"),
         "rehearsal": (

@@ -32,6 +32,9 @@ class Work(NamedTuple):
     moved_bytes: int = 0
     operators: int = 0
 
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(add, self, other))
+
     def __sub__(self, other: "Work") -> "Work":
         return Work(*(own - less for own, less in zip(self, other)))
 

@@ -245,9 +245,9 @@ class Recipe:
         return found | ({loss: np.array(losses)} if losses else {})
 
 
-def train(recipe: Recipe, rank, lens: Lens = Lens()) -> "Training":
-    """The loop, on one rank."""
-    training = Training(recipe, rank, lens)
+def train(recipe: Recipe, rank, lens: Lens = Lens(), kind: type | None = None) -> "Training":
+    """The loop, on one rank. `kind`: of Training."""
+    training = (kind or Training)(recipe, rank, lens)
     for number, window in [*enumerate(recipe.windows)][lens.begin(training) :]:
         losses = training.step(number, window)
         training.losses += losses
