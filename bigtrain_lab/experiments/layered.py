@@ -18,12 +18,11 @@ from ..core.later import later
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
 from ..runtime.kept import kept
-from ..techniques.flat import Flat
 from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
 from ..techniques.reducers import BUCKET_BYTES
-from ..techniques.replica_plan import parts_of, weights_of, with_replicas
-from ..techniques.weight_shapes import Shapes, Weight
+from ..techniques.replica_plan import with_replicas
+from ..techniques.weight_shapes import Shapes
 from ..train.account import Acted, DryRun, Likened
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
@@ -241,33 +240,13 @@ class Layered(OfGPT, Pipelined):
 
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    def learnt(self, rank: int, level: str | None = None) -> list[Weight]:
-        """Of a rank, in the formats of a level; on meta."""
-        return [
-            p
-            for at, stage in self.stages_at(level).items()
-            for p in stage.parameters()
-            if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)
-        ]
-
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
-        if not self.sharded:
-            return sum(p.nbytes for p in self.learnt(rank) if not p.cut)
-        weights, units = weights_of(
-            self.stages_at(self.further.get("precision")), self.order, self.place(rank)
-        )
-        parts = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
-        total = 0
-        for part in parts:
-            own = [weights[n] for n in part.members]
-            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
-            total += sum(
-                (stop - start) * max(4, p.itemsize)
-                for p, (start, stop) in zip(own, layout.own)
-                if not p.cut
-            )
-        return total
+        runs, place = [self.dry(rank)] if self.sharded else [], self.place(rank)
+        for at in range(0 if self.sharded else len(self.pieces)):
+            if self.order.rank_of(at, 0) == place:
+                runs.append(self.stage_run(at, train.WHOLE))
+        return sum(run.sent.get("duplicates of batch 0", 0) for run in runs)
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return slice_run(

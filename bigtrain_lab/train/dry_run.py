@@ -162,11 +162,13 @@ class DryRank:
         return self._replicas if axis == "dp" else Unsent(self, self._arriving)
 
     def called(self, kind: str, size_bytes: int, name: str) -> None:
-        """An action calls a collective."""
+        """An action calls a collective, or what is done between actions."""
+        done = self._operators.work() - self._done
         for journal in self._now:
             if journal.action:
-                done = self._operators.work() - self._done + journal.work
-                journal.called.append(Called(done, kind, size_bytes, name))
+                journal.called.append(Called(done + journal.work, kind, size_bytes, name))
+            else:
+                journal.sent[name] = size_bytes
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -520,6 +522,7 @@ class Journal(Balance):
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.work, self.called = Work(), []  # of an action, this replica's alone
+        self.sent: dict[str, int] = {}  # between actions
         self.rises: list[tuple[str, str, int]] = []
         self._changes: list[tuple] = []
         self._peak: tuple = "", None, 0
@@ -573,7 +576,7 @@ class Journal(Balance):
             tuple(row._replace(start=0) for row in together(alive)),
             *self._peak[:2],
             tuple(self.rises),
-            sent,
+            sent | self.sent,
             self.set_up_bytes,
         )
 

@@ -59,6 +59,11 @@ class EveryReplica(Training):
                 self.every[stage].append(super().optimizer(stage))
         return self.every[stage][0]
 
+    def whole_duplicates(self):
+        for replica in range(self.recipe.replicas):
+            with self.as_replica(replica):
+                super().whole_duplicates()
+
     def update(self, stage):
         waiting = self.waiting
         for replica in reversed(range(self.recipe.replicas)):  # the first one frees the gradients

@@ -411,7 +411,10 @@ class Training:
         if self.parallel:
             self.parallel.finish_gradient_synchronization()
         if self.slices and self.recipe.sequence_parallel:
-            sum_duplicates(self.modules, self.slices, f"duplicates of batch {self.number}")
+            self.whole_duplicates()
+
+    def whole_duplicates(self):
+        sum_duplicates(self.modules, self.slices, f"duplicates of batch {self.number}")
 
     def update(self, stage: int):
         recipe, precision = self.recipe, self.precision
