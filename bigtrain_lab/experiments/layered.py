@@ -18,12 +18,11 @@ from ..core.later import later
 from ..order.plan import SLICES, Plan, Together, with_calls
 from ..order.schedule import Action, Schedule, Written
 from ..runtime.kept import kept
-from ..techniques.flat import Flat
 from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
 from ..techniques.reducers import BUCKET_BYTES
-from ..techniques.replica_plan import parts_of, weights_of, with_replicas
-from ..techniques.weight_shapes import Shapes, Weight
+from ..techniques.replica_plan import with_replicas
+from ..techniques.weight_shapes import Shapes
 from ..train.account import Acted, DryRun, Likened
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
@@ -241,33 +240,13 @@ class Layered(OfGPT, Pipelined):
 
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    def learnt(self, rank: int, level: str | None = None) -> list[Weight]:
-        """Of a rank, in the formats of a level; on meta."""
-        return [
-            p
-            for at, stage in self.stages_at(level).items()
-            for p in stage.parameters()
-            if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)
-        ]
-
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
-        if not self.sharded:
-            return sum(p.nbytes for p in self.learnt(rank) if not p.cut)
-        weights, units = weights_of(
-            self.stages_at(self.further.get("precision")), self.order, self.place(rank)
-        )
-        parts = parts_of(weights, units, self.sharded, self.replicas, self.bucket_bytes)
-        total = 0
-        for part in parts:
-            own = [weights[n] for n in part.members]
-            layout = Flat(own, self.replicas, self.mesh.coords(rank)["dp"])
-            total += sum(
-                (stop - start) * max(4, p.itemsize)
-                for p, (start, stop) in zip(own, layout.own)
-                if not p.cut
-            )
-        return total
+        runs, place = [self.dry(rank)] if self.sharded else [], self.place(rank)
+        for at in range(0 if self.sharded else len(self.pieces)):
+            if self.order.rank_of(at, 0) == place:
+                runs.append(self.stage_run(at, train.WHOLE))
+        return sum(run.sent.get("duplicates of batch 0", 0) for run in runs)
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return slice_run(
@@ -370,9 +349,8 @@ class Layered(OfGPT, Pipelined):
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
         settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
-        return dried(
-            type(self), tuple(settings.items()), self.members(settings), coords["dp"], coords["pp"]
-        )
+        about = type(self), tuple(settings.items()), self.members(settings)
+        return dried(*about, coords["pp"])[coords["dp"]]
 
     @property
     def arriving(self) -> "torch.Tensor":
@@ -461,18 +439,15 @@ def dried(
     cls: type[Layered],
     settings: tuple[tuple[str, Any], ...],
     members: tuple[type, ...],
-    dp: int,
     pp: int,
-) -> DryRun:
-    """The dry run of a rank; settings that do not change shapes find it done. `members`: the
-    classes that the settings name."""
+) -> tuple[DryRun, ...]:
+    """The dry run of a rank of each replica; settings that do not change shapes find it done.
+    `members`: the classes that the settings name."""
     asked = cls(**dict(settings))
-    return dry_run.dry_run(
-        asked.program,
+    return train.of_each_replica(
+        asked.recipe,
         index=pp,
         size=asked.pipeline,
         arriving=asked.arriving,
         slices=asked.slices,
-        replica=dp,
-        replicas=asked.replicas,
     )

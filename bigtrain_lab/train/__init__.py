@@ -6,6 +6,7 @@ __all__, __getattr__, __dir__ = offered(
     __name__,
     {
         "account": ("Acted", "DryRun", "Likened", "Work"),
+        "every_replica": ("of_each_replica",),
         "lens": ("Lens",),
         "optimizer": ("Optimizer",),
         "recipe": ("Recipe", "Sample", "train"),

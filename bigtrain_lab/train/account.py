@@ -32,6 +32,9 @@ class Work(NamedTuple):
     moved_bytes: int = 0
     operators: int = 0
 
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(add, self, other))
+
     def __sub__(self, other: "Work") -> "Work":
         return Work(*(own - less for own, less in zip(self, other)))
 
@@ -82,7 +85,8 @@ class DryRun:
     """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
     peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
     (action, what is made, bytes held then) each time that more is held than ever before. `sent`:
-    bytes of a message by its site in the program. `set_up_bytes`: most bytes held before the first
+    bytes of a message by its site in the program, and of a collective between actions by its name.
+    `set_up_bytes`: most bytes held before the first
     action, which are no part of the peak."""
 
     start: dict[str, int]

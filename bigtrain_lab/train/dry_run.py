@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ..core import Alive
 from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, together, with_units
@@ -52,37 +53,32 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
                  scatters, in place
     place        index, size, arriving: which of how many ranks, see Unsent; slices: how many share
-                 a layer; replica, replicas: which of how many, where ranks hold different things
+                 a layer
     """
-    return followed(program, unobserved, **place)[0]
+    return followed(program, unobserved, **place)[0].run
 
 
 def account(program: Callable, unobserved: bool = False, **place) -> Account:
     """The same, storage by storage."""
-    return followed(program, unobserved, **place)[1].account()
+    return followed(program, unobserved, **place)[0].account()
 
 
 @collector_paused()
-def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
-    """Both, of one run."""
+def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["Journal"]:
+    """Run it once; the journal of each of so many replicas, of which `only` tells what is its
+    own."""
     wake()
-    operators, journal = Operators(unobserved), Journal()
-    ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
-    rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
+    operators, journals = Operators(unobserved), [Journal(at) for at in range(replicas or 1)]
+    balance = Journals(journals)
+    ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=balance)
+    rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
+    operators.copied = ledger.ignore
     try:
         with ALONE, ledger:
             program(rank)
-        alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-        run = DryRun(
-            rank.start,
-            rank.actions,
-            alive,
-            *rank.peak,
-            tuple(journal.rises),
-            rank.sent,
-            journal.set_up_bytes,
-        )
-        return run, journal
+        for journal in journals:
+            journal.ended(ledger.at_peak(journal), rank.sent)
+        return journals
     finally:
         ledger.forget()
 
@@ -103,59 +99,46 @@ class DryRank:
         self,
         ledger: Ledger,
         operators: "Operators",
-        journal: "Journal",
+        journals: "list[Journal]",
         index: int = 0,
         size: int = 1,
         arriving: torch.Tensor | None = None,
         slices: int = 1,
-        replica: int = 0,
-        replicas: int | None = None,
+        replicas: int = 0,
     ):
-        self._ledger, self._operators, self._journal = ledger, operators, journal
+        self._ledger, self._operators, self._journals = ledger, operators, journals
         self.index, self.size, self._arriving = index, size, arriving
-        self._slices, self._done, self._called = Slices(self, slices), Work(), None
-        self._replicas = Replica(self, replica, replicas or 2, size * slices)
-        self._looks = replicas is not None
-        self.start: dict[str, int] = {}
-        self.actions: dict[str, Acted] = {}
+        self._slices, self._done, self._now = Slices(self, slices), Work(), journals
+        self._replicas, self._looks = Replica(self, replicas or 2, size * slices), replicas > 0
         self.sent: dict[str, int] = {}
-        self.peak: tuple[str, int | None] = "", None
-        self._highest, self._hooked, self._loaded = 0, False, False
-        self._told: dict[str, int] = {}  # kind -> bytes at the last boundary
+        self._hooked, self._loaded = False, False
 
     @contextmanager
     def span(self, step, version: int | None = None, beside: bool = False):
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
-        ledger, journal, done = self._ledger, self._journal, self._operators.work()
+        ledger, self._done = self._ledger, self._operators.work()
         ledger.begin(name, look=ledger.pending or self._loaded or self._looks)
-        self._loaded = False
-        journal.action, journal.highest_now = name, journal.total
-        before, began = journal.held, ledger.looked
-        self._done, self._called = done, []
+        self._loaded, began = False, ledger.looked
+        for journal in self._journals:
+            journal.begin(name)
         yield
-        look = not self._hooked or kind not in "AB" and not in_backward()
-        kinds, walls, rows = ledger.end(look=look)
-        journal.action = ""
-        work, called, self._called = self._operators.work() - done, tuple(self._called), None
-        kinds, rows = with_units(kinds, rows, before, self._told)
-        after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
-        self.actions[name] = Acted(
-            work, before, after, tuple(kinds), tuple(rows), early, journal.highest_now, called
-        )
-        journal.end(name)
+        ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
+        ledger.changes()
+        for journal in self._journals:
+            journal.end(name, self._operators.work() - self._done, began)
 
-    def _levels(self, name: str, rows=(), walls=()) -> dict[str, int]:
-        """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
-        self._ledger.changes()
-        journal = self._journal
-        if name != "start" and journal.peak_bytes > self._highest:
-            self._highest, heights = journal.peak_bytes, [*map(sum, rows)]
-            inside = journal.peak_wall in walls
-            self.peak = name, heights.index(max(heights)) if inside else None
-        self._told = journal.held
-        return self._told
+    @contextmanager
+    def only(self, replica: int):
+        """What is made and done within is this replica's alone."""
+        operators, journal = self._operators, self._journals[replica]
+        self._now, before = [journal], operators.work()
+        with self._ledger.only(replica):
+            yield
+        journal.work += operators.work() - before
+        operators.flops, operators.moved_bytes, operators.operators = before
+        self._now = self._journals
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
@@ -169,8 +152,9 @@ class DryRank:
             for name, weight in weights.items():
                 if weight.requires_grad:
                     weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
-        self.start = self._levels("start")
-        self._journal.end("")
+        self._ledger.changes()
+        for journal in self._journals:
+            journal.starts()
 
     def group(self, axis: str | None = None) -> Alone:
         if axis == SLICES:
@@ -178,9 +162,13 @@ class DryRank:
         return self._replicas if axis == "dp" else Unsent(self, self._arriving)
 
     def called(self, kind: str, size_bytes: int, name: str) -> None:
-        """An action calls a collective."""
-        if self._called is not None:
-            self._called.append(Called(self._operators.work() - self._done, kind, size_bytes, name))
+        """An action calls a collective, or what is done between actions."""
+        done = self._operators.work() - self._done
+        for journal in self._now:
+            if journal.action:
+                journal.called.append(Called(done + journal.work, kind, size_bytes, name))
+            else:
+                journal.sent[name] = size_bytes
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -230,13 +218,13 @@ class OnMeta(Alone):
 
 
 class Replica(OnMeta):
-    """The group of so many replicas, of which this is number `rank`, each of `apart` ranks. What is
+    """The group of so many replicas, of which this is the first, each of `apart` ranks. What is
     launched on its lane changes no storage, and is not carried out. Other collectives are noted by
     `of`."""
 
-    def __init__(self, of: DryRank, rank: int, size: int, apart: int):
+    def __init__(self, of: DryRank, size: int, apart: int):
         super().__init__(META)
-        self.rank, self.size, self._of, self._apart = rank, size, of, apart
+        self.size, self._of, self._apart = size, of, apart
 
     def world_rank(self, rank):
         return rank * self._apart
@@ -525,13 +513,20 @@ class Aside(TorchDispatchMode):
 
 
 class Journal(Balance):
-    """A ledger's balance that keeps every change too, so that storages are followed one by one."""
+    """The balance of one replica, that notes each action, and keeps every change too, so that
+    storages are followed one by one."""
 
-    def __init__(self):
+    def __init__(self, replica: int = 0):
         super().__init__()
-        self.action, self.highest_now = "", 0
+        self.replica, self.action, self.highest_now = replica, "", 0
+        self.start: dict[str, int] = {}
+        self.actions: dict[str, Acted] = {}
+        self.work, self.called = Work(), []  # of an action, this replica's alone
+        self.sent: dict[str, int] = {}  # between actions
         self.rises: list[tuple[str, str, int]] = []
         self._changes: list[tuple] = []
+        self._peak: tuple = "", None, 0
+        self._boundary: dict[str, int] = {}  # kind -> bytes at the last one
 
     def change(self, storage, state, wall) -> None:
         before, highest = storage.counted, self.peak_bytes
@@ -543,13 +538,55 @@ class Journal(Balance):
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
 
+    def starts(self) -> None:
+        """All that the program declares is there."""
+        self.start = self._boundary = self.held
+        self._changes.append(("", None, None, None))
+
+    def begin(self, action: str) -> None:
+        self.action, self.highest_now, self._found = action, self.total, self.held
+        self.work, self.called = Work(), []
+
+    def end(self, action: str, work: Work, began: int) -> None:
+        """`work`: what all replicas do alike; `began`: the wall when the action did."""
+        kinds, walls, rows = self.read
+        kinds, rows = with_units(kinds, rows, self._found, self._boundary)
+        if self.peak_bytes > self._peak[2]:  # it was at one of these moments, or is now
+            heights = [*map(sum, rows)]
+            inside = heights.index(max(heights)) if self.peak_wall in walls else None
+            self._peak = action, inside, self.peak_bytes
+        self.action, self._boundary = "", self.held
+        self.actions[action] = Acted(
+            work + self.work,
+            self._found,
+            self._boundary,
+            tuple(kinds),
+            tuple(rows),
+            sum(wall <= began for wall in walls),
+            self.highest_now,
+            tuple(self.called),
+        )
+        self._changes.append((action, None, None, None))
+
+    def ended(self, alive: list[Alive], sent: dict[str, int]) -> None:
+        """The program has: `run` is its dry run. `alive`: at the peak."""
+        self.run = DryRun(
+            self.start,
+            self.actions,
+            tuple(row._replace(start=0) for row in together(alive)),
+            *self._peak[:2],
+            tuple(self.rises),
+            sent | self.sent,
+            self.set_up_bytes,
+        )
+
+    def at_peak(self, alive):
+        return super().at_peak(each for each in alive if each.of in (None, self.replica))
+
     @property
     def held(self) -> dict[str, int]:
         """kind -> bytes now."""
         return {kind: size for kind, size in self.levels.items() if size and kind not in APART}
-
-    def end(self, action: str) -> None:
-        self._changes.append((action, None, None, None))
 
     def account(self) -> Account:
         rows, moments = {}, []
@@ -574,3 +611,41 @@ class Journal(Balance):
             for row in rows.values()
         )
         return Account(tuple(held), tuple(moments))
+
+
+class Journals:
+    """The journals of replicas as one balance: what is one's alone is in no other's."""
+
+    def __init__(self, journals: list[Journal]):
+        self._journals = journals
+
+    def _of(self, storage) -> list[Journal]:
+        return self._journals if storage.of is None else [self._journals[storage.of]]
+
+    def change(self, storage, state, wall) -> None:
+        before = storage.counted
+        for journal in self._of(storage):
+            storage.counted = before
+            journal.change(storage, state, wall)
+
+    def name(self, storage, name: str) -> None:
+        before = storage.maker
+        for journal in self._of(storage):
+            storage.maker = before
+            journal.name(storage, name)
+
+    def steps_begin(self, wall: int) -> None:
+        for journal in self._journals:
+            journal.steps_begin(wall)
+
+    def listen(self) -> None:
+        for journal in self._journals:
+            journal.listen()
+
+    def readings(self) -> None:
+        for journal in self._journals:
+            journal.read = journal.readings()
+
+    @property
+    def levels(self) -> dict[str, int]:
+        return self._journals[0].levels

@@ -245,9 +245,9 @@ class Recipe:
         return found | ({loss: np.array(losses)} if losses else {})
 
 
-def train(recipe: Recipe, rank, lens: Lens = Lens()) -> "Training":
-    """The loop, on one rank."""
-    training = Training(recipe, rank, lens)
+def train(recipe: Recipe, rank, lens: Lens = Lens(), kind: type | None = None) -> "Training":
+    """The loop, on one rank. `kind`: of Training."""
+    training = (kind or Training)(recipe, rank, lens)
     for number, window in [*enumerate(recipe.windows)][lens.begin(training) :]:
         losses = training.step(number, window)
         training.losses += losses
@@ -411,7 +411,10 @@ class Training:
         if self.parallel:
             self.parallel.finish_gradient_synchronization()
         if self.slices and self.recipe.sequence_parallel:
-            sum_duplicates(self.modules, self.slices, f"duplicates of batch {self.number}")
+            self.whole_duplicates()
+
+    def whole_duplicates(self):
+        sum_duplicates(self.modules, self.slices, f"duplicates of batch {self.number}")
 
     def update(self, stage: int):
         recipe, precision = self.recipe, self.precision

@@ -38,7 +38,7 @@ from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.train import HALVES, WHOLE, Like
-from bigtrain_lab.train.dry_run import DryRank, Journal, Operators, Work, dry_run
+from bigtrain_lab.train.dry_run import DryRank, Journal, Journals, Operators, Work, dry_run
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 OPTIMIZERS = {
@@ -441,10 +441,10 @@ def really(program):
         device = torch.device("cpu")
 
     journal, operators = Journal(), Operators()
-    ledger = Ledger(device=Real.device, wall=count(1).__next__, balance=journal)
+    ledger = Ledger(device=Real.device, wall=count(1).__next__, balance=Journals([journal]))
     with ledger:
-        program(rank := Real(ledger, operators, journal))
-    return rank.actions
+        program(Real(ledger, operators, [journal]))
+    return journal.actions
 
 
 ODD = {

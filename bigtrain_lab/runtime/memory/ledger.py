@@ -41,7 +41,7 @@ torch.distributed._tools.mem_tracker is its peer.
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import inf
 from numbers import Real
@@ -131,10 +131,10 @@ class Ledger:
         """The most bytes of one kind; kinds need not have their peaks at the same time."""
         return self._settled().highest[known_kind(kind)]
 
-    def at_peak(self) -> list[Alive]:
+    def at_peak(self, of: Balance | None = None) -> list[Alive]:
         """All that was alive when the most was held, the largest first; `start` is that moment on
-        the wall clock (ns)."""
-        balance = self._settled()
+        the wall clock (ns). `of`: in this balance, of several."""
+        balance = of or self._settled()
         return self._told(
             balance.at_peak(list(self._seen.known.values())), balance.peak_wall, balance.names
         )
@@ -194,6 +194,15 @@ class Ledger:
         """A context for what is no part of the training, such as a look at its gradients: what is
         made within is not seen."""
         return self._seen.aside() if self._active else nullcontext()
+
+    @contextmanager
+    def only(self, replica: int):
+        """What is born within is this replica's alone, of several whose training is one program;
+        and what is declared is found."""
+        self._seen.of = replica
+        yield
+        self._settled(ended=False)
+        self._seen.of = None
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """It was made just now, and is not to be counted."""
@@ -287,7 +296,9 @@ class Ledger:
         try:
             balance, moved, declared = self._balance, [], self._declared() if look else []
             for storage, kind, name in declared:
-                self._declare(storage, kind, name, moved)
+                counted = storage.counted[0] if storage.counted else kind
+                if not storage.declared == kind == counted or storage.maker != name:
+                    self._declare(storage, kind, name, moved)
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(
@@ -295,7 +306,8 @@ class Ledger:
                 )
             if look:
                 now = {storage for storage, _, _ in declared} | (set() if ended else self._held)
-                moved += [(storage, "", "") for storage in self._held - now]
+                shown = None, self._seen.of or 0  # of other replicas nothing is declared now
+                moved += [(each, "", "") for each in self._held - now if each.of in shown]
                 self._held = now
             self.looked = self._wall()
             for storage, kind, name in moved:

@@ -57,13 +57,11 @@ def named(
     held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
     names: dict[nn.Parameter, str] = {}
     for of_which, module in modules.items():
-        for (
-            path,
-            part,
-        ) in (
-            module.named_modules()
-        ):  # once, for both: a ledger looks at a small model as often as it acts
-            prefix = f"{path}." if path else ""
+        walk = [("", module)]  # a ledger looks at a small model as often as it acts
+        while walk:
+            prefix, part = walk.pop()
+            inner = [(f"{prefix}{name}.", each) for name, each in part._modules.items() if each]
+            walk += reversed(inner)
             for name, parameter in part._parameters.items():
                 if parameter is not None:
                     names.setdefault(parameter, prefix + name + of_which)

@@ -45,6 +45,7 @@ class Storage(weakref.ref):
     saved, before     how many tensors of it autograd keeps; whether it was there before anyone
                       looked
     counted           (kind, bytes) as the balance has it
+    of                the replica whose alone it is, of several in one dry run; else None
     maker, shape, dtype, module, made    the operator that returned it, of what, in which module,
                                          during which action
     """
@@ -57,6 +58,7 @@ class Storage(weakref.ref):
         "saved",
         "before",
         "counted",
+        "of",
         "maker",
         "shape",
         "dtype",
@@ -146,7 +148,7 @@ class Storages:
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
-        self.action = ""
+        self.action, self.of = "", None
         self._wall, self._places, self._grows = wall, places, grows
         self._coarse, self._unsaved = coarse, "inputs" if coarse else "temporaries"
         self._cuda, self._meta = device.type == "cuda", device.type == "meta"
@@ -215,6 +217,7 @@ class Storages:
         )
         born.declared = born.module = born.made = ""
         born.saved, born.own, born.before, born.counted = 0, self._unsaved, False, None
+        born.of = self.of
         return born
 
     def _count(self, storage: Storage, count: int) -> None:

@@ -1,0 +1,95 @@
+"""One dry run for all replicas of a training under ZeRO.
+
+    replica    0                      1                     2
+    F, B       |------- the same operators, shapes and storages: run once -------|
+    U          its pieces             its pieces            its pieces
+
+All replicas compute on the same shapes, and their shares of a flat tensor are equal. What differs
+is where tensors begin and end in a share: so the update runs once for each replica, on views of one
+share that are cut as that replica cuts them, with an optimizer of its own.
+
+Cost: a dry run of one rank, and for each further replica one of its updates.
+"""
+
+from contextlib import contextmanager
+from functools import cached_property, partial
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..techniques.flat import Flat
+from .account import DryRun
+from .dry_run import followed
+from .recipe import Recipe, Training, train
+
+
+def of_each_replica(recipe: Recipe, **place) -> tuple[DryRun, ...]:
+    """The dry run of a rank of each replica; `place`: where in a replica."""
+    program = partial(train, recipe, kind=EveryReplica)
+    return tuple(each.run for each in followed(program, replicas=recipe.replicas, **place))
+
+
+class EveryReplica(Training):
+    """The training of replica 0, whose updates are made as each of the others makes them too."""
+
+    def __init__(self, recipe, rank, lens):
+        self.every: dict[int, list[Optimizer]] = {}  # stage -> the optimizer of each replica
+        super().__init__(recipe, rank, lens)
+        for replica in range(recipe.replicas):  # what their optimizers made is found declared
+            with self.as_replica(replica):
+                pass
+        rank.watch(self.holdings)
+
+    @cached_property
+    def cuts(self) -> list[list[tuple[nn.Parameter, Tensor]]]:
+        """Of each replica: what is stepped, and its elements there."""
+        cuts = []
+        for replica in range(self.recipe.replicas):
+            cuts.append(cut := [])
+            for held in self.parallel.held:
+                layout = Flat(held.layout.tensors, self.recipe.replicas, replica)
+                stepped = [home.stepped for home in held.homes]
+                cut += zip(stepped, layout.pieces(held.piece), strict=True)
+        return cuts
+
+    def optimizer(self, stage):
+        self.every[stage] = []
+        for replica in range(self.recipe.replicas):
+            with self.as_replica(replica):
+                self.every[stage].append(super().optimizer(stage))
+        return self.every[stage][0]
+
+    def whole_duplicates(self):
+        for replica in range(self.recipe.replicas):
+            with self.as_replica(replica):
+                super().whole_duplicates()
+
+    def update(self, stage):
+        waiting = self.waiting
+        for replica in reversed(range(self.recipe.replicas)):  # the first one frees the gradients
+            self.waiting = [*waiting]
+            with self.as_replica(replica):
+                super().update(stage)
+
+    @contextmanager
+    def as_replica(self, replica: int):
+        """Within, what is stepped are the pieces of this replica, by its optimizers."""
+        before = [(piece, piece.data, piece.grad) for piece, _ in self.cuts[0]]
+        with self.rank.only(replica):
+            self.optimizer_of = {
+                stage: each[replica] for stage, each in self.every.items() if each[replica:]
+            }
+            for piece, elements in self.cuts[replica] if replica else ():
+                put(piece, elements, piece.grad)
+            yield
+        for piece, elements, gradient in before if replica else ():
+            put(piece, elements, gradient)
+        self.optimizer_of = {stage: each[0] for stage, each in self.every.items() if each}
+
+
+def put(piece: nn.Parameter, elements: Tensor, gradient: Tensor | None) -> None:
+    """Make the piece these elements, and its gradient as many of the same storage."""
+    piece.grad, piece.data = None, elements
+    if gradient is not None:
+        cut = gradient.as_strided(elements.shape, elements.stride(), elements.storage_offset())
+        piece.grad = cut.as_subclass(type(gradient))
