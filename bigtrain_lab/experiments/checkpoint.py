@@ -237,8 +237,9 @@ class Checkpoint(OfGPT, OneDevice):
 
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""
-        tensors, work = sum(map(len, self.weights)), self.update[1]
-        update = work.seconds(self.profile, self.dtype, tensors) if not self.profile.textbook else 0
+        tensors, update = sum(map(len, self.weights)), 0
+        if not self.profile.textbook:
+            update = self.update[1].seconds(self.profile, self.dtype, tensors)
         return {**self.weighed(self.recompute.inside)[1], "U": update}
 
     @cached_property
