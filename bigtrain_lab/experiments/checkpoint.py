@@ -233,22 +233,14 @@ class Checkpoint(OfGPT, OneDevice):
     def planned(self) -> list:
         return [list(self.ops), self.recompute.inside]
 
-    @property
-    def slots(self) -> dict:
-        return {**self.weighed(self.recompute.inside)[1], "U": 0}
+    slots: ClassVar[dict] = {}  # by the chain instead
 
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""
-        if self.profile.textbook:
-            return self.slots
-        return {
-            **self.slots,
-            "U": (
-                self.update[1].seconds(
-                    self.profile, self.dtype, tensors=sum(map(len, self.weights))
-                )
-            ),
-        }
+        tensors, update = sum(map(len, self.weights)), 0
+        if not self.profile.textbook:
+            update = self.update[1].seconds(self.profile, self.dtype, tensors)
+        return {**self.weighed(self.recompute.inside)[1], "U": update}
 
     @cached_property
     def update(self) -> tuple[int, train.Work]:

@@ -12,14 +12,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from .. import train
+from .. import techniques, train
 from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
 from ..order import bubbles, exposed
 from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
-from ..techniques import reducers
-from ..techniques.all_reduce import ring_all_reduce
-from ..techniques.replica_rules import LANE
 from .experiment import Quantity
 from .layered import Layered
 
@@ -159,12 +156,14 @@ class DataParallel(Layered):
         """What is sent together, when, and by which messages."""
         ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
         strategy = {
-            "buckets": reducers.Buckets(self.split_parameters),
-            "fused-cycle": reducers.FusedCycle(every_ticks=ticks),
-            "push-pull": reducers.PushPull(),
+            "buckets": techniques.reducers.Buckets(self.split_parameters),
+            "fused-cycle": techniques.reducers.FusedCycle(every_ticks=ticks),
+            "push-pull": techniques.reducers.PushPull(),
         }[self.strategy]
         all_reduce = (
-            ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+            techniques.ring_all_reduce
+            if self.ring and self.strategy != "push-pull"
+            else strategy.all_reduce
         )
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
@@ -279,7 +278,7 @@ def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
     """Of each bucket of a rank, or several that were fused, by name: from its first message, or
     call, to its last."""
     times: dict[str, list[int]] = defaultdict(list)
-    for event in trace.where(rank=rank, lane=LANE):
+    for event in trace.where(rank=rank, lane=techniques.replica_rules.LANE):
         if not event.name.startswith("cycle"):
             times[event.name.split(" round ")[0]] += event.start, event.end
     return {name: (min(each), max(each)) for name, each in times.items()}

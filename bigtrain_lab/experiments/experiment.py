@@ -419,10 +419,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def needed_bytes(self) -> list[int]:
         """What each rank would hold at its peak, as predicted of two steps: Adam's state is there
         after one."""
-        asked = self.replace(fault="none")
-        if "steps" in type(self).model_fields:
-            asked = asked.replace(steps=min(self.steps, 2))
-        trace = asked.predict()
+        steps = {"steps": min(self.steps, 2)} if "steps" in type(self).model_fields else {}
+        trace = self.replace(fault="none", **steps).predict()
         return [
             max((read.bytes for read in readings(trace, rank)), default=0)
             for rank in range(self.ranks)

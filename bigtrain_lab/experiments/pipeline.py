@@ -16,7 +16,6 @@ from ..core import Impossible, knob
 from ..core.later import torch
 from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
-from ..techniques.precision_levels import LEVELS
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
 
@@ -284,7 +283,7 @@ def run_slice(
         rows,
         length,
         config.width,
-        dtype=LEVELS[level].dtype if level else config.torch_dtype,
+        dtype=techniques.precision_levels.LEVELS[level].dtype if level else config.torch_dtype,
         device=train.dry_run.META,
     )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from .. import train
+from .. import techniques, train
 from ..core import Scalar, Trace, readings
 from ..order import Plan, Schedule, bubbles, lower, name_of
-from ..techniques.tied_plan import with_exchanges
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
@@ -161,7 +160,7 @@ class Pipelined(OnHardware):
         if not (tied := self.tied_copies):
             return lower(self.order, self.steps)
         sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
-        return with_exchanges(self.order, self.steps, tied, sizes)
+        return techniques.tied_plan.with_exchanges(self.order, self.steps, tied, sizes)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

@@ -124,10 +124,6 @@ class PlanACluster(Combined):
             "sequence_parallel": plan.way.sequence_parallel,
         }
 
-    def with_plan(self, plan: "planner.Plan") -> Combined:
-        """The lab that runs this plan."""
-        return self.replace(fault="none", **self.settings_of(plan)).combined
-
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
         """Plan -> its settings: of each stage of ZeRO the fastest that fits, as simulated."""
@@ -135,8 +131,9 @@ class PlanACluster(Combined):
         for stage in range(4):
             plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
             for plan in islice(plans, TRIES):
-                if simulated(self.with_plan(plan)).bytes <= room:
-                    found[str(plan)] = self.settings_of(plan)
+                settings = self.settings_of(plan)
+                if simulated(self.replace(fault="none", **settings).combined).bytes <= room:
+                    found[str(plan)] = settings
                     break
         return found
 

@@ -18,7 +18,7 @@ from .. import data, models, runtime, techniques, train
 from ..core import Impossible, Mesh, Trace, knob
 from ..core.later import np, torch
 from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
-from ..techniques.precision_levels import LEVELS, Level
+from ..techniques.precision_levels import LEVELS
 from .experiment import Quantity
 from .one_device import OneDevice
 
@@ -147,13 +147,9 @@ class Precision(OneDevice):
         )
 
     @property
-    def chosen(self) -> Level:
-        return LEVELS[self.level]
-
-    @property
     def format(self) -> str:
         """The name of the dtype in which products are computed."""
-        return self.chosen.format
+        return LEVELS[self.level].format
 
     @property
     def half(self) -> bool:
@@ -251,7 +247,7 @@ class Precision(OneDevice):
                 f" the loss scale ended at {last(trace, 'loss scale'):g}. The prediction knows of"
                 " no skipped step."
             )
-        if self.half and self.chosen.masters:
+        if self.half and LEVELS[self.level].masters:
             plain = self.replace(level="fp32").bytes
             yield (
                 f"State in full takes {self.state_bytes / 1e6:.3g} MB, and"
@@ -272,7 +268,7 @@ class Precision(OneDevice):
         scaler = techniques.DynamicLossScaler(
             self.loss_scale,
             growth_interval=self.growth_interval,
-            half_gradients=not self.chosen.masters,
+            half_gradients=not LEVELS[self.level].masters,
         )
         return train.Recipe(
             model=lambda stage: models.Encoder(self.config, self.seed),
@@ -281,7 +277,7 @@ class Precision(OneDevice):
             steps=self.steps,
             optimizer=self.optimizer_class.at(self.learning_rate),
             precision=self.level,
-            scaler=scaler if self.chosen.scaling else None,
+            scaler=scaler if LEVELS[self.level].scaling else None,
             weights=lambda window: [self.loss_weight],
         )
 

@@ -10,13 +10,12 @@ section 3.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from .. import train
+from .. import techniques, train
 from ..core import Scalar, Trace, duration, knob, size
 from ..core.cost import port_share
 from ..core.later import torch
 from ..order import HOLDS, SLICES, Part, axes, called
 from ..order.simulate import simulate
-from ..techniques.weight_shapes import Cut
 from .experiment import Quantity
 from .layered import Layered, on_meta
 
@@ -121,7 +120,7 @@ class TensorSlicing(Layered):
     def parts(self, rank: int) -> Iterator[Part]:
         """What a rank holds of each matrix, by the plan."""
         for name, weight in self.matrices(self.stages):
-            cut, t = weight.cut or Cut(0), self.slices if weight.cut else 1
+            cut, t = weight.cut or techniques.weight_shapes.Cut(0), self.slices if weight.cut else 1
             whole = [*weight.shape]
             whole[cut.dim] *= t
             long = weight.shape[cut.dim] // cut.blocks

@@ -346,8 +346,8 @@ class Evaluation(train.Lens):
     def decided(self, row: list[float]) -> tuple[bool, bool]:
         """Whether the run ends, and whether this evaluation is the best: rank 0 says so to all."""
         self.rows.append([*row, 0.0])
-        decision = self.zeros(2)
-        decision[0], decision[1] = self.waited() >= self.asked.patience, not self.waited()
+        waited = self.waited()
+        decision = self.sums.new_tensor([waited >= self.asked.patience, not waited])
         self.group.broadcast(decision, 0, name=f"decision after {int(row[0])}")
         stop, best = map(bool, decision.tolist())
         self.rows[-1][-1] = float(best)

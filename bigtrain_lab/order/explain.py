@@ -188,18 +188,14 @@ def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> 
         return []
     first, *others = found
     most = peak(trace, first.rank).bytes
-    said = [
+    said = (
         f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place}"
         f" ({by_kind(first.held)}), {counted(first.bytes - capacity_bytes, 'byte')} more than the"
-        f" {size(capacity_bytes)} of its device"
-    ]
-    said += [f"its peak would be {size(most)}"] if most > first.bytes else []
-    said += (
-        [f"so would {listed([each.rank for each in sorted(others, key=lambda each: each.rank)])}"]
-        if others
-        else []
+        f" {size(capacity_bytes)} of its device",
+        most > first.bytes and f"its peak would be {size(most)}",
+        others and f"so would {listed(sorted(each.rank for each in others))}",
     )
-    return ["; ".join(said) + "." + (f" {relief}" if relief else "")]
+    return ["; ".join(filter(None, said)) + "." + (f" {relief}" if relief else "")]
 
 
 def told(name: str, schedule: Schedule) -> bool:

@@ -73,11 +73,10 @@ def place(name: str) -> tuple[int, int]:
 def holdings(trace: Trace) -> Holdings | None:
     """None where the trace does not tell them."""
     told = [
-        (*place(e.name), e) for e in trace.events if type(e) is Scalar and e.name.startswith(HOLDS)
-    ]
-    told = [
         (number, chunk, e)
-        for number, chunk, e in told
+        for e in trace.where(Scalar)
+        for number, chunk in (place(e.name),)
+        if e.name.startswith(HOLDS)
         if number >= 0 and 0 <= e.value < 1 << trace.ranks and chunk < CHUNKS
     ]
     if not told or trace.ranks > MOST:

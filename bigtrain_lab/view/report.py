@@ -84,14 +84,10 @@ def column(quantities, trace: Trace) -> Column:
     """What a trace says of each quantity, and what its ranks did with their time; only that where
     it is part of a run."""
     unfinished = trace.settings.get("unfinished")
-    values = {
-        quantity: value
-        for quantity in ([] if unfinished else quantities)
-        if (value := quantity.of(trace)) is not None
-    }
     told = {
         q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace))
-        for q, value in values.items()
+        for q in ([] if unfinished else quantities)
+        if (value := q.of(trace)) is not None
     }
     return told | {
         name: Amount(100 * of(trace.shares()), "%", "the run broke off" if unfinished else "")

@@ -26,11 +26,13 @@ def drawing(waits) -> str:
     y = RADIUS + 6 + (above + 14 if above else 0)
     floor = y + RADIUS + (max(0, below - RADIUS) + 14 if below else 0) + 14
     width, tall = WIDE * len(waits), floor + NOTES
-    parts = [
-        arrow(s.rank, o, y, s.what if len(s.on) == 1 else "", s.cycle and waits[o].cycle)
-        for s, o in arrows
-    ]
-    parts += [node(state, y, floor) for state in waits]
+    parts = (
+        *(
+            arrow(s.rank, o, y, s.what if len(s.on) == 1 else "", s.cycle and waits[o].cycle)
+            for s, o in arrows
+        ),
+        *(node(state, y, floor) for state in waits),
+    )
     told = "; ".join(
         f"{words(s)}{f' for {s.what}' if s.state == 'waits' and len(s.on) == 1 else ''}"
         for s in waits
@@ -96,11 +98,10 @@ def node(state, y: float, floor: float) -> str:
 
 def arrow(src: int, dst: int, y: float, label: str, hot: bool) -> str:
     """From the rank that waits to the one that it waits for."""
-    up = -1 if dst > src else 1
-    turn = 1 if dst > src else -1
+    up = -1 if dst > src else 1  # and to the right
     bow = height(src, dst)
-    x0, y0 = centre(src) + turn * RADIUS * 0.75, y + up * RADIUS * 0.75
-    x1, y1 = centre(dst) - turn * (RADIUS * 0.75 + 2), y + up * (RADIUS * 0.75 + 2)
+    x0, y0 = centre(src) - up * RADIUS * 0.75, y + up * RADIUS * 0.75
+    x1, y1 = centre(dst) + up * (RADIUS * 0.75 + 2), y + up * (RADIUS * 0.75 + 2)
     middle, control = (
         (x0 + x1) / 2,
         y + up * (2 * bow - RADIUS * 0.75),

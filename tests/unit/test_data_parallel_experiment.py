@@ -7,13 +7,9 @@ from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.order.plan import Together
 from bigtrain_lab.order.rates import exposed
 from bigtrain_lab.runtime import RankFailed
+from tests.unit.test_labs import table
 
 SMALL = {"layers": 2, "width": 16, "vocabulary": 256, "sequence": 8, "dtype": "float64", "steps": 2}
-
-
-def told(experiment) -> dict:
-    trace = experiment.predict()
-    return {quantity.name: quantity.of(trace) for quantity in experiment.quantities}
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 8])
@@ -24,8 +20,8 @@ def test_without_overlap_all_of_the_ring_is_exposed(replicas):
     buckets = [op for op in plan.lanes[0, "comm:dp"] if isinstance(op, Together)]
     gradients = sum(p.nbytes for each in experiment.stages.values() for p in each.parameters())
     count, share = len(buckets) // experiment.steps, 2 * (replicas - 1) / replicas
-    found, computed_s = told(experiment), experiment.predict().busy(0) / experiment.steps
-    alone = told(experiment.replace(replicas=1))["step time"]
+    found, computed_s = table(experiment), experiment.predict().busy(0) / experiment.steps
+    alone = table(experiment.replace(replicas=1))["step time"]
     ring_s = count * 2 * (replicas - 1) * wire.alpha_s + share * gradients / wire.bytes_per_s
     assert found["exposed communication a step"] == pytest.approx(ring_s, rel=1e-6)
     assert found["bytes sent a rank and step"] == pytest.approx(share * gradients, rel=1e-6)

@@ -168,3 +168,4 @@ def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_pat
         r for r in rows(asked.quantities, asked.predict(), trace) if r.quantity == "step time"
     ]
     assert str(row.predicted) == "9 slots" and row.modelled is None and row.difference == ""
+    assert asked.explain(trace) == [] and asked.explain(asked.predict()) != []

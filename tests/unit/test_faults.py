@@ -131,7 +131,7 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
         "it began on rank 1; rank 1 sent the first such value in 1F3, and all that it had received"
         " was finite"
     )
-    assert told in asked.explain(trace)[1 if name == "faults" else 0]
+    assert told in asked.explain(trace)[0]
     assert "the first report of one is the loss in 3F3 (rank 3)" in " ".join(asked.explain(trace))
     assert [torch.isfinite(torch.as_tensor(x)).item() for x in run.result["loss"]] == [True] * 3 + [
         False
@@ -143,7 +143,11 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
 @pytest.mark.parametrize(
     "asked, sentence",
     [
-        (lambda: lab("faults", "flood"), "There is no fault 'flood': choose one of none, raise"),
+        (lambda: lab("faults", "flood"), "fault is 'flood': choose one of none, raise"),
+        (
+            lambda: launch(print, 2, fault=Fault("flood")),
+            "There is no fault 'flood': choose one of none, raise",
+        ),
         (
             lambda: lab("faults", "kill", fault_rank=4),
             "The fault is on rank 4, and there are ranks 0 to 3",
