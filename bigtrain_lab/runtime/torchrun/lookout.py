@@ -136,10 +136,8 @@ class Lookout:
             ):
                 return self._progress.failed(found, {})
             if computed != (computed := self._pulse.count()):
-                with (
-                    suppress(OSError),
-                    open(self._job.file("pulse", self.index, "txt"), "a") as file,
-                ):
+                pulse = self._job.file("pulse", self.index, "txt")
+                with suppress(OSError), open(pulse, "a", encoding="utf-8") as file:
                     file.write(".")
             if (self._directory / "stacks").exists():
                 self._dump()
@@ -175,6 +173,6 @@ class Lookout:
         stacks = self._stacks[self.index]
         with suppress(OSError):
             if not stacks.exists():
-                with open(partial := stacks.with_suffix(".partial"), "w") as file:
+                with open(partial := stacks.with_suffix(".partial"), "w", encoding="utf-8") as file:
                     faulthandler.dump_traceback(file)
                 partial.replace(stacks)

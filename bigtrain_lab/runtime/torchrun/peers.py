@@ -5,6 +5,7 @@ Each question is asked within a time limit: a name server or a firewall that say
 keep anybody waiting.
 """
 
+import re
 import socket
 import threading
 from concurrent.futures import Future
@@ -29,21 +30,13 @@ class Peer(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Peer":
         """From "host:port" or "[address]:port"; Impossible where it is neither."""
-        host, colon, port = text.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        if (
-            not colon
-            or not host.strip("[]")
-            or (":" in host and not bracketed)
-            or not port.isascii()
-            or not port.isdigit()
-            or not 1 <= int(port) <= 65535
-        ):
+        found = re.fullmatch(r"(?:\[([^][]+)\]|([^][:]+)):([0-9]{1,5})", text)
+        if not found or not 1 <= int(found[3]) <= 65535:
             raise Impossible(
                 f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in"
                 " brackets)."
             )
-        return cls(host[1:-1] if bracketed else host, int(port))
+        return cls(found[1] or found[2], int(found[3]))
 
 
 class Unreachable(Exception):
