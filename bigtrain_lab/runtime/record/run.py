@@ -8,6 +8,7 @@ that opens it next year see the same; a crashed run keeps all it wrote.
     status-<rank>.json
     environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the
                                            disk)
+    pulse-<rank>.txt   stacks              under torchrun (lookout.py)
 """
 
 import os
