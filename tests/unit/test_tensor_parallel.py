@@ -343,7 +343,7 @@ def test_a_norm_counts_once_what_several_ranks_hold():
             replica.finish_gradient_synchronization()
             for own in (learnt, mp.parameters(), replica.parameters()):
                 with pytest.raises(Impossible, match="of which other ranks have the rest"):
-                    nn.utils.clip_grad_norm_(own, 1.0)
+                    nn.utils.clip_grad_norm_(own, 1.0, foreach=True)
             return clip_grad_norm(learnt, 1.0, group)
         return float(nn.utils.clip_grad_norm_(learnt, 1.0))
 
