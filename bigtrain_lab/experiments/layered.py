@@ -11,19 +11,21 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
-from ..core import Impossible, Mesh, Scalar, Trace, knob
-from ..core.formats import DTYPES
-from ..core.hardware import Hardware
+from .. import models, techniques, train
+from ..core import DTYPES, Hardware, Impossible, Mesh, Scalar, Trace, knob
 from ..core.later import later
-from ..order.plan import SLICES, Plan, Together, with_calls
-from ..order.schedule import Action, Schedule, Written
+from ..order import (
+    SLICES,
+    Action,
+    Plan,
+    Schedule,
+    Together,
+    Written,
+    with_calls,
+)
 from ..runtime.kept import kept
 from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
-from ..techniques.reducers import BUCKET_BYTES
-from ..techniques.replica_plan import with_replicas
-from ..techniques.weight_shapes import Shapes
-from ..train.account import Acted, DryRun, Likened
 from .experiment import MB, Experiment
 from .of_gpt import OfGPT
 from .on_hardware import with_links
@@ -33,9 +35,7 @@ from .pipelined import Pipelined
 with later():
     import torch
 
-    from .. import models, techniques, train
     from ..runtime import devices
-    from ..techniques import checkpoint, sliced_model
     from ..train import dry_run
 
 LAYER = re.compile(r"^layers\.\d+\.")
@@ -171,7 +171,11 @@ class Layered(OfGPT, Pipelined):
     @property
     def bucket_bytes(self) -> int:
         """Gradients that travel in one message."""
-        return round(self.bucket_mb * MB) if hasattr(self, "bucket_mb") else BUCKET_BYTES
+        return (
+            round(self.bucket_mb * MB)
+            if hasattr(self, "bucket_mb")
+            else techniques.reducers.BUCKET_BYTES
+        )
 
     @property
     def reducing(self) -> dict[str, Any]:
@@ -182,11 +186,11 @@ class Layered(OfGPT, Pipelined):
     # -- theory ------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> dict[int, Shapes]:
+    def stages(self) -> dict[int, techniques.weight_shapes.Shapes]:
         """What a rank holds of each, on meta."""
         return self.stages_at(None)
 
-    def stages_at(self, level: str | None) -> dict[int, Shapes]:
+    def stages_at(self, level: str | None) -> dict[int, techniques.weight_shapes.Shapes]:
         """The same in the formats of a level of mixed precision."""
         about = self.slices, self.further.get("slicing", ()), level
         return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
@@ -215,7 +219,7 @@ class Layered(OfGPT, Pipelined):
                 else None,
                 "inside": self.inside if self.slices == 1 else {},
             }
-        return with_replicas(
+        return techniques.replica_plan.with_replicas(
             self.order,
             self.steps,
             self.replicas,
@@ -280,7 +284,7 @@ class Layered(OfGPT, Pipelined):
         tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
         return self.time(self.usual(kind, layer).work, tensors)
 
-    def usual(self, kind: str, layer: int) -> Acted:
+    def usual(self, kind: str, layer: int) -> train.Acted:
         """A later action of a layer; a backward that finds no gradients."""
         if not self.sharded or (kind, layer) not in self.first:
             return self.stage_run(layer, train.HALVES if kind in "IW" else train.WHOLE).usual(kind)
@@ -343,7 +347,7 @@ class Layered(OfGPT, Pipelined):
             4 if (self.pipeline, self.schedule) == (1, "1f1b") else self.micro_batches,
         )
 
-    def dry(self, rank: int, steps: int = 0) -> DryRun:
+    def dry(self, rank: int, steps: int = 0) -> train.DryRun:
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
@@ -378,8 +382,8 @@ class Layered(OfGPT, Pipelined):
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
     @property
-    def likened(self) -> Likened:
-        return Likened(self.dry, self.like)
+    def likened(self) -> train.Likened:
+        return train.Likened(self.dry, self.like)
 
     def predict(self) -> Trace:
         """Where replicas share, as each rank's own dry run tells."""
@@ -390,7 +394,7 @@ class Layered(OfGPT, Pipelined):
 
 def whole_layers(layer: Callable, /, *given, **named):
     """Recompute each layer whole in its backward: the `recompute` of a Recipe."""
-    return checkpoint.checkpoint(layer, *given, **named)
+    return techniques.checkpoint.checkpoint(layer, *given, **named)
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:
@@ -414,7 +418,7 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
 
 def on_meta(
     config: "models.GPTConfig", at: int, slices: int, slicing: tuple = (), level: str | None = None
-) -> Shapes:
+) -> techniques.weight_shapes.Shapes:
     """The weights of a piece of the model, or of its first slice, in the formats of a level of
     mixed precision; blocks are alike."""
     alike = 1 if 1 < at < config.pieces - 1 else at
@@ -424,14 +428,16 @@ def on_meta(
 @kept
 def shapes(
     config: "models.GPTConfig", at: int, slices: int, slicing: tuple, level: str | None
-) -> Shapes:
+) -> techniques.weight_shapes.Shapes:
     stage, plan = (
         devices.built(lambda: models.GPTStage(config, at, at + 1), dry_run.META),
         models.gpt_slices(config) | dict(slicing),
     )
     if slices > 1:
-        stage = sliced_model.sliced(stage, plan, dry_run.Slices(None, slices))
-    return Shapes.of(techniques.MixedPrecision(level).prepare(stage) if level else stage)
+        stage = techniques.sliced_model.sliced(stage, plan, dry_run.Slices(None, slices))
+    return techniques.weight_shapes.Shapes.of(
+        techniques.MixedPrecision(level).prepare(stage) if level else stage
+    )
 
 
 @kept
@@ -440,7 +446,7 @@ def dried(
     settings: tuple[tuple[str, Any], ...],
     members: tuple[type, ...],
     pp: int,
-) -> tuple[DryRun, ...]:
+) -> tuple[train.DryRun, ...]:
     """The dry run of a rank of each replica; settings that do not change shapes find it done.
     `members`: the classes that the settings name."""
     asked = cls(**dict(settings))

@@ -19,7 +19,16 @@ __all__, __getattr__, __dir__ = offered(
             "stage_times",
             "worst",
         ),
-        "plan": ("Compute", "Plan", "Recv", "SLICES", "Together", "lower", "lower_collective"),
+        "plan": (
+            "Compute",
+            "Plan",
+            "Recv",
+            "SLICES",
+            "Together",
+            "lower",
+            "lower_collective",
+            "with_calls",
+        ),
         "rates": (
             "ACCURACY",
             "Applied",
@@ -41,6 +50,6 @@ __all__, __getattr__, __dir__ = offered(
             "samples",
             "sent_so_far",
         ),
-        "schedule": ("Action", "B", "F", "Schedule", "Step", "U", "name_of"),
+        "schedule": ("Action", "B", "F", "Schedule", "Step", "U", "Written", "name_of"),
     },
 )
