@@ -46,15 +46,17 @@ class Sheet(list):
         words."""
         self.append(dict(zip(COLUMNS, (technique, ranks, held, sent, time, idle, limit))))
 
-    def _repr_mimebundle_(self, **_) -> dict:
+    def __repr__(self) -> str:
         rows = (
             ["" if row[name] is None else say(row[name]) for name, say in COLUMNS.items()]
             for row in self
         )
-        text = "\n".join(
+        return "\n".join(
             f"| {' | '.join(line)} |" for line in ([*COLUMNS], ["---"] * len(COLUMNS), *rows)
         )
-        return {"text/plain": text, "text/markdown": text, ROWS: [*self]}
+
+    def _repr_mimebundle_(self, **_) -> dict:
+        return {"text/markdown": repr(self), ROWS: [*self]}
 
     @classmethod
     def beside(cls, folder: Path = Path()) -> "Sheet":

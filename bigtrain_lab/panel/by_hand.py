@@ -230,6 +230,10 @@ class PiecesByHand(ByHand):
 
     def __init__(self, n: int = 4096, d: int = 2048, f: int = 2048):
         self.sizes = {"n": n, "d": d, "f": f}
+        self.par = ", ".join(
+            f"{lab.layout} {size(SIDE * sum(each.sent_bytes for each in lab.needed))}"
+            for lab in (Layouts(layout=f"split-{dims}", **self.sizes) for dims in ("d", "f", "d-f"))
+        )
         super().__init__(
             f"{SIDE} x {SIDE} pieces on {SIDE} devices",
             [f"row {row}" for row in range(SIDE)],
@@ -243,7 +247,7 @@ class PiecesByHand(ByHand):
 
     def result(self) -> str:
         needed = [
-            Needed(result, f"{way} {at}", devices, self.sizes["n"] * self.sizes[dim])
+            Needed(result, f"{way} {at}", devices, 4 * self.sizes["n"] * self.sizes[dim] // SIDE)
             for result, dim, way, lines in (
                 ("dX", "d", "row", self.rows),
                 ("Y", "f", "column", zip_longest(*self.rows)),
@@ -257,12 +261,7 @@ class PiecesByHand(ByHand):
         sent = size(sum(each.ranks * each.sent_bytes for each in needed))
         if len(self.cells) < SIDE**2:
             raise Impossible(f"The devices send {sent} so far. {told}")
-        labs = (Layouts(layout=name, **self.sizes) for name in ("split-d", "split-f", "split-d-f"))
-        par = ", ".join(
-            f"{lab.layout} {size(SIDE * sum(each.sent_bytes for each in lab.needed))}"
-            for lab in labs
-        )
-        return f"<b>The devices send {sent} in all.</b> The library's layouts: {par}.<br>{told}"
+        return f"<b>The devices send {sent} in all.</b> The library's: {self.par}.<br>{told}"
 
     def drawn(self, row: int):
         for device in (self.rows[row] + [""] * SIDE)[:SIDE]:
