@@ -44,7 +44,12 @@ class Sheet(list):
         """Add a row. `held`: bytes of the fullest rank; `sent`: bytes that a rank sends in a step;
         `time`: of a step, in seconds; `idle`: the share of a step; `limit`: what limits, in
         words."""
-        self.append(dict(zip(COLUMNS, (technique, ranks, held, sent, time, idle, limit))))
+        self.append(
+            {
+                name: float(f"{fact:.6g}") if isinstance(fact, float) else fact  # on any machine
+                for name, fact in zip(COLUMNS, (technique, ranks, held, sent, time, idle, limit))
+            }
+        )
 
     def __repr__(self) -> str:
         rows = (

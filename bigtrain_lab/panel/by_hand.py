@@ -186,7 +186,7 @@ class RingByHand(ByHand):
 
     @property
     def rounds(self) -> Rounds:
-        return [[move for move in moves if move] for moves in zip_longest(*self.rows)]
+        return [[*filter(None, moves)] for moves in zip_longest(*self.rows)]
 
     @property
     def held(self) -> list[list[list[int]]]:
