@@ -8,10 +8,21 @@ from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
 
-from .core import Impossible
+from .core import Impossible, write_whole
+from .core.words import duration, size
 
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
 CELL = re.compile(r"^<!-- (\S+) (\w+) -->\n", re.MULTILINE)  # of an edition: its id, of which text
+ROWS = "application/vnd.bigtrain-lab.sheet+json"  # of an output: the rows of a Sheet
+COLUMNS = {  # of a Sheet, and how each is written
+    "technique": str,
+    "ranks": str,
+    "held": size,
+    "sent": size,
+    "time": lambda seconds: duration(seconds, "s"),
+    "idle": "{:.1%}".format,
+    "limit": str,
+}
 RELEASES = [folder / "notebooks" for folder in Path(__file__).parents[:2]]  # installed; a clone
 
 
@@ -23,6 +34,50 @@ def predict(question: str) -> str:
     except (EOFError, OSError, StdinNotImplementedError):
         print(question)
         return "nothing"
+
+
+class Sheet(list):
+    """My budget sheet: a row for each technique. A lesson shows its own rows, and its notebook
+    keeps them with the other outputs; `Sheet.beside()` has those of all lessons in a folder."""
+
+    def row(self, technique, ranks=1, held=None, sent=None, time=None, idle=None, limit=None):
+        """Add a row. `held`: bytes of the fullest rank; `sent`: bytes that a rank sends in a step;
+        `time`: of a step, in seconds; `idle`: the share of a step; `limit`: what limits, in
+        words."""
+        self.append(
+            {
+                name: float(f"{fact:.6g}") if isinstance(fact, float) else fact  # on any machine
+                for name, fact in zip(COLUMNS, (technique, ranks, held, sent, time, idle, limit))
+            }
+        )
+
+    def __repr__(self) -> str:
+        rows = (
+            ["" if row[name] is None else say(row[name]) for name, say in COLUMNS.items()]
+            for row in self
+        )
+        return "\n".join(
+            f"| {' | '.join(line)} |" for line in ([*COLUMNS], ["---"] * len(COLUMNS), *rows)
+        )
+
+    def _repr_mimebundle_(self, **_) -> dict:
+        return {"text/markdown": repr(self), ROWS: [*self]}
+
+    @classmethod
+    def beside(cls, folder: Path = Path()) -> "Sheet":
+        """The rows that the lessons in this folder were saved with, after the lesson's number."""
+        books = {
+            path.name: path.read_text(encoding="utf-8")
+            for path in folder.glob("[0-9][0-9]_*.ipynb")
+        }
+        return cls(
+            {**row, "technique": f"{name[:2]} {row['technique']}"}
+            for name in sorted(books)
+            for cell in json.loads(books[name])["cells"]
+            if "Sheet.beside(" not in "".join(cell["source"])
+            for output in cell.get("outputs", ())
+            for row in output.get("data", {}).get(ROWS, ())
+        )
 
 
 def copies(own: Path, release: Path | None = None, language: str = "") -> None:
@@ -66,9 +121,7 @@ def bring(path: Path, copy: Path, edition: Path) -> None:
                 return
             print(f"A newer {path.name} is beside yours: {copy.name}.")
     copy.parent.mkdir(parents=True, exist_ok=True)
-    half = copy.with_name(copy.name + ".half")
-    half.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    half.replace(copy)
+    write_whole(copy, json.dumps(book, indent=1, ensure_ascii=False) + "\n")
 
 
 def translated(book: dict, edition: Path) -> dict:

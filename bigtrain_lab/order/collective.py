@@ -86,8 +86,9 @@ def ranks_in(held: int) -> list[int]:
     return [rank for rank in range(held.bit_length()) if held >> rank & 1]
 
 
-def provenance(collective: Collective) -> Iterator[Held]:
-    """What each rank's chunks hold, at the start and after each round.
+def provenance(collective: Collective, rounds: Rounds | None = None) -> Iterator[Held]:
+    """What each rank's chunks hold, at the start and after each round, by other rounds where such
+    are given.
 
     Impossible, naming round and rank, where a rank sends what it has not, a gradient is added
     twice, or a chunk's sum does not come home.
@@ -97,7 +98,7 @@ def provenance(collective: Collective) -> Iterator[Held]:
         [1 << rank if collective.brings(rank, chunk) else 0 for chunk in chunks] for rank in ranks
     ]
     yield held
-    for number, moves in enumerate(collective.checked, 1):
+    for number, moves in enumerate(collective.checked if rounds is None else rounds, 1):
         before, held = held, [list(own) for own in held]
         for src, dst, chunk, reduce in moves:
             coming = before[src][chunk]

@@ -4,10 +4,11 @@ one player, a table."""
 import gc
 
 from ..train.dry_run import wake
-from .by_hand import by_hand
+from .by_hand import OrderByHand as by_hand
+from .by_hand import PiecesByHand, RingByHand
 from .panel import Panel, show
 
-__all__ = ["Panel", "by_hand", "show"]
+__all__ = ["Panel", "PiecesByHand", "RingByHand", "by_hand", "show"]
 
 wake()  # the first prediction would import as much again
 # The libraries imported above are hundreds of thousands of objects that stay until the kernel ends.

@@ -266,13 +266,21 @@ def test_the_map_leads_to_every_lesson_and_the_page_of_names_to_cells():
         for target in re.findall(r"\]\(([^)\s]+)\)", cell.source)
     }
     assert linked == {path.name for path in LESSONS} - {"00_start_here.ipynb"}
-    named = re.findall(
-        r"notebooks/([\w.]+)\) ((?:`[\w-]+` ?)+)",
-        (NOTEBOOKS.parent / "docs/coverage.md").read_text(encoding="utf-8"),
+    named, other = (
+        re.findall(
+            r"notebooks/([\w.]+)\) ((?:`[\w-]+` ?)+)",
+            (NOTEBOOKS.parent / "docs" / page).read_text(encoding="utf-8"),
+        )
+        for page in ("coverage.md", "zh/coverage.md")
     )
-    assert named and all(
-        set(re.findall(r"[\w-]+", cells)) <= {cell.id for cell in read(NOTEBOOKS / lesson).cells}
-        for lesson, cells in named
+    assert (
+        named
+        and named == other
+        and all(
+            set(re.findall(r"[\w-]+", cells))
+            <= {cell.id for cell in read(NOTEBOOKS / lesson).cells}
+            for lesson, cells in named
+        )
     )
 
 
@@ -391,6 +399,24 @@ def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path
         for path in (first, *own.glob(f"{first.stem}-*"), second)
     ]
     assert titles == ["# mine", "# new ", "# new "]
+
+
+# -- the budget sheet ------------------------------------------------------------------------------
+
+
+def test_lesson_16_shows_the_sheets_of_all_lessons_as_they_are():
+    rows = lesson.Sheet.beside(NOTEBOOKS)
+    sheets = {path.name[:2] for path in LESSONS} - {"00", "11", "16", "19"}
+    assert {row["technique"][:2] for row in rows} == sheets
+    (cell,) = (cell for cell in code_cells(LESSONS[16]) if cell.id == "sheet")
+    shown = cell.outputs[0].data[lesson.ROWS]
+    assert shown[: len(rows)] == rows and "planner" in shown[len(rows)]["technique"]
+
+
+def test_a_sheet_writes_what_it_was_told_in_units():
+    sheet = lesson.Sheet()
+    sheet.row("ring", 4, 1_492e6, time=0.0467, idle=0.25)
+    assert str(sheet).splitlines()[-1] == "| ring | 4 | 1.492 GB |  | 46.7 ms | 25.0% |  |"
 
 
 # -- editions in other languages -------------------------------------------------------------------
