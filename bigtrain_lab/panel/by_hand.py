@@ -5,12 +5,11 @@ backward two. A micro-batch is alive on a rank from its forward to its backward.
 is refused in a sentence.
 """
 
-import ipywidgets as widgets
-
 from ..core import Impossible
 from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..view.palette import PHASES
+from . import widgets
 from .controls import fixed
 
 SLOTS = {"F": 1, "B": 2}

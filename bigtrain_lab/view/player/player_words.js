@@ -1,0 +1,34 @@
+/* The words of the player in the reader's language. Kernel or page give them as [regular expression, translation], that with the most
+ * text first (view/spoken.py); without any, all stays English. As in core/said.py, what a hole holds is translated in turn.
+ */
+
+let patterns = [];
+const known = new Map(), MOST_KNOWN = 5000;  // times are parts of texts, so they never end
+const MARKS = { ", ": "，", "; ": "；", ": ": "：" };
+
+function learn(words) {
+  patterns = (words ?? []).map(([source, translation]) => [new RegExp(`^(?:${source})$`, "s"), translation]);
+  known.clear();
+}
+
+function spoken(text) {
+  if (!patterns.length || typeof text !== "string" || !/[A-Za-z]{2}/.test(text)) return text;
+  if (known.size > MOST_KNOWN) known.clear();
+  if (!known.has(text)) known.set(text, spokenAnew(text));
+  return known.get(text);
+}
+
+function spokenAnew(text) {
+  const sentences = text.split(/(?<=[.!?])(?<!\.\.) +(?!\.)/), bare = text.trim().replace(/([^.])\.$/, "$1");
+  if (sentences.length > 1) return sentences.map(spoken).join("");
+  if (bare !== text) return text.replace(bare, () => spoken(bare)).replace(/\.$/, spoken(bare) === bare ? "." : "。");
+  for (const [pattern, translation] of patterns) {
+    const found = pattern.exec(text);
+    if (found) return translation.replace(/\{n?(\d+)\}/g, (_, hole) => spoken(found[Number(hole) + 1]));
+  }
+  const parts = text.split(/(, |; |: )/);
+  return parts.length > 1 ? parts.map((part) => MARKS[part] ?? spoken(part)).join("") : text;
+}
+
+/** Attributes that hold words. */
+const SPOKEN = new Set(["title", "aria-label", "aria-valuetext"]);
