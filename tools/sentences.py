@@ -31,6 +31,7 @@ WINGS = {
     "techniques": ([], ["techniques/**/*.py", "models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),
     "mistakes": (["grading/topics/*/wrong.md"], []),
+    "compared": (["grading/topics/*/probe.py"], []),
     "player": (["view/player/*.js", "view/page/page.js", "order/holdings.py", "core/peak.py"], []),
 }
 # styles, types, patterns, code, and places of plotly, which read like words
@@ -80,6 +81,17 @@ def refusals(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Impossible":
             yield from literals(ast.Expression(node))
+
+
+def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The same of the names of what an exercise compares: keys of what its functions return, but
+    of those that its scenes are made of."""
+    for node in tree.body:
+        for each in ast.walk(node if getattr(node, "name", "scenes") != "scenes" else ast.Pass()):
+            for key in each.keys if isinstance(each, ast.Dict) else []:
+                if isinstance(key, ast.Constant):
+                    name = str(key.value).split(" [")[0]  # without words for its places
+                    yield key.lineno, name[:1].upper() + name[1:]
 
 
 def of_script(text: str) -> Iterator[tuple[int, str]]:
@@ -138,7 +150,7 @@ def sentences(text: str) -> Iterator[str]:
 def spoken(wing: str) -> dict[str, str]:
     """Sentence -> the place where it is made, of a wing."""
     found = {}
-    for globs, read in zip(WINGS[wing], (literals, refusals)):
+    for globs, read in zip(WINGS[wing], (compared if wing == "compared" else literals, refusals)):
         for file in sorted({file for glob in globs for file in PACKAGE.glob(glob)}):
             text = file.read_text(encoding="utf-8")
             told = {

@@ -92,7 +92,7 @@ def translated(text: str, tongue: str) -> str:
             told = HOLE.sub(lambda hole, holes=holes: holes[int(hole[2])], known[template])
             if not any(map(PROSE.search, holes)):
                 return told
-            likely = likely or told * (len(literal) > 14)
+            likely = likely or told * (len(HOLE.sub("", template)) > 14)
     parts = BETWEEN.split(text)
     if {*parts[::2]} & known.keys() and all(p in known or " " not in p for p in parts[::2]):
         return "".join(known.get(part, part) for part in parts)
