@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from html import escape, unescape
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -31,6 +32,7 @@ WINGS = {
     "techniques": ([], ["techniques/**/*.py", "models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),
     "mistakes": (["grading/topics/*/wrong.md"], []),
+    "hints": (["grading/topics/*/exercise.md"], []),
     "compared": (["grading/topics/*/probe.py"], []),
     "player": (["view/player/*.js", "view/page/page.js", "order/holdings.py", "core/peak.py"], []),
 }
@@ -131,16 +133,20 @@ def of_script(text: str) -> Iterator[tuple[int, str]]:
 
 
 def of_mistakes(text: str) -> Iterator[tuple[int, str]]:
-    """The same of what a list of mistakes tells of each."""
-    for found in re.finditer(r"^## .+\n((?:(?!```).+\n)+)```", text, re.MULTILINE):
-        yield text[: found.start()].count("\n") + 1, " ".join(found[1].split())
+    """The same of what a list of mistakes tells of each, and of the hints of an exercise and the
+    titles of its steps."""
+    of_mistakes = re.finditer(r"^## .+\n((?:(?!```).+\n)+)```", text, re.MULTILINE)
+    of_hints = re.finditer(r"^\d\. ((?:.+\n)+?)(?=\d\. |\n|\Z)", text, re.MULTILINE)
+    for found in of_hints if "\n## Hints\n" in text else of_mistakes:
+        told = " ".join(re.sub(r" \(\d points?\):[^$]*", "", found[1]).split())
+        yield text[: found.start()].count("\n") + 1, escape(told, quote=False)
 
 
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a template that a person reads, their holes numbered."""
     for words in WORDS.findall(f">{text}<"):
         for each in said.SENTENCES.split(words):
-            told = re.sub(r"(?:\{\})+", "{}", each.strip())
+            told = re.sub(r"(?:\{\})+", "{}", unescape(each).strip())
             parts = told.split("{}")
             told = parts[0] + "".join(f"{{{n}}}{part}" for n, part in enumerate(parts[1:]))
             if not words.startswith("<") and are_words(told):

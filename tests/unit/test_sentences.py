@@ -14,8 +14,8 @@ CHINESE = said.catalogue("zh")
 @pytest.mark.parametrize("wing", sentences.WINGS)
 def test_each_sentence_has_its_translation(wing):
     """Of the files that tools/sentences.py names: all that panels, labs, pictures and the player
-    say, the refusals of settings, and of exercises what checks say, the usual mistakes and the
-    names of what is compared. The scenes in which that was seen stay English."""
+    say, the refusals of settings, and of exercises what checks say, the usual mistakes, hints,
+    and names of what is compared. The scenes in which that was seen stay English."""
     assert len(sentences.spoken(wing)) > 50 and sentences.lacking("zh", wing) == {}
 
 
