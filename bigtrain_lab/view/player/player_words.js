@@ -4,6 +4,7 @@
 
 let patterns = [];
 const known = new Map(), MOST_KNOWN = 5000;  // times are parts of texts, so they never end
+const HOLE = /\{n?(\d+)\}/g, PROSE = /[A-Za-z]{2} (?:a )?[a-z]{2}/, MANY = 6;
 const MARKS = { ", ": "，", "; ": "；", ": ": "：" };
 
 function learn(words) {
@@ -22,12 +23,16 @@ function spokenAnew(text) {
   const sentences = text.split(/(?<=[.!?])(?<!\.\.) +(?!\.)/), bare = text.trim().replace(/([^.])\.$/, "$1");
   if (sentences.length > 1) return sentences.map(spoken).join("");
   if (bare !== text) return text.replace(bare, () => spoken(bare)).replace(/\.$/, spoken(bare) === bare ? "." : "。");
+  let likely = "";  // by a template of many letters, which may hold what nobody has translated
   for (const [pattern, translation] of patterns) {
     const found = pattern.exec(text);
-    if (found) return translation.replace(/\{n?(\d+)\}/g, (_, hole) => spoken(found[Number(hole) + 1]));
+    if (!found) continue;
+    const holes = found.slice(1).map(spoken), told = translation.replace(HOLE, (_, hole) => holes[hole]);
+    if (!holes.some((hole) => PROSE.test(hole))) return told;
+    if (translation.replace(HOLE, "").length > MANY) likely ||= told;
   }
   const parts = text.split(/(, |; |: )/);
-  return parts.length > 1 ? parts.map((part) => MARKS[part] ?? spoken(part)).join("") : text;
+  return likely || (parts.length > 1 ? parts.map((part) => MARKS[part] ?? spoken(part)).join("") : text);
 }
 
 /** Attributes that hold words. */
