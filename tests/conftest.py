@@ -27,6 +27,7 @@ IN_CI = bool(os.environ.get("CI"))
 # and all that these start, and for nobody else. Playwright's own browser stays where it was.
 KEPT = TemporaryDirectory(prefix="bigtrain-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", os.path.join(cache_directory(), "ms-playwright"))
+os.environ["BIGTRAIN_LANGUAGE"] = "en"  # whatever the machine of a test speaks
 os.environ["XDG_CACHE_HOME"] = os.environ.setdefault("BIGTRAIN_TESTS_KEEP", KEPT.name)
 
 

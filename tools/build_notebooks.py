@@ -25,6 +25,8 @@ os.environ["JUPYTER_PREFER_ENV_PATH"] = (
     "1"  # this environment's kernel before a user's of the same name
 )
 
+os.environ["BIGTRAIN_LANGUAGE"] = "en"  # whatever this machine speaks
+
 import kaleido  # noqa: E402
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402

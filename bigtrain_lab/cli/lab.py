@@ -23,7 +23,7 @@ def lab(
     folder
         where the copies are; without, lessons, or lessons-zh
     language
-        of an edition, such as zh (中文); English without. Panels and checks speak English
+        of lessons, panels and checks, such as zh (中文); English without
     """
     from ..lesson import copies
 
@@ -40,4 +40,13 @@ def lab(
     # the kernels of the lessons are of this Python, whatever else is installed
     own = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()
-    os.execve(sys.executable, command, {**os.environ, "PATH": own, "JUPYTER_PREFER_ENV_PATH": "1"})
+    os.execve(
+        sys.executable,
+        command,
+        {
+            **os.environ,
+            "PATH": own,
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "BIGTRAIN_LANGUAGE": language or os.environ.get("BIGTRAIN_LANGUAGE", ""),
+        },
+    )

@@ -30,6 +30,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from ..core import Family, Impossible
+from ..core.said import said as spoken
 from ..runtime.process import server
 from . import known
 from .box import ENDED, Box, Row, box
@@ -342,7 +343,7 @@ class Verdict(tuple):
         return not len(self)
 
     def __repr__(self) -> str:
-        return "\n".join((*self, *self.ladder)) or "right."
+        return spoken("\n".join((*self, *self.ladder)) or "right.")
 
 
 def check(topic: str, answer, seed: int | None = None) -> Verdict:
@@ -397,7 +398,7 @@ def hint(topic: str, number: int) -> None:
     """Print hint 1, 2 or 3 of an exercise: a question first, nearly the answer last."""
     if number not in (1, 2, 3):
         raise Impossible(f"There is no hint {number}: ask for 1, 2 or 3.")
-    print(Topic.named(topic).hints[number - 1])
+    print(spoken(Topic.named(topic).hints[number - 1]))
 
 
 def assert_right(topic: str, answer, seed: int | None = None) -> None:

@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import Callable
 from html import escape
 
-import ipywidgets as widgets
-
 from ..core.files import printable
+from . import widgets
 from .controls import fixed
 from .history import Past
 from .rows import Rows

@@ -11,8 +11,6 @@ matrix. What cannot be is refused in a sentence at once, and the end is compared
 
 from itertools import islice, zip_longest
 
-import ipywidgets as widgets
-
 from ..core import Impossible
 from ..core.words import size
 from ..experiments.layouts import Layouts
@@ -21,6 +19,7 @@ from ..order.schedule import Action, Schedule
 from ..order.simulate import simulate
 from ..techniques.layout_plan import Needed
 from ..view.palette import IDLE, PHASE_NAMES, PHASES, ink, version
+from . import widgets
 from .controls import fixed
 
 SLOTS = {"F": 1, "B": 2}

@@ -6,11 +6,11 @@ import weakref
 from bisect import bisect
 from collections.abc import Collection
 
-import ipywidgets as widgets
 import traitlets
 from IPython import get_ipython
 
 from ..core import Knob
+from . import widgets
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
 IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to change
@@ -27,7 +27,7 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     """The widget of one setting, of Python type `kind`."""
     about = {
         "description": name.replace("_", "-"),
-        "tooltip": told(knob),
+        "tooltip": f"{told(knob)} (--{name.replace('_', '-')})",
         "style": STYLE,
         "layout": CELL,
     }

@@ -13,13 +13,11 @@ from contextlib import suppress
 from html import escape
 from pathlib import Path
 
-import ipywidgets as widgets
-
 from .. import runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table, words
-from . import history
+from . import history, widgets
 from .bar import COMMAND, HISTORY, MORE, WHY, Bar, Foot, Press
 from .compared import Compared, reopened
 from .controls import follow_cells

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 
-import ipywidgets as widgets
 import plotly.io
 
 from ..core import CLOCKS, Impossible, Memory, Trace
@@ -15,6 +14,8 @@ from ..view import figures
 from ..view.curves import curves, reported
 from ..view.packed import comparable
 from ..view.player import Player
+from ..view.spoken import all_said, in_html
+from . import widgets
 from .compared import Pinned
 from .controls import fixed
 from .rivals import Rivals
@@ -294,7 +295,22 @@ def drawn(name: str, shown: Callable[[], object], width: int) -> widgets.DOMWidg
         outputs=(
             {
                 "output_type": "display_data",
-                "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()),
+                "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(
+                    all_said(
+                        figure.to_dict(),
+                        in_html,
+                        {
+                            "text",
+                            "title",
+                            "name",
+                            "hovertemplate",
+                            "hovertext",
+                            "ticktext",
+                            "x",
+                            "y",
+                        },
+                    )
+                ),
                 "metadata": {},
             },
         ),

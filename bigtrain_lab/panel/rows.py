@@ -6,8 +6,10 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from ..view.spoken import Spoken
 
-class Rows(anywidget.AnyWidget):
+
+class Rows(Spoken, anywidget.AnyWidget):
     """`pressed(row, what)` is called for the row that was pressed, and what of it: "" for the row
     itself, else the data-do of a cell. `seen()`, where a browser shows it."""
 

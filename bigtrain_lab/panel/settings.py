@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import ipywidgets as widgets
-
 from ..order.plan import collector_paused
+from . import widgets
 from .controls import (
     IDLE,
     WRONG,

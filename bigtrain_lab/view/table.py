@@ -151,7 +151,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         for kind, colour in palette.MEMORY.items()
         if any(held and kind in held.held for held in fullest)
     ]
-    sorts = "<th tabindex='0' title='sorts the rows' data-by='{}'>{}</th>".format
+    sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
     heads = (
         f"{sorts('time', 'time of the run' if whole else 'time a step')}<th></th>"
         + f"{sorts('held', 'peak, fullest rank')}<th></th>" * bool(most)

@@ -112,10 +112,18 @@ def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
     shown.until("time", f"value > {end} * 0.27")
 
 
-def test_the_chunks_of_a_collective_travel(open_page):
+@pytest.mark.parametrize(
+    "language,begins,ends",
+    [
+        ("en", "Round 1 of 2: ranks 1 and 2", "keeps a copy of it. 2 of 3"),
+        ("zh", "第 1 轮，共 2 轮：rank 1 和 2 各把一个数据块发送给 rank 0", "9 个数据块中有 2"),
+    ],
+)
+def test_the_chunks_of_a_collective_travel(open_page, monkeypatch, language, begins, ends):
+    monkeypatch.setenv("BIGTRAIN_LANGUAGE", language)
     lab = AllReduce(collective="star", ranks=3)
     shown = open_page(lab.predict(), of=lab)
-    for at, told in ((0.3, "Round 1 of 2: ranks 1 and 2"), (0.9, "keeps a copy of it. 2 of 3")):
+    for at, told in ((0.3, begins), (0.9, ends)):
         shown.scrub(at)
         expect(shown.now).to_contain_text(told)
     shown.scrub(1)

@@ -6,7 +6,6 @@ import json
 import re
 from types import SimpleNamespace
 
-import ipywidgets as widgets
 import pytest
 
 from bigtrain_lab import (
@@ -24,7 +23,7 @@ from bigtrain_lab.core import Knob, Scalar
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.panel import settings
+from bigtrain_lab.panel import settings, widgets
 from bigtrain_lab.panel.bar import MORE, WHY, Press
 from bigtrain_lab.panel.controls import (
     IDLE,

@@ -19,8 +19,9 @@ from ...core import CLOCKS, Trace, counted
 from ...experiments import Experiment
 from ...experiments.experiment import asked
 from .. import report, table
-from ..packed import LOOK, pack
+from ..packed import pack
 from ..player import Player
+from ..spoken import in_html, language, look
 
 HERE = Path(__file__).parent
 STILL = "Its ranks were still at work when this page was written."
@@ -53,6 +54,7 @@ def page(
     )
     written = Template(asset("page.html")).substitute(
         version=__version__,
+        language=language() or "en",
         style=style,
         style_hash=allowed(style),
         script=script,
@@ -85,9 +87,9 @@ def page(
         ),
         data=data(given, first.clock, experiment),
     )
-    return written.encode(
-        errors="replace"
-    ).decode()  # a path may hold half characters, which no file of text can
+    return in_html(
+        written.encode(errors="replace").decode()
+    )  # a path may hold half characters, which no file of text can
 
 
 def asset(name: str) -> str:
@@ -146,7 +148,7 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         bodies += [body] if body not in bodies else []
     limit = experiment.capacity_bytes if experiment else None
     return json.dumps(
-        {"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK},
+        {"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": look()},
         separators=(",", ":"),
     )
 

@@ -9,7 +9,7 @@ function choose(model, bodies, clock) {
   for (const tab of tabs) {
     const on = tab.dataset.clock === clock;
     tab.setAttribute("aria-selected", on); tab.tabIndex = on ? 0 : -1;
-    if (on) place.setAttribute("aria-label", `the run, ${clock}: ${CLOCKS[clock]}`);
+    if (on) place.setAttribute("aria-label", spoken(`the run, ${clock}: ${CLOCKS[clock]}`));
   }
   model.set("data", new TextEncoder().encode(`{"clock":"${clock}",${bodies[told.clocks[clock]]}`));
 }
@@ -22,7 +22,7 @@ async function start() {
   render({ model, el: place });
   const pick = (tab) => { choose(model, bodies, tab.dataset.clock); tab.focus(); };
   tabs.forEach((tab, i) => {
-    tab.title = CLOCKS[tab.dataset.clock];
+    tab.title = spoken(CLOCKS[tab.dataset.clock]);
     tab.addEventListener("click", () => pick(tab));
     tab.addEventListener("keydown", ({ key }) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[key];

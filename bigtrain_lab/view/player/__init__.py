@@ -14,12 +14,13 @@ import anywidget
 import traitlets
 
 from ...core import Trace
-from ..packed import LOOK, pack
+from ..packed import pack
+from ..spoken import Spoken, look
 
 HERE = Path(__file__).parent
 
 
-class Player(anywidget.AnyWidget):
+class Player(Spoken, anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels,
     None to fit the ranks; `opens_at`: the tick at which the playhead stands first, None: the
     end."""
@@ -27,6 +28,7 @@ class Player(anywidget.AnyWidget):
     _esm = "".join(
         (HERE / name).read_text(encoding="utf-8")
         for name in (
+            "player_words.js",
             "player_picture.js",
             "player_chunks.js",
             "player_peak.js",
@@ -38,7 +40,7 @@ class Player(anywidget.AnyWidget):
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
     live = traitlets.Bool(False).tag(sync=True)
-    look = traitlets.Dict(LOOK).tag(sync=True)
+    look = traitlets.Dict().tag(sync=True)
     limit_bytes = traitlets.Int(None, allow_none=True).tag(sync=True)
     height = traitlets.Int(None, allow_none=True).tag(sync=True)
     opens_at = traitlets.Int(None, allow_none=True).tag(sync=True)
@@ -52,7 +54,7 @@ class Player(anywidget.AnyWidget):
         height: int | None = None,
         **traits,
     ):
-        super().__init__(limit_bytes=limit_bytes, height=height, **traits)
+        super().__init__(limit_bytes=limit_bytes, height=height, look=look(), **traits)
         self.show(trace)
 
     def show(

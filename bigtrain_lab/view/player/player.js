@@ -19,8 +19,8 @@ const icon = (name) => `<svg viewBox="0 0 16 16" width="13" height="13" aria-hid
 
 function element(tag, className, text, about = {}) {
   const made = document.createElement(tag);
-  made.className = className; made.textContent = text;
-  for (const [name, value] of Object.entries(about)) made.setAttribute(name, value);
+  made.className = className; made.textContent = spoken(text);
+  for (const [name, value] of Object.entries(about)) made.setAttribute(name, SPOKEN.has(name) ? spoken(value) : value);
   return made;
 }
 
@@ -58,7 +58,7 @@ function legendOf({ scene, look, lens }) {
   if (scene.idles) items.push(["idle", "idle"]);
   look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });
   if (scene.chunks) items.push(["in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"]);
-  return items;
+  return items.map(([text, ...more]) => [spoken(text), ...more]);
 }
 
 function drawHead(d, v, note) {
@@ -137,6 +137,7 @@ document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".bt
 // ---- render ----------------------------------------------------------------------------------------------------------
 
 function render({ model, el }) {
+  learn(model.get("look").words);
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
   const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), unfolded: false, t: 0, from: 0, to: 1, lens: false, under: null };
   let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, hidden = false, revision = 0, page = Infinity;
@@ -191,14 +192,14 @@ function render({ model, el }) {
     data.time = v.t / v.scene.ticks; data.playing = playing; data.lens = v.lens;
     data.from = v.from / v.scene.ticks; data.to = v.to / v.scene.ticks;
     const { step_ends: { length: steps }, end, factor } = v.scene;
-    d.time.textContent = `${digits(v.t * factor)} of ${clockTime(v.scene, end)}${steps > 1 ? `, ${steps} steps` : ""}`;
-    d.scrub.setAttribute("aria-valuetext", clockTime(v.scene, v.t));
-    d.now.textContent = nowText(v);
-    d.canvas.setAttribute("aria-label", `${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}. ${d.now.textContent}`);
+    d.time.textContent = spoken(`${digits(v.t * factor)} of ${clockTime(v.scene, end)}${steps > 1 ? `, ${steps} steps` : ""}`);
+    d.scrub.setAttribute("aria-valuetext", spoken(clockTime(v.scene, v.t)));
+    d.now.textContent = spoken(nowText(v));
+    d.canvas.setAttribute("aria-label", `${spoken(`${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}.`)} ${d.now.textContent}`);
   }
   function setPlaying(on) {
     playing = on; last = since = 0;
-    d.play.innerHTML = icon(on ? "pause" : "play"); d.play.title = on ? "pause (space)" : "play (space)";
+    d.play.innerHTML = icon(on ? "pause" : "play"); d.play.title = spoken(on ? "pause (space)" : "play (space)");
     d.play.setAttribute("aria-label", d.play.title);
     d.now.setAttribute("aria-live", on ? "off" : "polite"); data.playing = on;
     frame();

@@ -51,8 +51,8 @@ function frameCell(c, K, x, y, colour, width) {
 function paintChunks(c, v) {
   const { scene, theme, layout: { chunks: K, width } } = v, { chunks } = scene;
   c.textBaseline = "alphabetic"; c.font = `bold 12px ${theme.font}`; c.fillStyle = theme.ink; c.textAlign = "left";
-  c.fillText(roundText(scene, v.t), LEFT, K.top + 13, width - LEFT - RIGHT);
-  c.font = `11px ${theme.font}`; c.fillStyle = theme.soft; c.textAlign = "right"; c.fillText("chunk", LEFT - 8, K.top + 33);
+  c.fillText(spoken(roundText(scene, v.t)), LEFT, K.top + 13, width - LEFT - RIGHT);
+  c.font = `11px ${theme.font}`; c.fillStyle = theme.soft; c.textAlign = "right"; c.fillText(spoken("chunk"), LEFT - 8, K.top + 33);
   for (let chunk = 0; chunk < chunks.count && K.column > 16; chunk++) { c.textAlign = "center"; c.fillText(chunk, K.x(chunk) + K.cell / 2, K.top + 33); }
   for (let rank = 0; rank < chunks.ranks; rank++) {
     c.font = `11px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle"; c.fillStyle = nameColour(v, rank);

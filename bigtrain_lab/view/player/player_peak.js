@@ -14,7 +14,7 @@ function peakList(d, v, act) {
 
   function head(rank, { bytes, where, count }) {
     const top = element("div", "btl-peak-head", ""), title = element("b", "", `Peak of ${v.scene.names[rank]}: ${size(bytes)} ${where}`);
-    if (count) title.append(`: ${plural(count, "storage")}`);
+    if (count) title.append(spoken(`: ${plural(count, "storage")}`));
     top.append(title);
     const button = (text, title, press) => {
       const made = top.appendChild(element("button", "", text, { type: "button", title, "aria-label": title }));

@@ -197,8 +197,8 @@ function paintLayer(c, v) {
     if (!tall && (lane !== "compute" || y < free)) return;
     const alike = lane === "compute" && scene.alike[place(rank)] > 1, two = alike && L.row >= 24;
     c.fillStyle = lane === "compute" ? nameColour(v, rank) : theme.soft;
-    c.fillText(lane === "compute" ? `${scene.folds ? (alike ? "\u25b8 " : "\u25be ") : ""}${scene.nameOf(rank)}` : lane, LEFT - 8, two ? y - 6 : y);
-    if (two) { c.fillStyle = theme.soft; c.fillText(`${scene.alike[place(rank)]} alike`, LEFT - 8, y + 7); }
+    c.fillText(lane === "compute" ? `${scene.folds ? (alike ? "\u25b8 " : "\u25be ") : ""}${spoken(scene.nameOf(rank))}` : lane, LEFT - 8, two ? y - 6 : y);
+    if (two) { c.fillStyle = theme.soft; c.fillText(spoken(`${scene.alike[place(rank)]} alike`), LEFT - 8, y + 7); }
     free = y + 11;
   });
   paintAxis(c, v);
@@ -268,7 +268,7 @@ function paintFailed(c, v) {
     c.lineWidth = 2.5; c.beginPath();
     c.moveTo(from + 3, y - r); c.lineTo(from + 3 + 2 * r, y + r); c.moveTo(from + 3 + 2 * r, y - r); c.lineTo(from + 3, y + r); c.stroke();
     if (to - from < 70) return;
-    c.fillText("failed", from + 2 * r + 9, y + 0.5);
+    c.fillText(spoken("failed"), from + 2 * r + 9, y + 0.5);
     c.lineWidth = 1; c.beginPath(); c.moveTo(from + 2 * r + 48, y); c.lineTo(to, y); c.stroke();
   });
   c.restore();
@@ -300,7 +300,7 @@ function paintAxis(c, v) {
     c.strokeStyle = theme.rule; c.globalAlpha = 0.7; c.beginPath(); c.moveTo(x, TOP); c.lineTo(x, L.bottom + 3); c.stroke(); c.globalAlpha = 1;
     c.fillStyle = theme.soft; c.fillText((n * step).toFixed(places), x, L.bottom + 15);
   }
-  c.textAlign = "right"; c.fillText(scene.unitName, LEFT - 28, L.bottom + 15);
+  c.textAlign = "right"; c.fillText(spoken(scene.unitName), LEFT - 28, L.bottom + 15);
 }
 
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
@@ -414,8 +414,8 @@ function paintMemory(c, v, look) {
   }
   c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`; c.textAlign = "right";
   const right = L.width - RIGHT, at = L.memoryTop - 7;
-  const device = !limit ? "" : !onScale ? `limit ${deviceSize(limit)}, far above` : `device memory ${deviceSize(limit)}`
-    + (scene.peak > limit ? `, exceeded by ${size(scene.peak - limit)}` : "");
+  const device = spoken(!limit ? "" : !onScale ? `limit ${deviceSize(limit)}, far above` : `device memory ${deviceSize(limit)}`
+    + (scene.peak > limit ? `, exceeded by ${size(scene.peak - limit)}` : ""));
   const taken = device ? c.measureText(device).width + (onScale ? 45 : 21) : 0;
   if (device) {  // a little to the left: the playhead is at the end where all was played
     c.fillStyle = onScale ? theme.alarm : theme.soft; c.fillText(device, right - 5, at);
@@ -426,7 +426,7 @@ function paintMemory(c, v, look) {
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
-  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}; \u25cb the peak, \u25c2 \u25b8 beyond this view`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`);
+  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}; \u25cb the peak, \u25c2 \u25b8 beyond this view`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`).map(spoken);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
@@ -489,7 +489,7 @@ function paintFrame(c, v) {
   for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30;
     const now = size(level ? sum(level) : 0), most = size(scene.peaks[rank]?.bytes ?? 0), bytes = now === most ? now : `${now.replace(now.endsWith(most.slice(-2)) ? /\s\S+$/ : "", "")} of ${most}`;
-    c.fillStyle = theme.ink; if (two) c.fillText(scene.holders[rank], LEFT - 8, y + L.strip / 2 - 7);
+    c.fillStyle = theme.ink; if (two) c.fillText(spoken(scene.holders[rank]), LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "r")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0), LEFT - 12);
   }
   if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
