@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bigtrain_lab.cli.site import FRONT, offered
+from bigtrain_lab.cli.site.pages import FRONT
+from bigtrain_lab.cli.site.settings import offered
 from bigtrain_lab.experiments import Experiment
 from tests.browser.lab import chromium
 from tests.browser.test_site import Opened, alike, served
