@@ -41,13 +41,15 @@ def site(
         told = pages.recorded(cls, directory)
         write_whole(directory / f"{name}.html", pages.lab_page(cls, bool(pyodide), told))
         print(name, flush=True)
+    exercises = pages.exercises(directory) if pyodide else []
     if pyodide:
         python.put(pyodide, used, directory)
     write_whole(directory / "site.js", Player._esm + asset("stand_in.js") + asset("lab.js"))
+    write_whole(directory / "exercise.js", asset("exercise.js"))
     write_whole(directory / "site.css", pages.style())
     write_whole(directory / "offline.js", asset("offline.js").replace("$build", build))
     read = lessons.lessons(directory / "lessons")
-    write_whole(directory / "index.html", pages.front_page(chosen, read))
+    write_whole(directory / "index.html", pages.front_page(chosen, exercises, read))
     total = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     print(f"{size(total)}. To read it: python -m http.server --directory {directory}")
     return 0

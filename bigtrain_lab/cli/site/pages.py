@@ -1,18 +1,24 @@
 """The pages: a lab, the run of its defaults, and the front page."""
 
 import json
+import re
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nbconvert.filters import markdown2html
 from pygments.formatters import HtmlFormatter
 
 from ... import __version__
 from ...core import Impossible, write_whole
 from ...core.words import counted
 from ...experiments import Experiment
+from ...grading.box import WALL_S
+from ...grading.in_page import EXERCISES
+from ...grading.likeness import Topic
 from ...view import live, table
 from ...view.packed import LOOK
 from ...view.page import asset, packed_text
@@ -67,16 +73,18 @@ def lab_page(cls: type[Experiment], python: bool, below: str) -> str:
     return page(f"{cls.name}: {cls.question}", heading, below, python=python, **told)
 
 
-def front_page(labs: dict[str, type[Experiment]], lessons: dict[str, list[tuple[str, str]]]) -> str:
-    """What this is in a moving picture, one question and one slider; then the labs and lessons."""
+def front_page(
+    labs: dict[str, type[Experiment]],
+    exercises: list[tuple[str, str]],
+    lessons: dict[str, list[tuple[str, str]]],
+) -> str:
+    """What this is in a moving picture, one question and one slider; then all other pages."""
     cls = Experiment.named("pipeline")
     slider = next(row for row in offered(cls) if row["name"] == FRONT) | {"values": COUNTS}
     asked = ({FRONT: count} if count != slider["value"] else {} for count in COUNTS)
     below = Template(asset("front.html")).substitute(
-        labs="".join(
-            f'<li><a href="{name}.html"><b>{escape(each.question)}</b><span>{name}</span></a></li>'
-            for name, each in labs.items()
-        ),
+        labs=cards((f"{name}.html", escape(each.question)) for name, each in labs.items()),
+        exercises=cards(exercises),
         lessons="".join(
             f"<h3>{NAMES[language]}</h3>"
             f'<ol class="btl-lessons" lang="{language}">{listed(told)}</ol>'
@@ -86,6 +94,31 @@ def front_page(labs: dict[str, type[Experiment]], lessons: dict[str, list[tuple[
     told = {"name": cls.name, "controls": [slider], "made": made_of(cls.name, *asked)}
     heading = asset("front_heading.html")
     return page("How large models are trained", heading, below, plays=True, alone=True, **told)
+
+
+def cards(linked: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f'<li><a href="{file}"><b>{title}</b><span>{Path(file).stem}</span></a></li>'
+        for file, title in linked
+    )
+
+
+def exercises(directory: Path) -> list[tuple[str, str]]:
+    """Write the exercises that Python in a browser can check. Returns (file, title) of each."""
+    frame, found = Template(asset("exercise.html")), []
+    for name in EXERCISES:
+        topic = Topic.named(name)
+        asked = markdown2html(topic.asked)
+        title = re.search(r"<h1.*?>(.*?)(<a|</h1>)", asked)[1]
+        hints = "".join(
+            f"<details><summary>Hint {number}</summary>{markdown2html(hint)}</details>"
+            for number, hint in enumerate(topic.hints, 1)
+        )
+        data = json.dumps({"name": name, "patience_s": WALL_S})
+        told = {"title": title, "asked": asked, "start": escape(topic.start), "hints": hints}
+        write_whole(directory / f"exercise-{name}.html", frame.substitute(told, data=data))
+        found.append((f"exercise-{name}.html", title))
+    return found
 
 
 def style() -> str:

@@ -50,7 +50,7 @@ def refuse_incomplete(pyodide: Path) -> None:
 def made(labs: Iterable[str], build: str) -> dict[str, list[Path]]:
     """Keep what the predictions of the labs' settings need. Returns the files of each."""
     os.environ["XDG_CACHE_HOME"] = str(kept.kept_in("kept").with_name(f"site-{build}"))
-    import_module("torch")  # once for all that are forked
+    import_module(f"{PACKAGE.name}.train.dry_run")  # with torch, once for all that are forked
     with get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as processes:
         return dict(zip(labs, processes.imap(make, labs)))
 
