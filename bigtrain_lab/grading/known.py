@@ -8,7 +8,6 @@ A line of JSON a row, so that a process that dies has told what came before.
 """
 
 import gc
-import io
 import json
 import os
 import pickle
@@ -19,14 +18,14 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 from ..core.later import later
-from .box import MOST_PRINTED, Row, said_of
+from .box import Row, said_of
 from .inside import Left, defined, described, plain, played, seeded
 from .text import Piece
 
@@ -40,6 +39,7 @@ WALL_S = 600  # of all
 CPU_S = 120  # of computing, of a text: on a slow machine too
 BROWSER = sys.platform == "emscripten"
 FREE = SimpleNamespace(then=lambda run: run())  # in place of Left
+IN_TURN = SimpleNamespace(submit=lambda *called: SimpleNamespace(result=partial(*called)))
 
 
 def rows(
@@ -91,26 +91,13 @@ class Here:
     may not use. Nothing that counts is graded so."""
 
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
-        scenes = scene_by_scene(exercise, pieces, seed, FREE, names)
-        while True:
-            with redirect_stdout(io.StringIO()) as printed:
-                row = next(scenes, None)
-            if row is None:
-                return
-            yield row._replace(printed=printed.getvalue()[:MOST_PRINTED])
+        return scene_by_scene(exercise, pieces, seed, FREE, names)
 
 
-class InTurn(Executor):
-    """An executor without threads."""
-
-    def submit(self, function, *given) -> Future:
-        (done := Future()).set_result(function(*given))
-        return done
-
-
-def beside() -> Executor:
-    """What runs a function while this thread goes on, where there are threads."""
-    return InTurn() if BROWSER else ThreadPoolExecutor(1)
+def beside():
+    """What runs a function while this thread goes on, where there are threads; else when its
+    result is asked for."""
+    return nullcontext(IN_TURN) if BROWSER else ThreadPoolExecutor(1)
 
 
 # -- the process itself ---------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from zipfile import ZipFile
 
 from ...core import Impossible, write_whole
 from ...experiments import Experiment
@@ -32,7 +31,6 @@ from .settings import WHOLE, settings
 
 PACKAGE = Path(__file__).parents[2]
 PAGE = PACKAGE / "view" / "page"
-SCRIPTS = ("python.mjs", "snapshot.mjs")
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 LOCK = "pyodide-lock.json"
 UNUSED = {"course", "panel", "cli", "checks", "figures", "player"}
@@ -64,12 +62,8 @@ def make(lab: str) -> list[Path]:
         asked = live.defaults(cls) | changed
         with suppress(Impossible):  # the page says why
             tell(cls, tuple(asked.items()), cls.members(asked))
-    return sorted(path for path in folder().iterdir() if str(path) in opened)
-
-
-def folder() -> Path:
-    """Where results are kept."""
-    return kept.kept_in("kept").with_suffix("")
+    here = kept.kept_in("kept").with_suffix("")
+    return sorted(path for path in here.iterdir() if str(path) in opened)
 
 
 def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
@@ -79,7 +73,7 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
         room = Path(name)
         (room / "pyodide").mkdir()
         for wheel in pyodide.glob("*.whl"):
-            ZipFile(wheel).extractall(room / "wheels")
+            shutil.unpack_archive(wheel, room / "wheels", "zip")
         (core,) = (room / "wheels").rglob("*.so")
         told = {
             "env": {kept.MADE_BY: kept.made_by(), "XDG_CACHE_HOME": "/kept", "HOME": "/home"},
@@ -87,7 +81,7 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
             "core": f"{AT}/{core.relative_to(room / 'wheels')}",
         }
         shutil.copy(core, room / "pyodide" / "core.so")
-        for source in (*map(pyodide.joinpath, RUNTIME), *map(PAGE.joinpath, SCRIPTS)):
+        for source in (*map(pyodide.joinpath, RUNTIME), *PAGE.glob("*.mjs")):
             shutil.copy(source, room / ("pyodide" if source.parent == pyodide else ""))
         core.write_bytes(b"")  # it is loaded before Python starts
         own = files(PACKAGE, f"{AT}/{PACKAGE.name}", UNUSED)

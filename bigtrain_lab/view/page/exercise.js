@@ -16,7 +16,7 @@ function heard({ data }) {
   if (data.ready) { document.body.dataset.python = "ready"; return; }
   if (data.failed) return tell([`Python failed in this page: ${data.failed}`]);
   const { findings, printed, ladder } = JSON.parse(data.answer);
-  tell([...printed.map((text) => `Your answer printed: ${text}`), ...(findings.length ? [...findings, ...ladder] : ["right."])], !findings.length);
+  tell([...(printed ? [`Your answer printed: ${printed}`] : []), ...(findings.length ? [...findings, ...ladder] : ["right."])], !findings.length);
 }
 
 function tell(sentences, right = false) {
