@@ -14,8 +14,6 @@ with later():
 
 HERE = {"this-machine", "measured"}  # another machine in a browser
 MOST, PAIRED = 8, 2  # positions of a slider, about; controls whose values are kept in pairs
-# What these predict from is no dry run alone, but numpy too, or what torch draws: kept whole.
-WHOLE = {"checkpoint", "plan", "translate"}
 
 
 def offered(cls: type[Experiment]) -> list[dict[str, Any]]:
@@ -56,6 +54,6 @@ def settings(cls: type[Experiment]) -> Iterator[dict[str, Any]]:
     yield {}
     for row in rows:
         yield from ({row["name"]: to} for to in row["values"] if to != row["value"])
-    for one, other in combinations([] if cls.name in WHOLE else rows[:PAIRED], 2):
+    for one, other in combinations(rows[:PAIRED], 2):
         for pair in product(one["values"], other["values"]):
             yield dict(zip((one["name"], other["name"]), pair))

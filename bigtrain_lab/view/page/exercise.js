@@ -11,9 +11,11 @@ function begin() {
 }
 
 function heard({ data }) {
+  if (data.ready) document.body.dataset.python = "ready";
+  if (data.ready && at("check").disabled) return;  // an answer is at play already
   clearTimeout(limit);
   at("check").disabled = false; at("status").textContent = "";
-  if (data.ready) { document.body.dataset.python = "ready"; return; }
+  if (data.ready) return;
   if (data.failed) return tell([`Python failed in this page: ${data.failed}`]);
   const { findings, printed, ladder } = JSON.parse(data.answer);
   tell([...(printed ? [`Your answer printed: ${printed}`] : []), ...(findings.length ? [...findings, ...ladder] : ["right."])], !findings.length);
