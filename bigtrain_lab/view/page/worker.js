@@ -8,7 +8,8 @@ const plain = fetch, lab = location.search.slice(1);
 globalThis.fetch = async (name) => {  // what Python is made of lies zipped
   const answer = await plain(`${name}.gz`), type = `${name}`.endsWith("wasm") ? "application/wasm" : "text/javascript";
   if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
-  return new Response(answer.body.pipeThrough(new DecompressionStream("gzip")), { headers: { "Content-Type": type } });
+  const zipped = !answer.headers.get("Content-Encoding");  // some servers have the browser unzip it
+  return new Response(zipped ? answer.body.pipeThrough(new DecompressionStream("gzip")) : answer.body, { headers: { "Content-Type": type } });
 };
 
 async function start() {
