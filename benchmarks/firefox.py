@@ -22,7 +22,8 @@ from pathlib import Path
 
 import websocket
 
-from bigtrain_lab.cli.site import FRONT, offered
+from bigtrain_lab.cli.site.pages import FRONT
+from bigtrain_lab.cli.site.settings import offered
 from bigtrain_lab.experiments import Experiment
 from tests.browser.test_site import alike, asked, served
 
