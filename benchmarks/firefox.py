@@ -22,7 +22,8 @@ from pathlib import Path
 
 import websocket
 
-from bigtrain_lab.cli.site import FRONT, offered
+from bigtrain_lab.cli.site.pages import FRONT
+from bigtrain_lab.cli.site.settings import offered
 from bigtrain_lab.experiments import Experiment
 from tests.browser.test_site import alike, asked, served
 
@@ -135,7 +136,11 @@ def rows() -> Iterator[dict]:
         settings = next(r for r in offered(Experiment.named("pipeline")) if r["name"] == FRONT)
         moves = [[FRONT, move % len(settings["values"])] for move in range(1, MOVES + 1)]
         times = sorted(page.value(f"({MOVED})({json.dumps(move)})") for move in moves)
-        outside = {url for url in page.requests if not url.startswith((address, "about:", "data:"))}
+        outside = {
+            url
+            for url in page.requests
+            if not url.startswith((address, "about:", "blob:", "data:"))
+        }
     yield row("first picture, median of the labs", statistics.median(first), "s", 1)
     yield row("Python ready for a live prediction, median", statistics.median(live), "s", 6)
     yield row("a slider's move to its picture, median", statistics.median(times), "ms")

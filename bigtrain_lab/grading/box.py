@@ -29,13 +29,16 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
-import torch
-
+from ..core.later import later
 from . import inside
 from .inside import MAIN, plain, receive, send
-from .ranks import Killed, Ranks
 from .text import Piece
 from .trainings import Refused
+
+with later():
+    import torch
+
+    from . import ranks as threads
 
 CPU_S, WALL_S = 10, 60
 LATE_S = 5  # after which an answer that has silenced the alarm is ended
@@ -174,9 +177,9 @@ def life(server, task: dict, own: list[dict] | None) -> tuple:
         if own is None:
             came = children[0].serve(None)
         else:
-            ranks = Ranks(len(own), random.Random(str(task["common"])).random())
+            ranks = threads.Ranks(len(own), random.Random(str(task["common"])).random())
             came = ranks.run(lambda group: children[group.rank].serve(group))
-    except Killed:
+    except threads.Killed:
         came = None
     except (Refused, Raised, Ended) as error:
         error.children = children
@@ -403,7 +406,7 @@ class Child:
                 raise Raised(given["error"])
             elif what == "killed":
                 self.ended = True
-                raise Killed
+                raise threads.Killed
             elif what == "end":
                 self.ended = True
                 return given["came"]

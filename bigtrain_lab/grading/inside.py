@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -465,10 +464,15 @@ def played(play, answer, make, *group, again=(), **given):
 
 
 def once(play, answer, given: dict):
-    import torch
-
-    torch.manual_seed(0), random.seed(0)
+    seeded(0)
     return plain(play(answer, **deepcopy(given)))
+
+
+def seeded(seed: int) -> None:
+    """Seed what an answer may draw from: torch's generator too, where torch is loaded."""
+    random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
 
 
 class Out:
@@ -483,11 +487,11 @@ class Out:
 
 def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
     """A rank: behind the fence of the operating system, then the answer."""
-    import torch
+    import resource
 
     told, _ = receive(wire)
     talk, size = Talk(wire), told["size"]
-    torch.manual_seed(told["seed"]), random.seed(told["seed"])
+    seeded(told["seed"])
     sys.stdout = sys.stderr = Out(talk)
     limits = limits | {"AS": limits["AS"] + in_memory(0), "FSIZE": 2**26 * bool(told["room"])}
     before = in_memory(1)
@@ -514,7 +518,7 @@ def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
 def in_memory(which: int) -> int:
     """Bytes of this process: of its addresses (0), resident (1). 0 where Linux does not say."""
     with suppress(OSError), open("/proc/self/statm", encoding="ascii") as pages:
-        return int(pages.read().split()[which]) * resource.getpagesize()
+        return int(pages.read().split()[which]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

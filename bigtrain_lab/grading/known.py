@@ -1,7 +1,8 @@
 """Play answers that are known, right and wrong ones.
 
 They need no fence: ranks are threads that take turns (ranks.py), and all scenes run in one
-process, forked from the server of the runs.
+process, forked from the server of the runs. Python in a browser has neither processes nor threads:
+there all of it runs where it is asked for, an answer too.
 
 A line of JSON a row, so that a process that dies has told what came before.
 """
@@ -12,24 +13,33 @@ import os
 import pickle
 import random
 import signal
+import sys
 import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import torch
-
-from ..runtime.process import server
-from ..runtime.process.pulse import Pulse
+from ..core.later import later
 from .box import Row, said_of
-from .inside import Left, defined, described, plain, played
-from .ranks import Killed, Ranks
+from .inside import Left, defined, described, plain, played, seeded
 from .text import Piece
+
+with later():
+    import torch
+
+    from ..runtime.process import pulse, server
+    from . import ranks as threads
 
 WALL_S = 600  # of all
 CPU_S = 120  # of computing, of a text: on a slow machine too
+BROWSER = sys.platform == "emscripten"
+FREE = SimpleNamespace(then=lambda run: run())  # in place of Left
+IN_TURN = SimpleNamespace(submit=lambda *called: SimpleNamespace(result=partial(*called)))
 
 
 def rows(
@@ -47,25 +57,47 @@ def rows(
     A text that computes for longer than `cpu_s` ends the process: those after it are missing, and
     its own last row is not there.
     """
+    if BROWSER:
+        return together(texts_shown(exercise, seed, known, FREE, until, names, goes_on))
     task = str(exercise.folder), seed, dict(known), until, names, goes_on, cpu_s
     with tempfile.TemporaryDirectory(prefix="check-", dir=server.room()) as room:
         (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
         unwanted = os.pipe()
         process = next(server.start(1, str(program), unwanted[0], __name__))
-        pulse = Pulse(process.pid)
+        watch = pulse.Pulse(process.pid)
         try:
             process.join(WALL_S)
         finally:
-            pulse.kill()
+            watch.kill()
             process.join(5)
             process.close()
             for end in unwanted:
                 os.close(end)
-        found, file = defaultdict(list), Path(room, "rows")
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-            name, *row = json.loads(line)
-            found[name] += [Row(*row)] if row else []
-        return dict(found)
+        file = Path(room, "rows")
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
+        return together((name, row and Row(*row)) for name, *row in map(json.loads, lines))
+
+
+def together(told) -> dict[str, list[Row]]:
+    """What texts_shown says, by text."""
+    found = defaultdict(list)
+    for name, row in told:
+        found[name] += [row] if row else []
+    return dict(found)
+
+
+class Here:
+    """A box without a process of its own: it stops no endless answer, and keeps none from what it
+    may not use. Nothing that counts is graded so."""
+
+    def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
+        return scene_by_scene(exercise, pieces, seed, FREE, names)
+
+
+def beside():
+    """What runs a function while this thread goes on, where there are threads; else when its
+    result is asked for."""
+    return nullcontext(IN_TURN) if BROWSER else ThreadPoolExecutor(1)
 
 
 # -- the process itself ---------------------------------------------------------------------------
@@ -82,17 +114,24 @@ def main(index: int, task: tuple) -> None:
     left = Left(*exercise.allows)
     gc.freeze()  # a scene's collector looks at its own alone
     with open(Path(room, "rows"), "w", encoding="utf-8") as file:
-        for name, text in known.items():
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # whose signals end the process
-            signal.setitimer(signal.ITIMER_REAL, 4 * cpu_s)
-            print(json.dumps([name]), file=file, flush=True)
-            shown = []
-            for row in scene_by_scene(exercise, text, seed, left, names):
-                shown.append(row)
-                print(json.dumps([name, *row]), file=file, flush=True)
-                if row.raised and not goes_on or until is not None and until(shown):
-                    break
+        for name, row in texts_shown(exercise, seed, known, left, until, names, goes_on):
+            if row is None:
+                signal.setitimer(signal.ITIMER_PROF, cpu_s)  # whose signals end the process
+                signal.setitimer(signal.ITIMER_REAL, 4 * cpu_s)
+            print(json.dumps([name, *(row or ())]), file=file, flush=True)
     os._exit(0)
+
+
+def texts_shown(exercise, seed, known, left, until, names, goes_on) -> Iterator[tuple]:
+    """(name, None) before each text, then (name, row) of each of its scenes."""
+    for name, text in known.items():
+        yield name, None
+        shown = []
+        for row in scene_by_scene(exercise, [Piece(1, text)], seed, left, names):
+            shown.append(row)
+            yield name, row
+            if row.raised and not goes_on or until is not None and until(shown):
+                break
 
 
 def found_in(folder: Path):
@@ -104,19 +143,18 @@ def found_in(folder: Path):
     return next(known, None) or topic(folder)
 
 
-def scene_by_scene(exercise, text: str, seed: int, left: Left, names) -> Iterator[Row]:
+def scene_by_scene(exercise, pieces: list[Piece], seed: int, left, names) -> Iterator[Row]:
     """What a text shows, scene by scene."""
-    pieces = [Piece(1, text)]
     scenes = exercise.probe(partial(defined, pieces), random.Random(seed))
     for name, run, near in scenes:
         if names is not None and name not in names:
             continue
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
+        seeded(seed)
         try:
-            yield Row(name, plain(left.then(run)), near)
+            row = Row(name, plain(left.then(run)), near)
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
-            yield Row(name, None, near, *said_of(*described(error), pieces, 0))
+            row = Row(name, None, near, *said_of(*described(error), pieces, 0))
+        yield row
 
 
 def in_one_process(exercise, play, make, inputs: dict):
@@ -128,11 +166,11 @@ def on_ranks(exercise, play, make, common: dict, own: list[dict], *again: dict):
     with tempfile.TemporaryDirectory() as room:
         files = {"room": room} if exercise.writes else {}
         for each in (common, *again):
-            ranks = Ranks(len(own), random.Random(str(each)).random())
+            ranks = threads.Ranks(len(own), random.Random(str(each)).random())
             given = [each | mine | files for mine in own]
             try:
                 came = ranks.run(partial(one_rank, play, make, given))
-            except Killed:
+            except threads.Killed:
                 came = [None] * len(own)
     return exercise.shown(common, own, as_sent(came), ranks)
 

@@ -19,22 +19,23 @@ import random
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from IPython import get_ipython
-from IPython.display import display
-
 from ..core import Family, Impossible
+from ..core.later import later
 from ..core.said import said as spoken
-from ..runtime.process import server
 from . import known
 from .box import ENDED, Box, Row, box
 from .text import Piece, sliced, text_of
+
+with later():
+    import IPython
+
+    from ..runtime.process import server
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
@@ -229,8 +230,13 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             pieces = text_of(answer)
         except Impossible as error:  # it cannot travel
             return [str(error)], [], 0.0, None, []
+        return cls.text_looked_at(pieces, seed, step)
+
+    @classmethod
+    def text_looked_at(cls, pieces, seed: int, step: int | None = None, played: Box | None = None):
+        """The same of an answer's text."""
         names = None if step is None else cls.scenes_of(step, seed)
-        judged = cls.judged(pieces, seed, names, patience=2 * (step is not None))
+        judged = cls.judged(pieces, seed, names, patience=2 * (step is not None), played=played)
         printed = [row.printed for row in judged.rows if row.printed][:1]
         ladder = judged.ladder if names is None and judged.findings else []
         return judged.findings, printed, judged.share, judged.replay, ladder
@@ -250,7 +256,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         answer's process.
         """
         rows, ended = [], 0
-        with ThreadPoolExecutor(1) as beside:
+        with known.beside() as beside:
             rights = beside.submit(cls.rights, seed, names)
             for row in (played or box()).rows(cls, pieces, seed, names):
                 rows.append(row)
@@ -286,8 +292,12 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @classmethod
     def start_text(cls) -> str:
         """What stands there first, as a text that defines `answer`."""
-        (name,) = re.findall(r"^(?:def|class) (\w+)", cls.start, re.MULTILINE)[-1:]
-        return "\n".join(piece.text for piece in sliced(["import torch", cls.start], name))
+        return "\n".join(piece.text for piece in sliced(["import torch", cls.start], cls.called()))
+
+    @classmethod
+    def called(cls) -> str:
+        """The name of what is to be written."""
+        return re.findall(r"^(?:def|class) (\w+)", cls.start, re.MULTILINE)[-1]
 
     @classmethod
     def marked(cls, pieces: list[Piece], seeds=SEEDS, box: Box | None = None) -> Marked:
@@ -372,11 +382,11 @@ def marks(topic: str, answer, step: int = 1, seed: int | None = None) -> float:
 
 def draw(replay: tuple | None) -> None:
     """Show, in a notebook, what an answer did up to the first event that is wrong."""
-    if replay and get_ipython():
+    if replay and IPython.get_ipython():
         from ..view.player import Player  # widgets take a second to load
 
         print("What your answer did, up to the first action that differs from a right answer's:")
-        display(Player(replay[0], opens_at=replay[1]))
+        IPython.display.display(Player(replay[0], opens_at=replay[1]))
 
 
 @contextmanager

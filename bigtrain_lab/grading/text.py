@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-import cloudpickle
-
 from ..core import Impossible
+from ..core.later import later
 from ..runtime.failure import frames
+
+with later():
+    import cloudpickle
 
 
 class Piece(NamedTuple):

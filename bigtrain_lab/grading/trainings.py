@@ -1,9 +1,14 @@
 """What benches share: the refusal of an answer, and small fake trainings: tensors from seeds, and
 what optimizers hold."""
 
+from __future__ import annotations
+
 import base64
 
-import torch
+from ..core.later import later
+
+with later():
+    import torch
 
 
 class Refused(Exception):

@@ -15,6 +15,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from bigtrain_lab.grading.in_page import EXERCISES
+from bigtrain_lab.grading.likeness import Topic
 from bigtrain_lab.view import live
 from tests.browser.lab import LAPTOP, Watched
 
@@ -117,3 +119,20 @@ def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site, lab
         assert page.page.locator("#btl-trouble").is_visible() == ("refused" in shown)
     assert page.complaints == []
     assert not [url for url in page.requests if not url.startswith((site, "blob:"))]
+
+
+@pytest.mark.pyodide
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_page_checks_an_answer(browser, site, name):
+    page, topic = Opened(browser, site, f"exercise-{name}"), Topic.named(name)
+    wrong = next(iter(topic.wrong.values()))
+    texts = {next(iter(topic.right.values())): "right.", wrong.text: wrong.sentence}
+    for text, sentence in texts.items():
+        page.page.fill("textarea", f"{text}\n{topic.called()} = answer")
+        page.page.click("#btl-check", timeout=LIVE_MS)
+        page.page.wait_for_function(
+            "sentence => document.querySelector('#btl-findings p')?.textContent === sentence",
+            arg=sentence,
+            timeout=LIVE_MS,
+        )
+    assert page.complaints == []

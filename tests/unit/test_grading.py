@@ -34,6 +34,7 @@ from bigtrain_lab.grading import (
 )
 from bigtrain_lab.grading import folder as folders
 from bigtrain_lab.grading.folder import read
+from bigtrain_lab.grading.in_page import EXERCISES
 from bigtrain_lab.grading.proof import faults
 from bigtrain_lab.grading.text import Piece, sliced, text_of
 from bigtrain_lab.grading.trainings import Refused
@@ -564,3 +565,29 @@ def test_the_kernel_is_as_it_was():
     assert room.exists() and process.poll() is None
     own.close()
     assert not room.exists() and process.poll() is not None
+
+
+IN_A_BROWSER = """
+import json, sys
+sys.modules |= dict.fromkeys(("torch", "numpy", "psutil", "cloudpickle", "resource", "IPython"))
+import bigtrain_lab.core
+sys.platform = "emscripten"
+from bigtrain_lab.grading.in_page import checked
+name, *texts = json.load(sys.stdin)
+print(json.dumps([json.loads(checked(name, text, 3)) for text in texts]))
+"""
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_page_checks_an_exercise_as_a_notebook_does(name):
+    """Without torch and in one process, by the same sentences."""
+    topic = TOPICS[name]
+    answers = [*topic.right.values()][:1] + [w.text for w in topic.wrong.values()][:2]
+    written = [f"{answer}\n{topic.called()} = answer" for answer in answers]
+    given = json.dumps([name, *written, "def f(:"])
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_BROWSER]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    *found, broken = json.loads(done.stdout)
+    for answer, page in zip(answers, found):
+        assert page["findings"] == topic.text_looked_at([Piece(1, answer)], 3)[0]
+    assert broken["findings"][0].startswith("Your answer raised SyntaxError")

@@ -35,7 +35,7 @@ async function ask() {
 function send() {
   [asking, next] = [next, null];
   at("status").textContent = loading;
-  worker.postMessage({ lab: lab.name, changed: JSON.stringify(asking) });
+  worker.postMessage({ module: "bigtrain_lab.view.live", name: "answered", given: [lab.name, JSON.stringify(asking)] });
 }
 
 function heard({ data }) {
@@ -98,7 +98,7 @@ render({ model, el: at("play") });
 fromAddress();
 addEventListener("hashchange", () => { fromAddress(); ask(); });
 if (lab.python) {
-  worker = new Worker("worker.js", { type: "module" });
+  worker = new Worker(`worker.js?${lab.name}`, { type: "module" });
   worker.onmessage = heard;
 }
 if (key(changed()) !== "[]") made["[]"]().then((first) => { show(JSON.parse(first), {}); ask(); }); else ask();

@@ -1,19 +1,29 @@
-/* Python in a worker of the page: the library's own files, and the dry runs that were kept for its labs. */
+/* Python in a worker of the page, as it was when the site was built. The page asks for a function of a module, and gets what it
+ * returns. The worker's address has the lab whose kept results it needs.
+ */
 
-import { loadPyodide } from "./pyodide/pyodide.mjs";
+import { load, write } from "./python.mjs";
+
+const plain = fetch, lab = location.search.slice(1);
+globalThis.fetch = async (name) => {  // what Python is made of lies zipped
+  const answer = await plain(`${name}.gz`), type = `${name}`.endsWith("wasm") ? "application/wasm" : "text/javascript";
+  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
+  const zipped = !answer.headers.get("Content-Encoding");  // some servers have the browser unzip it
+  return new Response(zipped ? answer.body.pipeThrough(new DecompressionStream("gzip")) : answer.body, { headers: { "Content-Type": type } });
+};
 
 async function start() {
-  const { env, archives } = await (await fetch("made.json")).json();
-  const fetched = archives.map(([name]) => fetch(name).then((answer) => answer.arrayBuffer()));
-  const python = await loadPyodide({ env });
-  for (const [at, [, extractDir]] of archives.entries()) python.unpackArchive(await fetched[at], archives[at][0].endsWith("xz") ? "xztar" : "zip", { extractDir });
-  python.runPython("import sys; sys.path.insert(0, '/library')");
-  const { answered } = python.pyimport("bigtrain_lab.view.live");
+  const snapshot = fetch("snapshot").then((answer) => answer.arrayBuffer());
+  const files = ["library", ...(lab ? [`kept/${lab}`] : [])].map((name) => fetch(name).then((answer) => answer.json()));
+  const [told, script] = await Promise.all([plain("made.json").then((answer) => answer.json()), fetch("pyodide/pyodide.asm.mjs").then((answer) => answer.blob())]);
+  const { default: create } = await import(URL.createObjectURL(script));
+  const python = await load(told, create, { _loadSnapshot: snapshot });
+  for (const each of files) write(python, await each);
   postMessage({ ready: true });
-  return answered;
+  return python;
 }
 
 const started = start();
-onmessage = async ({ data: { lab, changed } }) => {
-  try { postMessage({ answer: (await started)(lab, changed) }); } catch (error) { postMessage({ failed: String(error).trim().split("\n").at(-1) }); }
+onmessage = async ({ data: { module, name, given } }) => {
+  try { postMessage({ answer: (await started).pyimport(module)[name](...given) }); } catch (error) { postMessage({ failed: String(error).trim().split("\n").at(-1) }); }
 };
