@@ -25,8 +25,8 @@ from .controls import fixed
 SLOTS = {"F": 1, "B": 2}
 SLOT_PX, WIDE_PX, CELL_PX, SIDE = 18, 640, 46, 4  # of a slot, of all at most; pieces in a row
 BOX = (
-    '<span title="{}" style="display:inline-block;vertical-align:top;height:24px;width:{:.2f}px;'
-    "line-height:24px;text-align:center;font-size:11px;"
+    '<span title="{}" style="display:inline-block;vertical-align:top;height:28px;width:{:.2f}px;'
+    "line-height:28px;text-align:center;font-size:11px;"
     'box-shadow:inset 0 0 0 1px var(--jp-layout-color1);background:{};color:{}">{}</span>'
 )
 
@@ -259,7 +259,7 @@ class PiecesByHand(ByHand):
         )
         sent = size(sum(each.ranks * each.sent_bytes for each in needed))
         if len(self.cells) < SIDE**2:
-            raise Impossible(f"The devices send {sent} so far. {told}")
+            raise Impossible(f"The devices send {sent} so far.<br>{told}")
         return f"<b>The devices send {sent} in all.</b> The library's: {self.par}.<br>{told}"
 
     def drawn(self, row: int):
