@@ -67,7 +67,7 @@ class TiedWeight:
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
         total = sum(parts[1:], parts[0])
         for copy in self.own.values():
-            copy.grad.copy_(total)
+            copy.grad = torch.empty_like(copy).copy_(total)  # what was sent stays as it was
 
     def _exchange(self, what: str, own: Mapping[int, Tensor]) -> list[Tensor]:
         """Return every stage's tensor, in order of stage."""

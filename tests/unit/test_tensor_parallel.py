@@ -38,7 +38,7 @@ from bigtrain_lab.order.plan import SLICES
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import (
-    LAMB,
+    LARS,
     ColumnParallelLinear,
     DistributedDataParallel,
     DynamicLossScaler,
@@ -346,7 +346,7 @@ def test_a_norm_counts_once_what_several_ranks_hold():
                 with pytest.raises(Impossible, match="of which other ranks have the rest"):
                     nn.utils.clip_grad_norm_(own, 1.0, foreach=True)
             norm = clip_grad_norm(learnt, 1.0, group)
-            LAMB(learnt, group=group).step()  # it may read norms, which it sums over the ranks
+            LARS(learnt, group=group).step()  # it may read norms, which it sums over the ranks
             return norm
         return float(nn.utils.clip_grad_norm_(learnt, 1.0))
 
