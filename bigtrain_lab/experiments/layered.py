@@ -26,7 +26,7 @@ from ..order import (
 from ..runtime.kept import kept
 from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
-from .experiment import MB, Experiment
+from .experiment import MB
 from .of_gpt import OfGPT
 from .on_hardware import with_links
 from .pipeline import slice_run, training
@@ -311,13 +311,6 @@ class Layered(OfGPT, Pipelined):
         inside = {"inside": self.inside} if self.slices > 1 or self.sharded else {}
         return super().charged() | inside
 
-    def bytes_held(self) -> dict[str, dict]:
-        if not self.sharded:
-            return super().bytes_held()
-        work = self.order.over(self.steps)
-        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
-        return self.likened.held([*own])
-
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""
         losses = [
@@ -381,15 +374,14 @@ class Layered(OfGPT, Pipelined):
             number = min(number, 2) + (number == self.own_micro_batches - 1)
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
-    @property
-    def likened(self) -> train.Likened:
-        return train.Likened(self.dry, self.like)
-
-    def predict(self) -> Trace:
+    @cached_property
+    def account(self) -> train.Holdings:
         """Where replicas share, as each rank's own dry run tells."""
         if not self.sharded:
-            return super().predict()
-        return self.likened.looked_into(Experiment.predict(self))
+            return self.rehearsed
+        work = self.order.over(self.steps)
+        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
+        return train.Likened(self.dry, self.like, own)
 
 
 def whole_layers(layer: Callable, /, *given, **named):
