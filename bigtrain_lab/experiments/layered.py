@@ -344,10 +344,16 @@ class Layered(OfGPT, Pipelined):
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
-        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
+        settings, members = self.shaped
+        settings = *settings.items(), ("steps", steps)
+        return dried(type(self), settings, members, coords["pp"])[coords["dp"]]
+
+    @cached_property
+    def shaped(self) -> tuple[dict[str, Any], tuple[type, ...]]:
+        """The settings that decide what a dry run finds, and the classes that they name."""
+        settings = {name: getattr(self, name) for name in self.shapes}
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
-        about = type(self), tuple(settings.items()), self.members(settings)
-        return dried(*about, coords["pp"])[coords["dp"]]
+        return settings, self.members(settings)
 
     @property
     def arriving(self) -> "torch.Tensor":

@@ -113,7 +113,7 @@ class Pipelined(OnHardware):
         return found
 
     @cached_property
-    def rehearsed(self) -> "train.Rehearsed":
+    def rehearsed(self) -> train.Rehearsed:
         """What each action does to what its rank holds."""
         needed = train.rehearsals(
             self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
@@ -135,7 +135,7 @@ class Pipelined(OnHardware):
         return {"messages": self.messages}
 
     @property
-    def account(self) -> "train.Holdings":
+    def account(self) -> train.Holdings:
         """What its ranks hold."""
         return self.rehearsed
 

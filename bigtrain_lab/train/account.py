@@ -216,12 +216,13 @@ class Likened(Holdings):
         level = dry.start
         for action in self.work[rank]:
             now = dry.actions[str(self.like(action))]
-            if id(now) not in known:
+            if (key := (id(level), id(now))) not in known:
                 end = difference(now.before, now.after)
                 base = [now.before.get(kind, 0) for kind in now.kinds]
                 inside = tuple(tuple(map(sub, row, base)) for row in now.inside)
-                known[id(now)] = Moves((end,), now.kinds, inside)
-            yield (action,), difference(level, now.before), known[id(now)]
+                moves = Moves((end,), now.kinds, inside)
+                known[key] = difference(level, now.before), moves
+            yield (action,), *known[key]
             level = now.after
 
     def looked_into(self, trace: Trace) -> Trace:
