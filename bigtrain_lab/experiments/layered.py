@@ -266,7 +266,8 @@ class Layered(OfGPT, Pipelined):
 
     @property
     def messages(self) -> dict[str, list[int]]:
-        parts = [self.stage_run(at, train.WHOLE) for at in range(len(self.pieces))]
+        stages = range(len(self.pieces)) if self.pipeline > 1 else ()  # else there are none
+        parts = [self.stage_run(at, train.WHOLE) for at in stages]
         return {
             kind: [part.message_bytes(kind.replace("I", "B")) for part in parts] for kind in "FBI"
         }
