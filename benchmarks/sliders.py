@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments import Experiment, one_device, pipeline, staleness
+from bigtrain_lab.experiments import Experiment, layered, one_device, pipeline, staleness
 from bigtrain_lab.models import chain_weights
 from bigtrain_lab.panel.controls import nearby
 from bigtrain_lab.panel.picture import PLAYED
@@ -25,6 +25,7 @@ from .measure import row
 
 CACHES = (
     one_device.dried,
+    layered.dried,
     pipeline.run_slice,
     staleness.layer_run,
     chain_weights.gpt_weights,

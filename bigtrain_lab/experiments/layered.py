@@ -26,7 +26,7 @@ from ..order import (
 from ..runtime.kept import kept
 from ..techniques.guards.schedules import refuse_order
 from ..techniques.precision_levels import LEVELS
-from .experiment import MB, Experiment
+from .experiment import MB
 from .of_gpt import OfGPT
 from .on_hardware import with_links
 from .pipeline import slice_run, training
@@ -266,7 +266,8 @@ class Layered(OfGPT, Pipelined):
 
     @property
     def messages(self) -> dict[str, list[int]]:
-        parts = [self.stage_run(at, train.WHOLE) for at in range(len(self.pieces))]
+        stages = range(len(self.pieces)) if self.pipeline > 1 else ()  # else there are none
+        parts = [self.stage_run(at, train.WHOLE) for at in stages]
         return {
             kind: [part.message_bytes(kind.replace("I", "B")) for part in parts] for kind in "FBI"
         }
@@ -311,13 +312,6 @@ class Layered(OfGPT, Pipelined):
         inside = {"inside": self.inside} if self.slices > 1 or self.sharded else {}
         return super().charged() | inside
 
-    def bytes_held(self) -> dict[str, dict]:
-        if not self.sharded:
-            return super().bytes_held()
-        work = self.order.over(self.steps)
-        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
-        return self.likened.held([*own])
-
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""
         losses = [
@@ -351,10 +345,16 @@ class Layered(OfGPT, Pipelined):
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""
         coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
-        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
+        settings, members = self.shaped
+        settings = *settings.items(), ("steps", steps)
+        return dried(type(self), settings, members, coords["pp"])[coords["dp"]]
+
+    @cached_property
+    def shaped(self) -> tuple[dict[str, Any], tuple[type, ...]]:
+        """The settings that decide what a dry run finds, and the classes that they name."""
+        settings = {name: getattr(self, name) for name in self.shapes}
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
-        about = type(self), tuple(settings.items()), self.members(settings)
-        return dried(*about, coords["pp"])[coords["dp"]]
+        return settings, self.members(settings)
 
     @property
     def arriving(self) -> "torch.Tensor":
@@ -381,15 +381,14 @@ class Layered(OfGPT, Pipelined):
             number = min(number, 2) + (number == self.own_micro_batches - 1)
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
-    @property
-    def likened(self) -> train.Likened:
-        return train.Likened(self.dry, self.like)
-
-    def predict(self) -> Trace:
+    @cached_property
+    def account(self) -> train.Holdings:
         """Where replicas share, as each rank's own dry run tells."""
         if not self.sharded:
-            return super().predict()
-        return self.likened.looked_into(Experiment.predict(self))
+            return self.rehearsed
+        work = self.order.over(self.steps)
+        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
+        return train.Likened(self.dry, self.like, own)
 
 
 def whole_layers(layer: Callable, /, *given, **named):

@@ -75,12 +75,13 @@ class OneDevice(OnOneRank):
             kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()
         }
 
-    @property
-    def likened(self) -> train.Likened:
-        return train.Likened(lambda rank: self.dry, self.like)
+    @cached_property
+    def held(self) -> train.Likened:
+        own = chain.from_iterable(self.order())
+        return train.Likened(lambda rank: self.dry, self.like, [own])
 
     def bytes_held(self) -> dict[str, dict]:
-        return self.likened.held([chain.from_iterable(self.order())])
+        return self.held.held(1)
 
     def predict(self) -> Trace:
         return self.looked_into(super().predict())
@@ -95,7 +96,7 @@ class OneDevice(OnOneRank):
         return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
 
     def looked_into(self, trace: Trace) -> Trace:
-        return self.likened.looked_into(trace)
+        return self.held.looked_into(trace)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

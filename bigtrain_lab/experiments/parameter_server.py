@@ -188,16 +188,16 @@ class ParameterServing(OnHardware):
         return {"of_batch": late, "slowdown": {self.workers - 1: self.slow}}
 
     def bytes_held(self) -> dict[str, dict]:
-        likened = train.Likened(
-            lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
-            lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
-            self.counted,
-        )
         own = [
             [Action(kind, worker, number) for number in range(max(self.requests)) for kind in "FB"]
             for worker in range(self.workers)
         ]
-        held = likened.held(own + [[]] * self.servers)
+        likened = train.Likened(
+            lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
+            lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
+            own + [[]] * self.servers,
+        )
+        held = likened.held(self.ranks, self.counted)
         if self.mode == "synchronous" and self.workers > 1:  # a server adds a round up
             for server in range(self.workers, self.ranks):
                 ((_, size),) = held["resident"][server]

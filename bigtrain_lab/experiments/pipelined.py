@@ -113,7 +113,7 @@ class Pipelined(OnHardware):
         return found
 
     @cached_property
-    def rehearsed(self) -> "train.Rehearsed":
+    def rehearsed(self) -> train.Rehearsed:
         """What each action does to what its rank holds."""
         needed = train.rehearsals(
             self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
@@ -121,9 +121,8 @@ class Pipelined(OnHardware):
         parts = [
             [self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)
         ]
-        return train.Rehearsed(
-            self.order, self.steps, [first.joined(*others) for first, *others in parts]
-        )
+        parts = [first.joined(*others) for first, *others in parts]
+        return train.Rehearsed(self.order, self.steps, parts, self.place)
 
     tied_copies: ClassVar[dict[str, dict[int, str]]] = {}  # or a property: of tied weights
 
@@ -135,12 +134,13 @@ class Pipelined(OnHardware):
     def charged(self) -> dict[str, Any]:
         return {"messages": self.messages}
 
+    @property
+    def account(self) -> train.Holdings:
+        """What its ranks hold."""
+        return self.rehearsed
+
     def bytes_held(self) -> dict[str, dict]:
-        resident = {
-            rank: tuple(self.rehearsed.resident(self.place(rank)).items())
-            for rank in range(self.ranks)
-        }
-        return {"changes": self.rehearsed.changes(self.counted), "resident": resident}
+        return self.account.held(self.ranks, self.counted)
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
@@ -149,7 +149,7 @@ class Pipelined(OnHardware):
         return [[*place, ops] for place, ops in lanes.items()]
 
     def predict(self) -> Trace:
-        return self.rehearsed.looked_into(super().predict(), self.place)
+        return self.account.looked_into(super().predict())
 
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[self.place(rank)]]

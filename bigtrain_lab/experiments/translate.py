@@ -288,19 +288,12 @@ class Translate(Replicated):
         return self.part(number, self.shape(0, 0), rehearsal)
 
     @cached_property
-    def rehearsed(self) -> "list[train.Rehearsed]":
-        """Of each rank."""
+    def rehearsed(self) -> train.Rehearsed:
         needed = train.rehearsals(self.order, min(self.steps, 2))
-        return [
-            train.Rehearsed(
-                self.order,
-                self.steps,
-                lambda action, rank=rank: self.needed_part(action, rank, needed),
-            )
-            for rank in range(self.ranks)
-        ]
+        parts = partial(self.needed_part, needed)
+        return train.Rehearsed(self.order, self.steps, parts, self.place)
 
-    def needed_part(self, action: Action, rank: int, needed) -> "train.Part":
+    def needed_part(self, needed, action: Action, rank: int) -> "train.Part":
         shape = self.shape(rank, action.micro_batch)
         first, *others = (self.part(action.stage, shape, one) for one in needed[action.stage])
         return first.joined(*others) if others else first
@@ -313,13 +306,6 @@ class Translate(Replicated):
 
     def charged(self) -> dict[str, Any]:
         return super().charged() | {"of_batch": self.of_batch}
-
-    def bytes_held(self) -> dict[str, dict]:
-        changes, resident = {}, {}
-        for rank, own in enumerate(self.rehearsed):
-            resident[rank] = tuple(own.resident(0).items())
-            changes |= {(rank, at): change for at, change in own.changes(self.counted).items()}
-        return {"changes": changes, "resident": resident}
 
     @cached_property
     def of_batch(self) -> dict[tuple[int, int], dict]:

@@ -5,7 +5,7 @@ from .. import offered
 __all__, __getattr__, __dir__ = offered(
     __name__,
     {
-        "account": ("Acted", "DryRun", "Likened", "Work"),
+        "account": ("Acted", "DryRun", "Holdings", "Likened", "Work", "difference"),
         "every_replica": ("of_each_replica",),
         "lens": ("Lens",),
         "optimizer": ("Optimizer",),
@@ -17,7 +17,6 @@ __all__, __getattr__, __dir__ = offered(
             "Part",
             "Rehearsal",
             "Rehearsed",
-            "difference",
             "rehearsals",
             "rehearse",
         ),

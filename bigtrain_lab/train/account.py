@@ -7,19 +7,19 @@ dry_run.py finds it; runtime/kept.py keeps it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from ..core import MEMORY_KINDS, Alive, Memory, Span, Trace
 from ..core.cost import COLLECTIVES, Inside
 from ..core.peak import placed
 from ..core.trace import ACTION
-from ..order.schedule import Action
+from ..order.schedule import Action, Step
 from ..runtime.memory.balance import Heights, read
 from ..runtime.record.log import changed
 
@@ -68,11 +68,6 @@ class Acted(NamedTuple):
     early: int
     highest_bytes: int
     called: tuple[Called, ...] = ()
-
-    def levels(self) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], list[int], int]:
-        """What `with_levels_inside` asks of an action like this one."""
-        others = sum(size for kind, size in self.before.items() if kind not in self.kinds)
-        return self.kinds, self.inside, [0] * len(self.kinds), others
 
     def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
         """The collectives as a Cost has them; `time` prices work."""
@@ -156,43 +151,88 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
     return Trace.of(events, **trace.header())
 
 
-class Likened(NamedTuple):
-    """A run, each of whose actions is like one of a dry run. `dry`: rank -> its dry run; `like`: an
-    action of the run -> the one there; `kinds`: of the memory that runs count."""
+class Moves(NamedTuple):
+    """What a step does to a rank's levels: `ends`, the change at its end by each action; `inside`,
+    the levels of `kinds` at all moments, as from its start."""
 
-    dry: Callable[[int], DryRun]
-    like: Callable[[Action], Action]
-    kinds: tuple[str, ...] = MEMORY_KINDS
+    ends: tuple[dict[str, int], ...]
+    kinds: tuple[str, ...]
+    inside: tuple[tuple[int, ...], ...]
 
-    def held(self, work: Sequence[Iterable[Action]]) -> dict[str, dict]:
-        """What a Cost says of memory: `resident` before the first action, and the `changes` at the
-        end of each. `work`: the actions of each rank, in order."""
-        changes, resident = {}, {}
-        for rank, actions in enumerate(work):
-            dry = self.dry(rank)
-            levels, resident[rank] = dry.start, tuple(dry.start.items())
-            for action in actions:
-                now = dry.actions[str(self.like(action))].after
-                changes[rank, action] = tuple(
-                    (kind, more)
-                    for kind in self.kinds
-                    if (more := now.get(kind, 0) - levels.get(kind, 0))
-                )
-                levels = now
+
+class Holdings:
+    """What ranks hold: the one way from dry runs to what a Cost says of memory, and to a trace. A
+    subclass says what each rank starts with, and of each of its steps what changes since the last
+    one, and what the step does."""
+
+    start: Callable[[int], dict[str, int]]
+    steps: Callable[[int], Iterator[tuple[Step, dict[str, int], Moves]]]
+
+    def held(self, ranks: int, kinds: Sequence[str] = MEMORY_KINDS) -> dict[str, dict]:
+        """What a Cost says of memory: `resident` before the first action, and the `changes` of
+        these kinds at the end of each."""
+        changes, resident, known = {}, {}, {}
+        for rank in range(ranks):
+            resident[rank] = tuple(self.start(rank).items())
+            for step, before, moves in self.steps(rank):
+                for action, end in zip(step, moves.ends):
+                    key = tuple(before.items()), id(end)
+                    if key not in known:
+                        change = total(before, end)
+                        known[key] = tuple((k, change[k]) for k in kinds if k in change)
+                    changes[rank, action], before = known[key], {}
         return {"changes": changes, "resident": resident}
 
     def looked_into(self, trace: Trace) -> Trace:
-        """The trace with levels inside each action, the highest among them, and all that is alive
-        at the peak of each rank."""
-        first: dict[tuple[int, str], Span] = {}
+        """The trace with levels inside each action, the highest among them."""
+        held = [Counter(self.start(rank)) for rank in range(trace.ranks)]
+        to_come = [self.steps(rank) for rank in range(trace.ranks)]
 
         def inside(span):
-            place = map(int, ACTION.fullmatch(span.name).group(1, 3))
-            name = str(self.like(Action(span.kind, *place)))
-            first.setdefault((span.rank, name), span)
-            return self.dry(span.rank).actions[name].levels()
+            (_, before, moves), now = next(to_come[span.rank]), held[span.rank]
+            now.update(before)
+            base = [now[kind] for kind in moves.kinds]
+            others = now.total() - sum(base)
+            for change in moves.ends:
+                now.update(change)
+            return moves.kinds, moves.inside, base, others
 
-        trace = with_levels_inside(trace, inside)
+        return with_levels_inside(trace, inside)
+
+
+class Likened(Holdings):
+    """A run, each of whose actions is like one of a dry run. `dry`: rank -> its dry run; `like`: an
+    action of the run -> the one there; `work`: the actions of each rank, in order."""
+
+    def __init__(self, dry: Callable[[int], DryRun], like: Callable[[Action], Action], work):
+        self.dry, self.like = dry, like
+        self.work, self._moves = [[*actions] for actions in work], {}
+
+    def start(self, rank):
+        return self.dry(rank).start
+
+    def steps(self, rank):
+        dry, known = self.dry(rank), self._moves
+        level = dry.start
+        for action in self.work[rank]:
+            now = dry.actions[str(self.like(action))]
+            if (key := (id(level), id(now))) not in known:
+                end = difference(now.before, now.after)
+                base = [now.before.get(kind, 0) for kind in now.kinds]
+                inside = tuple(tuple(map(sub, row, base)) for row in now.inside)
+                moves = Moves((end,), now.kinds, inside)
+                known[key] = difference(level, now.before), moves
+            yield (action,), *known[key]
+            level = now.after
+
+    def looked_into(self, trace: Trace) -> Trace:
+        """And with all that is alive at the peak of each rank."""
+        first: dict[tuple[int, str], Span] = {}
+        for span in trace.where(Span, lane="compute"):
+            if place := ACTION.fullmatch(span.name):
+                action = Action(span.kind, *map(int, place.group(1, 3)))
+                first.setdefault((span.rank, str(self.like(action))), span)
+        trace = super().looked_into(trace)
         alive = [row for rank in range(trace.ranks) for row in self.alive(rank, first)]
         return Trace.of([*trace.events, *alive], **trace.header())
 
@@ -205,6 +245,22 @@ class Likened(NamedTuple):
         for row in dry.alive:
             made = spans.get((rank, row.made))
             yield row._replace(rank=rank, start=at, made=made.name if made else row.made)
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """kind -> how many bytes more."""
+    return {
+        kind: more
+        for kind in {**before, **after}
+        if (more := after.get(kind, 0) - before.get(kind, 0))
+    }
+
+
+def total(*changes: Mapping[str, int]) -> dict[str, int]:
+    sums: Counter = Counter()
+    for change in changes:
+        sums.update(change)
+    return {kind: more for kind, more in sums.items() if more}
 
 
 # -- storage by storage ---------------------------------------------------------------------------

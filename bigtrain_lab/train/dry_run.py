@@ -125,7 +125,6 @@ class DryRank:
             journal.begin(name)
         yield
         ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
-        ledger.changes()
         for journal in self._journals:
             journal.end(name, self._operators.work() - self._done, began)
 
@@ -549,7 +548,7 @@ class Journal(Balance):
 
     def end(self, action: str, work: Work, began: int) -> None:
         """`work`: what all replicas do alike; `began`: the wall when the action did."""
-        kinds, walls, rows = self.read
+        kinds, walls, rows = self.readings()
         kinds, rows = with_units(kinds, rows, self._found, self._boundary)
         if self.peak_bytes > self._peak[2]:  # it was at one of these moments, or is now
             heights = [*map(sum, rows)]
@@ -643,8 +642,7 @@ class Journals:
             journal.listen()
 
     def readings(self) -> None:
-        for journal in self._journals:
-            journal.read = journal.readings()
+        """Each journal reads its own when its action ends."""
 
     @property
     def levels(self) -> dict[str, int]:

@@ -18,10 +18,9 @@ from itertools import chain
 from operator import sub
 from typing import NamedTuple
 
-from ..core import MEMORY_KINDS, Trace
 from ..core.later import later
 from ..order.schedule import Action, Schedule, Step
-from .account import Acted, Work, with_levels_inside
+from .account import Acted, Holdings, Moves, Work, difference, total
 
 with later():
     from . import dry_run, recipe
@@ -234,40 +233,22 @@ def rehearse(
     return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later, run.sent)
 
 
-def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """kind -> how many bytes more."""
-    return {
-        kind: more
-        for kind in {**before, **after}
-        if (more := after.get(kind, 0) - before.get(kind, 0))
-    }
-
-
 # -- all of a rank --------------------------------------------------------------------------------
 
 
-class Moves(NamedTuple):
-    """What a step does to a rank's levels: `ends`, the change at its end by each action; `later`,
-    before the next step; `inside`, the levels of `kinds` at all moments, as from its start."""
-
-    ends: tuple[dict[str, int], ...]
-    later: dict[str, int]
-    kinds: tuple[str, ...]
-    inside: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> "Moves":
-        ends, later = [difference(each.before, each.after) for each in acted], list(later)
-        used = {
-            (a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
-            for a in step
-            if a.kind in "FBI"
-        }
-        for at, action in enumerate(step):  # handed on within the step
-            if (action.kind == "F", action.stage, action.micro_batch) in used:
-                ends[at], later[at] = total(ends[at], later[at]), {}
-        kinds, rows = joined(acted, ends)
-        return cls(tuple(ends), total(*later), kinds, tuple(rows))
+def moves_of(step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> tuple[Moves, dict]:
+    """What a step does to its rank's levels, and what changes before the next one."""
+    ends, later = [difference(each.before, each.after) for each in acted], list(later)
+    used = {
+        (a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
+        for a in step
+        if a.kind in "FBI"
+    }
+    for at, action in enumerate(step):  # handed on within the step
+        if (action.kind == "F", action.stage, action.micro_batch) in used:
+            ends[at], later[at] = total(ends[at], later[at]), {}
+    kinds, rows = joined(acted, ends)
+    return Moves(tuple(ends), kinds, tuple(rows)), total(*later)
 
 
 def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple]]:
@@ -295,76 +276,39 @@ def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...
     return kinds, rows
 
 
-def total(*changes: Mapping[str, int]) -> dict[str, int]:
-    sums: Counter = Counter()
-    for change in changes:
-        sums.update(change)
-    return {kind: more for kind, more in sums.items() if more}
+class Rehearsed(Holdings):
+    """What each action of a run does to what its rank holds. `parts`: its stages, or (action,
+    rank) -> the part that it is of, where micro-batches have different shapes. `place`: rank -> of
+    the schedule, where that has fewer."""
 
-
-class Rehearsed:
-    """What each action of a run does to what its rank holds. `parts`: its stages, or action -> the
-    part that it is of, where micro-batches have different shapes."""
-
-    def __init__(self, schedule: Schedule, steps: int, parts: Sequence[Part] | Callable):
-        self.schedule, self.parts, self._moves = schedule, parts, {}
-        self._part = parts if callable(parts) else lambda action: parts[action.stage]
+    def __init__(
+        self,
+        schedule: Schedule,
+        steps: int,
+        parts: Sequence[Part] | Callable,
+        place: Callable[[int], int] = int,
+    ):
+        self.schedule, self.parts, self.place, self._moves = schedule, parts, place, {}
+        self._part = parts if callable(parts) else lambda action, rank: parts[action.stage]
         self._work = [
             (work, [*likes(lengthened(schedule, steps), work)]) for work in schedule.over(steps)
         ]
 
-    def moves(self, rank: int) -> Iterator[tuple[Step, Moves]]:
-        """Of each step of the rank."""
-        for step, alike in zip(*self._work[rank]):
-            parts, (_, stage, number) = [*map(self._part, step)], step[0]
+    def steps(self, rank):
+        before: dict[str, int] = {}
+        for step, alike in zip(*self._work[self.place(rank)]):
+            parts, (_, stage, number) = [self._part(action, rank) for action in step], step[0]
             acted = [part.acted[like] for part, like in zip(parts, alike)]
             later = [part.later[like] for part, like in zip(parts, alike)]
             apart = [(action.stage - stage, action.micro_batch - number) for action in step[1:]]
             key = *map(id, acted), *map(id, later), *apart
             if key not in self._moves:
-                self._moves[key] = Moves.of(step, acted, later)
-            yield step, self._moves[key]
+                self._moves[key] = moves_of(step, acted, later)
+            moves, after = self._moves[key]
+            yield step, before, moves
+            before = after
 
-    def resident(self, rank: int) -> dict[str, int]:
-        """kind -> bytes before the first action."""
-        return total(
-            *(
-                self._part(Action("F", stage, 0)).start
-                for stage in range(self.schedule.stages)
-                if self.schedule.rank_of(stage, 0) == rank
-            )
-        )
-
-    def changes(self, kinds: Sequence[str] = MEMORY_KINDS) -> dict[Action, tuple]:
-        """Action -> ((memory kind, change in bytes), ...) at its end, as a Cost has them."""
-        found, known = {}, {}
-        for rank in range(len(self._work)):
-            before = NOTHING
-            for step, moves in self.moves(rank):
-                for action, end in zip(step, moves.ends):
-                    key = id(before), id(end)
-                    if key not in known:
-                        change = total(before, end)
-                        known[key] = tuple((k, change[k]) for k in kinds if k in change)
-                    found[action], before = known[key], NOTHING
-                before = moves.later
-        return found
-
-    def looked_into(self, trace: Trace, place: Callable[[int], int]) -> Trace:
-        """The trace with levels inside each action. `place`: rank of the trace -> of the
-        schedule."""
-        own = [place(rank) for rank in range(trace.ranks)]
-        held, to_come = [Counter(self.resident(r)) for r in own], [self.moves(r) for r in own]
-
-        def inside(span):
-            (_, moves), now = next(to_come[span.rank]), held[span.rank]
-            base = [now[kind] for kind in moves.kinds]
-            others = now.total() - sum(base)
-            for change in (*moves.ends, moves.later):
-                now.update(change)
-            return moves.kinds, moves.inside, base, others
-
-        return with_levels_inside(trace, inside)
-
-
-NOTHING: dict[str, int] = {}
+    def start(self, rank):
+        stages, place = range(self.schedule.stages), self.place(rank)
+        own = (stage for stage in stages if self.schedule.rank_of(stage, 0) == place)
+        return total(*(self._part(Action("F", stage, 0), rank).start for stage in own))

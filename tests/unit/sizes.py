@@ -63,9 +63,5 @@ def traced(schedule, steps=2, sizes=Sizes()):
     """The simulated run of stages that hold so many bytes."""
     stage = Part({"weights": sizes.weights}, 1, ByHand(sizes), defaultdict(dict))
     rehearsed = Rehearsed(schedule, steps, [stage] * schedule.stages)
-    resident = {rank: tuple(rehearsed.resident(rank).items()) for rank in range(schedule.ranks)}
-    return simulate(
-        schedule,
-        Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=rehearsed.changes(), resident=resident),
-        steps,
-    )
+    held = rehearsed.held(schedule.ranks)
+    return simulate(schedule, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, **held), steps)
