@@ -2,6 +2,8 @@
 asked, the settings that say it to another library."""
 
 import json
+from pathlib import Path
+from runpy import run_path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -16,10 +18,15 @@ MEGATRON = {2: "optim_grads", 3: "optim_grads_params"}  # its sharding strategy,
 
 
 def plan(
+    model: Annotated[
+        str, Parameter(help="my_model.py:make, a model of your own; else a GPT of the sizes below")
+    ] = "",
     *,
     devices: Annotated[int, Parameter(help="how many there are")] = 8,
     hardware: Annotated[str, Parameter(help="their profile: `bigtrain list`")] = "a100-nvlink",
-    memory_gb: Annotated[float, Parameter(help="of a device; 0: as its profile says")] = 0.0,
+    memory_gb: Annotated[
+        float, Parameter(("--memory-gb", "--memory"), help="of a device; 0: as its profile says")
+    ] = 0.0,
     batch: Annotated[int, Parameter(help="samples of a step")] = 64,
     layers: Annotated[int, Parameter(help="blocks of the GPT")] = 24,
     width: Annotated[int, Parameter(help="its width")] = 1024,
@@ -34,17 +41,25 @@ def plan(
         Parameter(help="print the fastest plan as settings of this library"),
     ] = None,
 ) -> int:
-    """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO."""
+    """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO. In a file of your own
+    `make()` returns a module, (inputs, targets) with samples along dim 0, and a
+    loss(output, targets); its blocks are like modules in a row."""
     from ..experiments.plan import gpt_job
     from ..models import GPTConfig
-    from ..planner import Search
+    from ..planner import Search, model_job
     from .screen import screen, table
 
     profile = Hardware.named(hardware)
     if profile.textbook:
         raise Impossible("The unit profile has no memory and no seconds: name other hardware.")
-    config = GPTConfig(layers, width, heads, sequence, vocabulary)
-    job = gpt_job(config, batch, optimizer, precision)
+    if model:
+        path, _, name = model.rpartition(":")
+        if not Path(path).is_file():
+            raise Impossible(f"There is no file {path!r}: name a model as my_model.py:make.")
+        job = model_job(run_path(path).get(name), batch, optimizer, precision)
+    else:
+        config = GPTConfig(layers, width, heads, sequence, vocabulary)
+        job = gpt_job(config, batch, optimizer, precision)
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)
     best, out = search.best, screen()
     out.print(
@@ -55,7 +70,7 @@ def plan(
     )
     plan = best.plan
     batches, chunks = batch // (plan.dp * plan.rows), 2
-    if plan.pp > 1 and batches % plan.pp == 0 and layers >= chunks * plan.pp:
+    if plan.pp > 1 and batches % plan.pp == 0 and job.blocks >= chunks * plan.pp:
         seconds = search.scheduled(plan, "interleaved", chunks=chunks)
         out.print(f"Interleaved, {chunks} chunks a rank: {duration(seconds, 's')}.")
     rows = [
@@ -64,10 +79,29 @@ def plan(
         for each in found[:show]
     ]
     out.print(table(("plan", "a step", "memory", ""), rows))
+    out.print(f"To train it: {for_recipe(plan, batch)}")
     if settings_for:
         write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}
         print(write[settings_for](plan, batch))
     return 0
+
+
+def for_recipe(plan: "Plan", batch: int) -> str:
+    """Write the plan as what a Recipe is told beside model, data, loss and optimizer."""
+    told = {
+        "ranks": plan.pp,
+        "replicas": plan.dp,
+        "slices": plan.way.tp,
+        "micro_batches": batch // (plan.dp * plan.rows),
+        "zero": plan.zero,
+        "sequence_parallel": plan.way.sequence_parallel,
+    }
+    words = [f"{name}={value}" for name, value in told.items()]
+    if plan.way.recompute != "none":
+        words.append(
+            {"full": "recompute=checkpoint"}.get(plan.way.recompute, "recompute='selective'")
+        )
+    return f"Recipe(..., {', '.join(words)}), of {counted(plan.rows, 'row')} a micro-batch"
 
 
 def for_megatron(plan: "Plan", batch: int) -> str:

@@ -201,7 +201,7 @@ class Cost:
             )
         if len(ranks) == 1:
             return Fraction(0)
-        links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
+        links = {self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])}
         gap = max(Fraction(link.ticks, link.bytes) for link in links)
         on_node = Counter(rank // self.node_size for rank in ranks)
         if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own

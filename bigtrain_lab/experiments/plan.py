@@ -10,19 +10,19 @@ and a plan is measured by the best of them.
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-from .. import models, train
+from .. import models, techniques, train
 from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
-from ..core.later import later
+from ..core.later import later, torch
 from ..data.published import Step
+from ..runtime.kept import kept
 from .combined import Combined
 from .experiment import Quantity
-from .layered import whole_layers
 from .on_hardware import profiles
-from .pipeline import slice_run
 
 with later():
     from .. import planner
@@ -139,7 +139,7 @@ class PlanACluster(Combined):
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The plan of the settings, the contenders, and what would be fastest with more memory."""
-        own = {name: getattr(self, name) for name in self.settings_of(next(self.search.plans()))}
+        own = {name: getattr(self, name) for name in self.settings_of(next(self.search.products()))}
         found = self.contenders
         if own not in found.values():
             found = {"mine": own, **found}
@@ -211,6 +211,7 @@ def searched(
         hardware,
         devices,
         memory_bytes,
+        inputs=False,
     )
 
 
@@ -222,35 +223,51 @@ def gpt_job(
     recompute: tuple[str, ...] = ("none", "selective", "full"),
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
-    places = {"embedding": 0, "block": 1, "head": config.pieces - 1}
     level = None if precision == "none" else precision
-
-    def run(name: str, rows: int, way: "planner.Way") -> "train.Part":
-        again = {"full": whole_layers, "selective": "selective"}
-        if name != "block":
-            del again["selective"]  # there is no attention in it
-        return slice_run(
-            config,
-            places[name],
-            places[name] + 1,
-            rows,
-            train.Optimizer.named(optimizer),
-            train.rehearsal.in_words("F0 B0"),
-            replicas=1 + way.replicated,
-            slices=way.tp,
-            precision=level,
-            recompute=again.get(way.recompute),
-            sequence_parallel=way.sequence_parallel,
-        )
-
+    about = replace(config, layers=1), train.Optimizer.named(optimizer), level
     return planner.Job(
-        ("embedding", *["block"] * config.layers, "head"),
-        run,
-        lambda stages: models.split(config, stages),
+        config.layers,
+        partial(run_gpt, *about),
         lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
         batch,
         "bfloat16" if level == "bf16" else config.dtype,
         recompute,
+    )
+
+
+@kept
+def run_gpt(
+    config: "models.GPTConfig",
+    optimizer: "type[train.Optimizer]",
+    level: str | None,
+    sizes: tuple[int, ...],
+    way: "planner.Way",
+) -> "dict[str, planner.Runs]":
+    """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
+
+    def data(rows: int) -> tuple:
+        shape = rows, config.sequence
+        ids, targets = (torch.zeros(shape, dtype=torch.int64, device="meta") for _ in range(2))
+        return (ids, models.Noise(0, 0, 0)), targets
+
+    def loss(output: "torch.Tensor", targets: "torch.Tensor", group) -> "torch.Tensor":
+        if group:
+            return techniques.vocab_parallel_cross_entropy(output, targets, group)
+        return models.cross_entropy(output, targets)
+
+    return planner.runs_of(
+        train.pieces.Step(
+            lambda: models.GPTStage(config, 0, config.pieces),
+            "layers.1",
+            data,
+            loss,
+            optimizer.at(0.1),
+            level,
+            models.gpt_slices(config),
+            ("layers.0", "layers.2"),
+        ),
+        sizes,
+        way,
     )
 
 

@@ -1,0 +1,228 @@
+"""A model with one of its blocks, run without values, so that each piece is told apart: what lies
+before the block, the block, and what lies after it.
+
+    F0 | F1 block | F2 loss    B2 | B1 block | B0    U2 U1 U0        each | cuts the graph
+
+Blocks are alike, so that one stands for all of them, and a pipeline may cut the model between them.
+Where the graph is cut a tensor arrives anew, as it does on another rank. A weight is of the piece
+whose backward first brings it a gradient.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain, groupby
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_map_only
+
+from ..core import Impossible
+from ..order.plan import SLICES
+from ..order.schedule import Action
+from ..runtime.devices import built
+from ..runtime.memory import owned
+from ..techniques.checkpoint import checkpoint, recomputed
+from ..techniques.mixed_precision import MixedPrecision
+from ..techniques.pipeline import Entrance
+from ..techniques.prepared_model import masters_of
+from ..techniques.sliced_model import sliced
+from .account import DryRun
+from .dry_run import META, dry_run
+
+# how a module is called: (module, x, ...) -> output
+RECOMPUTE = {
+    "none": nn.Module.__call__,
+    "full": checkpoint,
+    "selective": recomputed("selective"),
+}
+PIECES, STAGES = ("before", "block", "after"), (2, 1, 0)  # backward
+
+
+class Step(NamedTuple):
+    """What a step trains. `make()`: the module, with one of its blocks; `block`: its path; `data`:
+    samples -> (arguments of the module, targets); `loss`: (output, targets, group) -> a mean;
+    `optimizer`: weights -> a torch optimizer; `again`: paths of what else full recompute runs."""
+
+    make: Callable[[], nn.Module]
+    block: str
+    data: Callable[[int], tuple]
+    loss: Callable
+    optimizer: Callable
+    level: str | None = None
+    slicing: Mapping[str, str] = {}
+    again: Sequence[str] = ()
+
+
+class Held(NamedTuple):
+    """Bytes of a piece: of each weight, of all gradients, of the optimizer's state and masters."""
+
+    weights: tuple[int, ...]
+    gradients: int
+    others: int
+
+
+class Again(nn.Module):
+    """A module that is called otherwise; what is asked of it, it asks the module."""
+
+    def __init__(self, module: nn.Module, call: Callable):
+        super().__init__()
+        self.module, self.call = module, call
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, x, *given, **named):
+        return self.call(self.module, x, *given, **named)
+
+
+def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Step, int, str]:
+    """The Step of a model of one's own, how many blocks it has, and its format. The blocks are the
+    row of like children in a ModuleList or a Sequential that holds most weights. `make()`: a
+    module, (inputs, targets) with samples along dim 0, and a loss(output, targets); on meta no
+    weight is drawn."""
+    with META:
+        try:
+            module, (inputs, targets), loss = make()
+        except (TypeError, ValueError) as error:
+            raise Impossible(
+                f"make() gave no model: {error}. Return a module, (inputs, targets) and a"
+                " loss(output, targets)."
+            ) from error
+    rows = []
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)):
+            for _, own in groupby(enumerate(part), key=lambda each: look_of(each[1])):
+                own = [*own]
+                weights = sum(p.numel() for _, child in own for p in child.parameters())
+                rows.append((weights * (len(own) > 1), path, own[0][0], len(own)))
+    weights, path, first, count = max(rows, default=(0, "", 0, 0))
+    if not weights:
+        raise Impossible(
+            f"{type(module).__name__} has no row of like blocks: put modules of one class and one"
+            " size side by side, in a ModuleList or a Sequential."
+        )
+
+    def shortened() -> nn.Module:
+        whole = make()[0]
+        del whole.get_submodule(path)[first + 1 : first + count]
+        return whole
+
+    def data(rows: int) -> tuple:
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        return tree_map_only(
+            torch.Tensor, lambda x: x.new_empty(rows, *x.shape[1:]), (given, targets)
+        )
+
+    def mean(output, targets, group) -> torch.Tensor:
+        return loss(output, targets)
+
+    step = Step(shortened, f"{path}.{first}".lstrip("."), data, mean, optimizer, level)
+    return step, count, str(next(module.parameters()).dtype).removeprefix("torch.")
+
+
+def look_of(module: nn.Module) -> tuple:
+    return type(module), *(p.shape for p in module.parameters())
+
+
+def run_pieces(
+    step: Step,
+    sizes: Sequence[int],
+    slices: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> tuple[DryRun, list[Held], list[int]]:
+    """The dry run of a step of each size, its actions named as of three stages; what each piece
+    holds, and the bytes of a message after it, size by size."""
+    call_again = RECOMPUTE[recompute]
+    held: list[Held] = []
+    messages: list[int] = []
+
+    def program(rank) -> None:
+        module = built(step.make, rank.device)
+        group = rank.group(SLICES) if slices > 1 else None
+        if group:
+            sliced(module, step.slicing, group, sequence_parallel)
+        precision = MixedPrecision(step.level)
+        stepped = dict.fromkeys(precision.prepare(module).parameters())
+        stepped = {p: p for p in stepped} | masters_of([module])
+        spans, edges, optimizers = ExitStack(), [], {}
+
+        def enter(kind: str, stage: int) -> None:
+            spans.close()  # the action before
+            spans.enter_context(rank.span(Action(kind, stage, number)))
+
+        def arrive(y: torch.Tensor, stage: int) -> torch.Tensor:
+            """Cut the graph: what arrives shares nothing with what was sent."""
+            messages.append(y.nbytes)
+            with rank.aside():
+                x = torch.empty_like(y).requires_grad_()
+            edges.append((get_gradient_edge(y) if y.requires_grad else None, x))
+            enter("F", stage)
+            return Entrance.apply(x)
+
+        def cut(block: nn.Module, x: torch.Tensor, *given, **named):
+            y = call_again(block, arrive(x, 1), *given, **named)
+            return (arrive(y[0], 2), *y[1:]) if isinstance(y, tuple) else arrive(y, 2)
+
+        ends = step.again if recompute == "full" else ()
+        for path in {step.block, *ends}:
+            call = cut if path == step.block else call_again
+            module.set_submodule(path, Again(module.get_submodule(path), call))
+        rank.watch(lambda: owned.named({"": module}, optimizers.values(), precision.masters))
+        own: dict[int, list[nn.Parameter]] = {}
+        for number, rows in enumerate(sizes):
+            with rank.aside():
+                given, targets = step.data(rows)
+            with precision:
+                enter("F", 0)
+                loss = step.loss(module(*given), targets, group) / 1  # micro-batch of an update
+                edges.append((get_gradient_edge(loss), None))
+                messages.append(0)
+                del loss
+                gradient = None
+                for stage in STAGES:
+                    enter("B", stage)
+                    edge, _ = edges.pop()
+                    if edge:
+                        torch.autograd.backward(edge, gradient)
+                    spans.close()
+                    if edges:
+                        edges[-1][1].grad = None
+                        with rank.aside():
+                            gradient = torch.empty_like(edges[-1][1])
+                    seen = {*chain(*own.values())}
+                    came = [p for p in stepped if stepped[p].grad is not None and p not in seen]
+                    own.setdefault(stage, came)
+                for stage in STAGES:
+                    if number == 0 and own[stage]:
+                        optimizers[stage] = step.optimizer([stepped[p] for p in own[stage]])
+                    enter("U", stage)
+                    if stage in optimizers:
+                        precision.step(optimizers[stage])
+                        optimizers[stage].zero_grad()
+                spans.close()
+        if left := len(stepped) - len([*chain(*own.values())]):
+            raise Impossible(
+                f"{left} weights get no gradient: what is frozen or not used is not planned."
+            )
+        for stage in reversed(STAGES):
+            states = optimizers[stage].state.values() if stage in optimizers else ()
+            others = [t.nbytes for state in states for t in state.values() if torch.is_tensor(t)]
+            others += [stepped[p].nbytes for p in own[stage] if stepped[p] is not p]
+            held.append(
+                Held(
+                    tuple(p.nbytes for p in own[stage]),
+                    sum(stepped[p].nbytes for p in own[stage]),
+                    sum(others),
+                )
+            )
+
+    run = dry_run(program, slices=slices)
+    if len(messages) != len(PIECES) * len(sizes):
+        raise Impossible(f"A forward calls {step.block} more or less than once: plan it by hand.")
+    return run, held, messages
