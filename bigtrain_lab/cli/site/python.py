@@ -65,7 +65,7 @@ def make(lab: str) -> list[Path]:
         with suppress(Impossible):  # the page says why
             tell(cls, tuple(asked.items()), cls.members(asked))
     here = kept.kept_in("kept").with_suffix("")
-    return sorted(path for path in here.iterdir() if str(path) in opened)
+    return sorted(path for path in here.glob("*") if str(path) in opened)
 
 
 def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
