@@ -420,7 +420,9 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
     vocabulary = shown.controls["vocabulary"]
     vocabulary.value = given
     assert re.search(rf"{given}: .* from 256 to 32,000", shown.problem)
-    assert vocabulary.value == given and vocabulary.tooltip.endswith(", 256 to 32,000")
+    assert vocabulary.value == given and vocabulary.tooltip.endswith(
+        ", 256 to 32,000 (--vocabulary)"
+    )
     button(shown, "Nearest that works: vocabulary").click()
     assert not shown.problem and shown.experiment.vocabulary == offered
     assert shown.foot.tabs.value == WHY
