@@ -15,7 +15,7 @@ def offered(package: str, homes: dict[str, tuple[str, ...]]):
     def get(name: str):
         if name in home:
             return getattr(import_module(f"{package}.{home[name]}"), name)
-        if find_spec(whole := f"{package}.{name}"):
+        if not name.startswith("_") and find_spec(whole := f"{package}.{name}"):
             return import_module(whole)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

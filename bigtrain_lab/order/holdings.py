@@ -124,7 +124,7 @@ def in_words(ranks: int, moves: list[Move]) -> str:
     each, rest = divmod(len(moves), len(pairs))
     what = "chunks" if rest else "one chunk" if each == 1 else f"{each} chunks"
     it = "it" if len(moves) == len(pairs) else "them"
-    does = "adds" if all(move.reduce for move in moves) else "keeps a copy of"
+    does = "adds" if all(move.reduce for move in moves) else "copies"
     if len(pairs) > 1 and len(receivers) == 1:
         return (
             f"{listed(sorted(senders))} send {what} each to rank {pairs[0][1]}, which {does} them."
