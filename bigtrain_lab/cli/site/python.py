@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).parents[2]
 PAGE = PACKAGE / "view" / "page"
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 LOCK = "pyodide-lock.json"
-UNUSED = {"course", "panel", "cli", "checks", "figures", "player"}
+UNUSED = {"course", "panel", "cli", "checks", "figures", "player", "languages"}
 # What these predict from is no dry run alone, but numpy too, or what torch draws: kept whole.
 WHOLE = {"checkpoint", "plan", "translate"}
 AT = "/library"  # of what is imported, in the browser
