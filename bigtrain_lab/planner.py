@@ -45,6 +45,8 @@ from .train.optimizer import Optimizer
 with later():
     from .train import pieces
 
+PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
+
 
 class Way(NamedTuple):
     """What changes what a piece of the model holds and computes. `recompute`: "none", "selective"
@@ -167,7 +169,7 @@ def runs_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, Ru
     """Of each piece of a model with one block, by its name."""
     run, held, messages = pieces.run_pieces(step, sizes, *way)
     found, last = {}, len(sizes) - 1
-    for stage, (name, own) in enumerate(zip(pieces.PIECES, held)):
+    for stage, (name, own) in enumerate(zip(PIECES, held)):
         called = (run.actions[str(Action(kind, stage, 0))].called for kind in "FB")
         found[name] = Runs(
             tuple(
@@ -612,7 +614,7 @@ class Alike:
     def stages(self, count: int) -> list[Stage]:
         """So many; of like pieces the same."""
         found: dict[tuple, Stage] = {}
-        one = {name: self.run(name) for name in pieces.PIECES}
+        one = {name: self.run(name) for name in PIECES}
         for shape in (shapes := self.search.job.cut(count)):
             if shape not in found:
                 found[shape] = Stage([one[name]._replace(count=count) for name, count in shape])

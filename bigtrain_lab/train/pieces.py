@@ -37,7 +37,7 @@ RECOMPUTE = {
     "full": checkpoint,
     "selective": recomputed("selective"),
 }
-PIECES, STAGES = ("before", "block", "after"), (2, 1, 0)  # backward
+STAGES = 2, 1, 0  # of what lies after the block, the block, and before it, as backwards run
 
 
 class Step(NamedTuple):
@@ -223,6 +223,6 @@ def run_pieces(
             )
 
     run = dry_run(program, slices=slices)
-    if len(messages) != len(PIECES) * len(sizes):
+    if len(messages) != len(STAGES) * len(sizes):
         raise Impossible(f"A forward calls {step.block} more or less than once: plan it by hand.")
     return run, held, messages
