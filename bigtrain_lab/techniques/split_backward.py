@@ -45,8 +45,8 @@ class WeightGradientsLater(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        # `types`: subclasses of Tensor, whose products may be others
-        if function in LATER and torch.is_grad_enabled() and not types:
+        plain = {*types} <= {Tensor}  # products of its subclasses may be others
+        if function in LATER and torch.is_grad_enabled() and plain:
             return LATER[function](self, *arguments, **keywords)
         return function(*arguments, **keywords)
 
