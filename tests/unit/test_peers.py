@@ -233,7 +233,7 @@ def test_a_job_travels_as_values_exactly():
     )
     found = torchrun.of_note(json.loads(json.dumps(torchrun.note(job))))
     assert found == job and found.cost.inside["F", 0][0].bytes == 8
-    assert type(next(iter(found.cost.changes))) is Action and all(
+    assert type(next(iter(found.cost.changes))[1]) is Action and all(
         type(link) is Link for link in found.cost.links.values()
     )
     with pytest.raises(Impossible, match="cannot travel to other ranks"):
