@@ -40,7 +40,8 @@ AT = "/library"  # of what is imported, in the browser
 
 
 def refuse_incomplete(pyodide: Path) -> None:
-    missing = [name for name in (*RUNTIME, LOCK) if not (pyodide / name).is_file()]
+    needed = *RUNTIME, LOCK, "pydantic_core*.whl"
+    missing = [name for name in needed if not any(pyodide.glob(name))]
     if missing:
         raise Impossible(f"{pyodide} has no {missing[0]}: docs/site.md says how to fill it.")
     if not shutil.which("node"):
