@@ -116,7 +116,11 @@ def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
     "language,begins,ends",
     [
         ("en", "Round 1 of 2: ranks 1 and 2", "and each copies it. 2 of 3"),
-        ("zh", "第 1 轮，共 2 轮：rank 1 和 2 各把一个数据块发送给 rank 0", "各自复制它。3 个数据块中有 2"),
+        (
+            "zh",
+            "第 1 轮，共 2 轮：rank 1 和 2 各把一个数据块发送给 rank 0",
+            "各自复制它。3 个数据块中有 2",
+        ),
     ],
 )
 def test_the_chunks_of_a_collective_travel(open_page, monkeypatch, language, begins, ends):
