@@ -49,10 +49,10 @@ def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
     [
         ("ring", 4, 1, ("every rank", "next rank on the ring", "adds")),
         ("star", 4, 1, ("ranks 1, 2 and 3", "to rank 0", "adds")),
-        ("star", 4, 2, ("rank 0 sends", "to ranks 1, 2 and 3", "keeps a copy")),
+        ("star", 4, 2, ("rank 0 sends", "to ranks 1, 2 and 3", "copies it")),
         ("halving-doubling", 8, 2, ("ranks 0 and 2, 1 and 3", "exchange 2 chunks")),
         ("bidirectional-ring", 5, 2, ("each of its two neighbours", "adds")),
-        ("tree", 8, 5, ("rank 0 sends one chunk to rank 2, 1 to 3", "keeps a copy")),
+        ("tree", 8, 5, ("rank 0 sends one chunk to rank 2, 1 to 3", "copies it")),
     ],
 )
 def test_each_round_is_one_sentence(collective, ranks, number, words):
