@@ -9,6 +9,7 @@ as any others, so a prediction is the ledger's own count of the program that a r
 model is described a second time.
 
     FLOPs        2 m n k of each matrix product; for convolutions and attention what torch counts
+    attention    torch's own function is the kernel that it is on a CPU: fused, where that can be
     bytes moved  of every other operator: each reads its inputs once and writes its result once;
                  views are free; nothing is fused
     operators    that a device would start, one kernel each; views are none
@@ -17,11 +18,14 @@ What an operator returns depends on shapes alone, so each operator is asked once
 operator of a model of equal layers then costs about 20 us, whatever its width. What depends on
 values takes the plain path: a number that the program reads from a tensor is 1, and a condition is
 False, so no step is skipped. Exact where kernels are those of the CPU: workspaces inside a kernel
-and a GPU's fused optimizers are not seen.
+and a GPU's fused optimizers are not seen. Not exact: nn.LSTM, nn.GRU and nn.RNN, which a CPU joins
+into other kernels (an LSTM keeps ten times as much), and the moment at which a batch norm that
+learns from raw inputs, or nn.Mish, holds most in its backward.
 Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the
 formulas of the FLOPs.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -29,6 +33,8 @@ from functools import cache, partial
 from itertools import count
 
 import torch
+from torch._C import _DisableTorchDispatch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -38,6 +44,7 @@ from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, together, with_units
 from ..runtime.memory.ledger import Ledger, words
+from ..runtime.memory.saved import replaced
 from ..runtime.talk.group import Alone, Handle
 from .account import Account, Acted, Called, DryRun, Held, Moment, Work
 
@@ -74,7 +81,7 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
     rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
     operators.copied = ledger.ignore
     try:
-        with ALONE, ledger:
+        with ALONE, ledger, kernels():
             program(rank)
         for journal in journals:
             journal.ended(ledger.at_peak(journal), rank.sent)
@@ -442,7 +449,8 @@ class Operators:
         given = on_meta((args, [value for key, value in kwargs.items() if key not in outs]))
         if not operator._schema.is_mutable and storages_of(made) <= storages_of(given):
             return  # a view that does not say so
-        if formula := flop_registry.get(operator.overloadpacket):
+        kernel = operator.overloadpacket
+        if formula := flop_registry.get(SAME_WORK.get(kernel, kernel)):
             self.flops += formula(*args, **kwargs, out_val=result)
         else:
             written = sum(t.nbytes for t in made)
@@ -476,7 +484,68 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+@contextmanager
+def kernels():
+    """Attention as it is on a CPU. What a function of several kernels calls depends on the device,
+    and on meta tensors it is always the plain one, which keeps all probabilities."""
+    with replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention), Named():
+        yield
+
+
+class Named(TorchFunctionMode):
+    """Finds the function under a name of the caller's own too."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
+
+
+def attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """torch's scaled_dot_product_attention. Which kernel it is, torch says of tensors like these on
+    the host, of at most two tokens."""
+    given, asked = (query, key, value, attn_mask), {"scale": scale, "enable_gqa": enable_gqa}
+    if query.is_meta:
+        with _DisableTorchDispatch():
+            like = [
+                each if each is None else of_two_tokens(each, each is attn_mask) for each in given
+            ]
+            fused = torch._fused_sdp_choice(*like, dropout_p, is_causal, **asked) == FUSED
+        if fused:
+            if attn_mask is not None and attn_mask.dtype == torch.bool:
+                attn_mask = torch.where(
+                    attn_mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=META)
+                )
+            flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            return flash(*given[:3], dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return ATTENTION(*given, dropout_p, is_causal, **asked)
+
+
+def of_two_tokens(tensor: torch.Tensor, mask: bool) -> torch.Tensor:
+    """On the host, with no more tokens: those of a mask are in its two last dimensions."""
+    shape, tokens = list(tensor.shape), (-2, -1) if mask else (-2,)
+    for at in tokens[: len(shape)]:
+        shape[at] = min(2, shape[at])
+    return torch.empty(shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+
+
+ATTENTION, FUSED = torch.nn.functional.scaled_dot_product_attention, 1
+SAME_WORK = {  # the CPU's fused attention, for which torch has no formula
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 READ, COPY = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default
+
+
+def in_full(result, x, *_):
+    """A mean that keeps what it is of."""
+    return x.new_empty(x.numel()).as_strided(result.shape, result.stride())
+
+
 # Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are
 # in half; a mean of squares keeps them all.
 AS_ON_CPU = {
@@ -484,9 +553,8 @@ AS_ON_CPU = {
         result[0],
         *(each.to((x if weight is None else weight).dtype) for each in result[1:]),
     ),
-    torch.ops.aten.mse_loss.default: (
-        lambda result, x, *_: x.new_empty(x.numel()).as_strided(result.shape, result.stride())
-    ),
+    torch.ops.aten.mse_loss.default: in_full,
+    torch.ops.aten.smooth_l1_loss.default: in_full,
 }
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient
 # of a gather.

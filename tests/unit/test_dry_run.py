@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -451,6 +452,7 @@ ODD = {
     "views in place": lambda x: x.clone().t_().unsqueeze_(0).squeeze_() * x.T,
     "a view that does not say so": lambda x: x.view(2, 2, 8) @ x.view(2, 8, 2),
     "a mean of squares": lambda x: nn.functional.mse_loss(x, x.detach() + 1),
+    "a smooth mean": lambda x: nn.functional.smooth_l1_loss(x, x.detach() + 1),
     "several results": lambda x: torch.stack([part.sin() for part in x.split(2)]) + x.max(0).values,
     "into what is given": lambda x: (
         torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) * x
@@ -463,7 +465,21 @@ ODD = {
     "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
     "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
     "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+    "fused attention": lambda x: attention_of(x, is_causal=True),
+    "fused attention, of a mask": lambda x: attention_of(x, x.new_ones(16, 16).bool()),
+    "attention that cannot be fused": lambda x: attention_of(x, dropout_p=0.1),
+    "torch's own transformer": lambda x: torch_s_layer(x.device)(x.reshape(1, 8, 4)),
 }
+
+
+def attention_of(x, mask=None, **settings):
+    """By the name under which this module has torch's function; 16 tokens."""
+    x = x.repeat(2, 1).view(1, 1, 16, 4)
+    return scaled_dot_product_attention(x, x, x, mask, **settings)
+
+
+def torch_s_layer(device):
+    return nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, device=device)
 
 
 @pytest.mark.parametrize("odd", ODD)
