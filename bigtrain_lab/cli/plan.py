@@ -33,6 +33,9 @@ def plan(
     heads: Annotated[int, Parameter(help="attention heads of a block")] = 16,
     sequence: Annotated[int, Parameter(help="tokens of a sample")] = 1024,
     vocabulary: Annotated[int, Parameter(help="tokens that there are")] = 50304,
+    fused_attention: Annotated[
+        bool, Parameter(help="of one kernel, which keeps no probabilities")
+    ] = False,
     precision: Annotated[str, Parameter(help="none or bf16")] = "bf16",
     optimizer: Annotated[str, Parameter(help="the update's rule")] = "adam",
     show: Annotated[int, Parameter(help="how many plans to list")] = 5,
@@ -58,7 +61,9 @@ def plan(
             raise Impossible(f"There is no file {path!r}: name a model as my_model.py:make.")
         job = model_job(run_path(path).get(name), batch, optimizer, precision)
     else:
-        config = GPTConfig(layers, width, heads, sequence, vocabulary)
+        config = GPTConfig(
+            layers, width, heads, sequence, vocabulary, fused_attention=fused_attention
+        )
         job = gpt_job(config, batch, optimizer, precision)
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)
     best, out = search.best, screen()

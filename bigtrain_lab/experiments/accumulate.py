@@ -139,6 +139,7 @@ class Accumulate(OfGPT, OneDevice):
         "layers",
         "width",
         "heads",
+        "fused_attention",
         "sequence",
         "dtype",
         "optimizer",

@@ -121,7 +121,7 @@ class Checkpoint(OfGPT, OneDevice):
     unused: ClassVar[tuple] = (
         ("plan", lambda name: not needs_budget(name), {"budget"}),
         ("plan", lambda name: name != "every-k", {"k"}),
-        ("model", lambda name: name == "mlp", {"sequence", "heads", "text"}),
+        ("model", lambda name: name == "mlp", {"sequence", "heads", "fused_attention", "text"}),
     )
 
     # -- what the settings mean --------------------------------------------------------------------
@@ -215,6 +215,7 @@ class Checkpoint(OfGPT, OneDevice):
         "width",
         "sequence",
         "heads",
+        "fused_attention",
         "dropout",
         "optimizer",
         "dtype",

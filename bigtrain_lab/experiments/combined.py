@@ -102,6 +102,7 @@ class Combined(Layered):
         "layers",
         "width",
         "heads",
+        "fused_attention",
         "vocabulary",
         "sequence",
         "rows",

@@ -62,6 +62,7 @@ class MemoryExperiment(OfGPT, OneDevice):
         "optimizer",
         "sequence",
         "heads",
+        "fused_attention",
         "tied",
         "dropout",
         "dtype",

@@ -28,6 +28,9 @@ class OfGPT(OnHardware):
     sequence: int = knob(
         64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
     )
+    fused_attention: bool = knob(
+        False, "attention is one fused kernel, which keeps no probabilities", more=True
+    )
     optimizer: str = knob("adam", "the rule that U applies", choices=train.Optimizer.all, more=True)
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True

@@ -108,6 +108,7 @@ class Zero(Layered):
         "layers",
         "width",
         "heads",
+        "fused_attention",
         "vocabulary",
         "sequence",
         "rows",

@@ -68,6 +68,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        self.fused = config.fused_attention
         if self.kv_heads == self.heads:
             self.qkv = Linear(config.width, 3 * config.width, dtype=config.torch_dtype)
         else:  # Ainslie et al. 2023 (arXiv:2305.13245)
@@ -99,7 +100,13 @@ class Attention(nn.Module):
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
         """What grows with the square of the sequence, apart: much to keep for the backward, little
-        to compute again."""
+        to compute again. The fused kernel goes through the tokens block by block, and makes the
+        scores again in its backward: Dao et al. 2022 (arXiv:2205.14135)."""
+        if self.fused:
+            seen = None if keep_BT is None else keep_BT[:, None, None]
+            return F.scaled_dot_product_attention(
+                q_BHSK, k_BHTK, v_BHTK, seen, is_causal=seen is None
+            )
         (B, _, S, K), device = q_BHSK.shape, q_BHSK.device
         scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K)
         if keep_BT is None:

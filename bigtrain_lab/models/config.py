@@ -35,7 +35,8 @@ class InFormat:
 @dataclass(frozen=True)
 class GPTConfig(InFormat):
     """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the
-    weights; with fewer `kv_heads` than heads, groups of heads share keys and values."""
+    weights; with fewer `kv_heads` than heads, groups of heads share keys and values;
+    `fused_attention` is one kernel, which keeps no probabilities."""
 
     layers: int = 4
     width: int = 128
@@ -46,8 +47,14 @@ class GPTConfig(InFormat):
     tied: bool = False
     dtype: str = "float32"
     kv_heads: int | None = None
+    fused_attention: bool = False
 
     def __post_init__(self):
+        if self.fused_attention and self.dropout:
+            raise Impossible(
+                "A fused attention would draw its dropout inside the kernel, another in each run:"
+                " take dropout=0, or fused_attention=False."
+            )
         require_counts(
             layers=self.layers,
             width=self.width,

@@ -57,6 +57,8 @@ def block_saved_bytes(
         12 B S D z          q, k, v, mixed, and 4 + 4 around gelu
         B H S^2 z           the softmax's probabilities
         B H S^2 (z + 1)     those that dropout kept, and its keep mask
+        B S D z + 4 B H S   of a fused attention, in place of all probabilities: what it
+                            returned, and the logarithm of each row's sum in float32
 
     So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold for z = 2, but for the
     statistics of the norms, 8 / D of a B S D. In float32, z = 4, a mask is still one byte a value:
@@ -66,7 +68,10 @@ def block_saved_bytes(
     hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
     dropped = bool(config.dropout)
     by_token = 4 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
-    by_head = 12 * hidden * z + square * (z + (z + 1) * dropped)
+    attention = square * (z + (z + 1) * dropped)
+    if config.fused_attention:
+        attention = hidden * z + 4 * batch * H * S
+    by_head = 12 * hidden * z + attention
     return by_token // cut + by_head // slices
 
 

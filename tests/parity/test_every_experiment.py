@@ -73,6 +73,7 @@ SETTINGS: dict[str, list[dict]] = {
         {"plan": "revolve", "model": "mlp", "budget": 80, "dtype": "float32"},
         {"plan": "every-k", "k": 4, "model": "mlp", "dropout": 0.0, "optimizer": "momentum"},
         {"plan": "keep-none", "model": "mlp", "dropout": 0.0},
+        {"plan": "selective", "fused_attention": True, "dropout": 0.0},
     ),
     "combined": [
         {**CUBE, "replicas": 2, "pipeline": 1, "slices": 1, "micro_batches": 12}
@@ -87,6 +88,7 @@ SETTINGS: dict[str, list[dict]] = {
                 "layers": max(2, pipeline),
                 "schedule": ("gpipe", "1f1b")[number % 2],
                 "recompute": number % 3 == 1,
+                "fused_attention": number % 3 == 0,
                 "sequence_parallel": slices > 1 and number % 2 == 0,
                 "zero": (replicas > 1) * (number % 4),
             }
@@ -135,7 +137,7 @@ SETTINGS: dict[str, list[dict]] = {
         {**TINY, "layers": 2, "rows": 2, "sequence": 24, "vocabulary": 256},
         {"steps": 3},
         {"optimizer": "momentum", "tied": True, "dropout": 0.1, "dtype": "float32"},
-        {"rows": 1, "optimizer": "sgd", "hardware": "a100-nvlink"},
+        {"rows": 1, "optimizer": "sgd", "hardware": "a100-nvlink", "fused_attention": True},
     ),
     "parameter-server": over(
         {"rows": 4, "width": 8, "workers": 3, "steps": 4},
@@ -178,7 +180,8 @@ SETTINGS: dict[str, list[dict]] = {
     "tensor-slicing": over(
         {"width": 32, "heads": 8, "sequence": 8, "rows": 1, "vocabulary": 256},
         {"slices": 2, "cut": "row-column"},
-        {"slices": 4, "sequence_parallel": True, "sequence": 32, "rows": 2},
+        {"slices": 4, "sequence_parallel": True, "sequence": 32, "rows": 2}
+        | {"fused_attention": True},
     ),
     "translate": over(
         {**PAIRS, "batch_tokens": 120},
@@ -206,7 +209,8 @@ SETTINGS: dict[str, list[dict]] = {
     "zero": over(
         {**LAYERS, "bucket_mb": 0.02},
         {"stage": 3, "replicas": 4, "micro_batches": 6, "clip": 0.5},
-        {"stage": 1, "replicas": 2, "micro_batches": 2, "recompute": True},
+        {"stage": 1, "replicas": 2, "micro_batches": 2, "recompute": True}
+        | {"fused_attention": True},
         {"stage": 2, "replicas": 3, "micro_batches": 5, "clip": 0.5},
         {"stage": 3, "replicas": 2, "optimizer": "lamb", "steps": 1},
     ),

@@ -281,10 +281,10 @@ def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():
         theory.forward_flops(config, B),
         2 * theory.forward_flops(config, B),
     )
-    dropped = replace(config, dropout=0.1)
-    assert sum(row.bytes for row in saved_bytes(dropped, 1, 3, B)) - sum(
-        row.bytes for row in saved_bytes(dropped, 1, 2, B)
-    ) == theory.block_saved_bytes(dropped, B)
+    for other in (replace(config, dropout=0.1), replace(config, fused_attention=True)):
+        assert sum(row.bytes for row in saved_bytes(other, 1, 3, B)) - sum(
+            row.bytes for row in saved_bytes(other, 1, 2, B)
+        ) == theory.block_saved_bytes(other, B)
 
 
 # Stages of a pipeline, against what torch counts when they run

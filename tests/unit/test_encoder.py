@@ -30,9 +30,10 @@ def given(config, batch, words=None):
     return ids * keep, keep, marks, torch.randint(config.classes, (batch,), generator=draw)
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("fused", [False, True])
+def test_padding_changes_nothing(fused):
     """A sentence of 5 words says the same alone and padded to 9, whatever the padding says."""
-    model = Encoder(replace(TINY, dtype=torch.float64))
+    model = Encoder(replace(TINY, dtype=torch.float64, fused_attention=fused))
     ids, keep, marks, _ = given(TINY, 3, words=[5, 9, 7])
     logits = model(ids, keep, marks)
     torch.testing.assert_close(

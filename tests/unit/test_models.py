@@ -76,7 +76,7 @@ def queries_keys_values(attention, x, shared):
 
 @pytest.mark.parametrize("shared", [6, 2])
 def test_attention_equals_torchs_own(shared):
-    """Also where heads share keys and values."""
+    """Also where heads share keys and values, and in one kernel."""
     config = WIDE if shared == 6 else replace(WIDE, kv_heads=shared)
     attention = GPTStage(config, 1, 2).layers["1"].attention
     x = torch.randn(2, 7, 24, dtype=config.torch_dtype, generator=torch.Generator().manual_seed(0))
@@ -84,6 +84,8 @@ def test_attention_equals_torchs_own(shared):
         *queries_keys_values(attention, x, shared), is_causal=True, enable_gqa=True
     )
     assert close(attention(x), attention.out(expected.transpose(1, 2).flatten(2)))
+    fused = GPTStage(replace(config, fused_attention=True), 1, 2).layers["1"].attention
+    assert close(fused(x), attention(x))
     assert sum(p.numel() for p in GPT(config).parameters()) == theory.gpt_weights(config)
 
 
@@ -227,6 +229,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
                 ({"sequence": -3}, "sequence=-3.*take 1 or more"),
                 ({"width": 2.5}, "width=2.5.*take 1 or more"),
                 ({"heads": True}, "heads=True.*take 1 or more"),
+                ({"dropout": 0.1, "fused_attention": True}, "take dropout=0, or fused_attention=F"),
                 ({"dropout": 1.0}, "dropout=1.0.*less than 1"),
                 ({"dropout": -0.1}, "dropout=-0.1.*0 or more"),
                 ({"dtype": torch.int64}, "take torch.float32"),
