@@ -22,13 +22,11 @@ from pathlib import Path
 
 import websocket
 
-from bigtrain_lab.cli.site.pages import FRONT
-from bigtrain_lab.cli.site.settings import offered
 from bigtrain_lab.experiments import Experiment
 from tests.browser.test_site import alike, asked, served
 
 from .measure import row
-from .site import MOVED, MOVES, SEEN, moved
+from .site import SEEN, moved, of_moves
 
 SITE = os.environ.get("BIGTRAIN_SITE", "")
 READY = "document.body.dataset.python === 'ready'"
@@ -118,7 +116,12 @@ def firefox() -> Iterator[Page]:
             browser.wait()
 
 
-def rows() -> Iterator[dict]:
+def rows() -> list[dict]:
+    return [*measured()]
+
+
+def measured() -> Iterator[dict]:
+    """The rows."""
     if not SITE:
         raise SystemExit("BIGTRAIN_SITE names no site: write one with `bigtrain site`.")
     chosen, first, live, equal, told = LABS or [*Experiment.all()], [], [], 0, 0
@@ -133,9 +136,11 @@ def rows() -> Iterator[dict]:
                 print(lab, changed, "" if same else "DIFFERS", flush=True)
         page.open(f"{address}/pipeline.html")
         page.until(READY)
-        settings = next(r for r in offered(Experiment.named("pipeline")) if r["name"] == FRONT)
-        moves = [[FRONT, move % len(settings["values"])] for move in range(1, MOVES + 1)]
-        times = sorted(page.value(f"({MOVED})({json.dumps(move)})") for move in moves)
+        of_slider = [
+            *of_moves(
+                lambda script, given: page.value(f"({script})({json.dumps(given)})"), page.until
+            )
+        ]
         outside = {
             url
             for url in page.requests
@@ -143,8 +148,6 @@ def rows() -> Iterator[dict]:
         }
     yield row("first picture, median of the labs", statistics.median(first), "s", 1)
     yield row("Python ready for a live prediction, median", statistics.median(live), "s", 6)
-    yield row("a slider's move to its picture, median", statistics.median(times), "ms")
-    at = int(0.95 * len(times))
-    yield row("a slider's move to its picture, 95th percentile", times[at], "ms", 150)
+    yield from of_slider
     yield row("requests that leave the site", len(outside), "", 0)
     yield row("settings predicted alike in Firefox and CPython", equal, "", at_least=told)

@@ -5,9 +5,10 @@
 const lab = JSON.parse(document.getElementById("btl-lab").textContent), at = (id) => document.getElementById(`btl-${id}`);
 const model = standIn({ data: null, note: "", live: false, look: lab.look, limit_bytes: null, height: null });
 const defaults = Object.fromEntries(lab.controls.map((each) => [each.name, each.value])), settings = { ...defaults }, made = {};
-let worker = null, asking = null, next = null, loading = "Python is loading. It then predicts what you choose.";
+let moved = lab.controls.find((each) => each.kind === "range"), worker = null, asking = null, next = null, loading = "Python is loading. It then predicts what you choose.";
 
-function changed() { return Object.fromEntries(Object.entries(settings).filter(([name, value]) => value !== defaults[name])); }
+const PAUSE = 200;  // milliseconds without a move, before Python predicts what was not asked for
+function changed(to = settings) { return Object.fromEntries(Object.entries(to).filter(([name, value]) => value !== defaults[name])); }
 function key(of) { return JSON.stringify(Object.entries(of).sort()); }
 
 function show(answer, of) {
@@ -20,34 +21,49 @@ function show(answer, of) {
     for (const part of ["answers", "numbers", "why"]) at(part).innerHTML = answer[part];
     if (at("about")) at("about").textContent = answer.about;
   }
-  globalThis.btlAnswer = { ...answer, settings: { ...defaults, ...of } };  // what a test reads, or a reader's console
+  globalThis.btlMade = made;  // what a test reads, or a reader's console
+  globalThis.btlAnswer = { ...answer, settings: { ...defaults, ...of } };
 }
 
 async function ask() {
   const of = changed(), known = made[key(of)];
   history.replaceState(null, "", location.pathname + location.search + (Object.keys(of).length ? `#${new URLSearchParams(of)}` : ""));
-  if (known) { next = null; return show(JSON.parse(await known()), of); }
+  if (known) {
+    next = null;
+    const answer = JSON.parse(await known());
+    if (key(of) === key(changed())) show(answer, of);
+    return setTimeout(ahead, PAUSE);
+  }
   if (!worker) return show({ refused: "This page was built without Python, and holds no prediction of these settings.", idle: [] }, of);
-  next = of;
+  next = of; at("status").textContent = loading;
   if (!asking) send();
+}
+
+/* While Python has nothing to do it predicts what a reader may ask for next: the values of the slider that was moved last. */
+function ahead() {
+  if (asking || !moved || !document.body.dataset.python) return;
+  const { name, values } = moved, place = values.indexOf(settings[name]), far = (value) => Math.abs(values.indexOf(value) - place);
+  const nearest = [...values].sort((a, b) => far(a) - far(b)).map((value) => changed({ ...settings, [name]: value }));
+  if (next = nearest.find((of) => !made[key(of)])) send();
 }
 
 function send() {
   [asking, next] = [next, null];
-  at("status").textContent = loading;
   worker.postMessage({ module: "bigtrain_lab.view.live", name: "answered", given: [lab.name, JSON.stringify(asking)] });
 }
 
 function heard({ data }) {
-  if (data.ready) { loading = "predicting"; at("status").textContent = ""; document.body.dataset.python = "ready"; return; }
-  const of = asking; asking = null;
-  if (data.answer) made[key(of)] = () => data.answer;
-  if (next) return send();
-  if (key(of) !== key(changed())) return;  // what was made beforehand is shown since
-  show(data.answer ? JSON.parse(data.answer) : { refused: `Python failed in this page: ${data.failed}`, idle: [] }, of);
+  if (data.ready) { loading = "predicting"; at("status").textContent = ""; document.body.dataset.python = "ready"; return ahead(); }
+  const of = asking, answer = data.answer ?? JSON.stringify({ refused: `Python failed in this page: ${data.failed}`, idle: [] });
+  made[key(of)] = () => answer; asking = null;
+  if (next && key(next) !== key(of)) return send();
+  next = null;
+  if (key(of) === key(changed())) show(JSON.parse(answer), of);  // else it was made ahead, or the reader went on
+  setTimeout(ahead, PAUSE);
 }
 
-function control({ name, label, help, kind, values, value }) {
+function control(each) {
+  const { name, label, help, kind, values, value } = each;
   const row = element("label", "", "", { title: help, "data-name": name }), told = element("output", "", "");
   row.append(element("span", "", label));
   let input;
@@ -70,6 +86,7 @@ function control({ name, label, help, kind, values, value }) {
   };
   input.addEventListener("input", () => {
     settings[name] = kind === "choice" ? values[input.selectedIndex] : kind === "yes" ? input.checked : values[input.value];
+    if (kind === "range") moved = each;
     tell(); ask();
   });
   tell(); row.append(input, told);
@@ -98,7 +115,7 @@ render({ model, el: at("play") });
 fromAddress();
 addEventListener("hashchange", () => { fromAddress(); ask(); });
 if (lab.python) {
-  worker = new Worker(`worker.js?${lab.name}`, { type: "module" });
+  worker = new Worker("worker.js", { type: "module", name: lab.name });
   worker.onmessage = heard;
 }
 if (key(changed()) !== "[]") made["[]"]().then((first) => { show(JSON.parse(first), {}); ask(); }); else ask();

@@ -1,10 +1,10 @@
 /* Python in a worker of the page, as it was when the site was built. The page asks for a function of a module, and gets what it
- * returns. The worker's address has the lab whose kept results it needs.
+ * returns. The worker's name is that of the lab whose kept results it needs: its address is one for all, as what is kept offline is.
  */
 
 import { load, write } from "./python.mjs";
 
-const plain = fetch, lab = location.search.slice(1);
+const plain = fetch, lab = globalThis.name;
 globalThis.fetch = async (name) => {  // what Python is made of lies zipped
   const answer = await plain(`${name}.gz`), type = `${name}`.endsWith("wasm") ? "application/wasm" : "text/javascript";
   if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
