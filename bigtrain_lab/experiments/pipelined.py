@@ -65,20 +65,13 @@ class Pipelined(OnHardware):
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         """What each action of the rehearsal does on a stage."""
 
-    @property
-    @abstractmethod
-    def messages(self) -> dict:
-        """Kind -> bytes of the activation of one micro-batch between two stages, or its gradient;
-        one number a stage where they differ."""
-
     def place(self, rank: int) -> int:
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: train.Work, tensors: int = 1) -> float:
+    def time(self, work: train.Work) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
-        textbook = self.profile.textbook
-        return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
+        return work.flops if self.profile.textbook else work.seconds(self.profile, self.format)
 
     @property
     def format(self) -> str:
@@ -131,25 +124,38 @@ class Pipelined(OnHardware):
         """Each of a rank's chunks costs a fraction of a slot."""
         return self.ticks_of_chunk * self.order.stages // self.order.ranks
 
+    slots: ClassVar[dict] = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}  # all stages are equal
+
+    def priced(self) -> dict[str, list]:
+        """Kind -> the time of each stage."""
+        kinds = "FBIWU" if self.halves else "FBU"
+        stages = range(self.order.stages)
+        return {kind: [self.seconds(kind, stage) for stage in stages] for kind in kinds}
+
+    def seconds(self, kind: str, stage: int) -> float:
+        """Of a later action of a stage; of a backward that finds no gradients."""
+        run = self.stage_run(stage, train.HALVES if kind in "IW" else train.WHOLE)
+        return run.seconds(kind, self.profile, self.format)
+
+    @property
+    def messages(self) -> dict[str, list[int]]:
+        """Kind -> bytes of what each stage sends on of one micro-batch, or back."""
+        stages = range(self.order.stages if self.order.ranks > 1 else 0)  # else there are none
+        runs = [self.stage_run(stage, train.WHOLE) for stage in stages]
+        return {kind: [run.message_bytes(kind.replace("I", "B")) for run in runs] for kind in "FBI"}
+
     def charged(self) -> dict[str, Any]:
         return {"messages": self.messages}
 
     @property
-    def account(self) -> train.Holdings:
-        """What its ranks hold."""
+    def memory(self) -> train.Holdings:
         return self.rehearsed
-
-    def bytes_held(self) -> dict[str, dict]:
-        return self.account.held(self.ranks, self.counted)
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
         those of one."""
         lanes = lower(self.order, self.steps if self.order.asynchronous else 1).lanes
         return [[*place, ops] for place, ops in lanes.items()]
-
-    def predict(self) -> Trace:
-        return self.account.looked_into(super().predict())
 
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[self.place(rank)]]
