@@ -257,9 +257,9 @@ class Checkpoint(OfGPT, OneDevice):
 
     @cached_property
     def foretold(self) -> train.DryRun:
-        """What the plan leaves at the end of each action. Weights' gradients come with each backward
-        and go with the update, which first makes its state. In the backward the gradient of the
-        loss, one number, counts as the chain's output, which is the loss itself."""
+        """What the plan leaves at the end of each action. Gradients come with each backward and go
+        with the update, which first makes its state. In the backward the gradient of the loss, one
+        number, counts as the chain's output, which is the loss itself."""
         start = between = {"weights": sum(self.weight_bytes)}
         actions = {}
         for step in range(min(self.steps, 2)):

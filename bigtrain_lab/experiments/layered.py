@@ -33,8 +33,6 @@ from .pipeline import arriving, slice_run, training
 from .pipelined import Pipelined
 
 with later():
-    import torch
-
     from ..runtime import devices
     from ..train import dry_run
 
@@ -360,7 +358,7 @@ class Layered(OfGPT, Pipelined):
     def memory(self) -> train.Holdings:
         """Where replicas share, as each rank's own dry run tells."""
         if not self.sharded:
-            return self.rehearsed
+            return super().memory
         work = self.order.over(self.steps)
         own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
         return train.Likened(self.dry, self.like, own)

@@ -156,8 +156,8 @@ class PipelineExperiment(OfGPT, Pipelined):
         return 0 if self.profile.textbook else super().seconds(kind, stage)
 
     def time_of(self, kind: str, first: int, last: int) -> float:
-        """Seconds of this on a slice: the sum of its pieces', rounded once, so that every Python has
-        the same."""
+        """Seconds of a kind of action on a slice: the sum of its pieces', rounded once, so that
+        every Python has the same."""
         if self.profile.textbook:
             raise Impossible(
                 "On the unit profile a stage takes one slot whatever it holds, so there is nothing"

@@ -106,8 +106,7 @@ class Pipelined(OnHardware):
         return found
 
     @cached_property
-    def rehearsed(self) -> train.Rehearsed:
-        """What each action does to what its rank holds."""
+    def memory(self) -> train.Holdings:
         needed = train.rehearsals(
             self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
         )
@@ -147,10 +146,6 @@ class Pipelined(OnHardware):
     def charged(self) -> dict[str, Any]:
         return {"messages": self.messages}
 
-    @property
-    def memory(self) -> train.Holdings:
-        return self.rehearsed
-
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
         those of one."""
@@ -165,7 +160,7 @@ class Pipelined(OnHardware):
         """The order of all steps, with the messages of tied weights."""
         if not (tied := self.tied_copies):
             return lower(self.order, self.steps)
-        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
+        sizes = {site: size for part in self.memory.parts for site, size in part.sent.items()}
         return techniques.tied_plan.with_exchanges(self.order, self.steps, tied, sizes)
 
     @property

@@ -288,7 +288,7 @@ class Translate(Replicated):
         return self.part(number, self.shape(0, 0), rehearsal)
 
     @cached_property
-    def rehearsed(self) -> train.Rehearsed:
+    def memory(self) -> train.Holdings:
         needed = train.rehearsals(self.order, min(self.steps, 2))
         parts = partial(self.needed_part, needed)
         return train.Rehearsed(self.order, self.steps, parts, self.place)

@@ -5,7 +5,7 @@ from .. import offered
 __all__, __getattr__, __dir__ = offered(
     __name__,
     {
-        "account": ("Acted", "DryRun", "Holdings", "Likened", "Moves", "Work", "difference"),
+        "account": ("Acted", "DryRun", "Holdings", "Likened", "Work", "difference"),
         "every_replica": ("of_each_replica",),
         "lens": ("Lens",),
         "optimizer": ("Optimizer",),

@@ -117,11 +117,6 @@ class DryRun:
         return placed(span.start, span.end, len(told))[told.index(self.peak_at)]
 
 
-def is_of(action: str, step: int) -> bool:
-    """Whether an action of one device, as "0B1", is of this training step."""
-    return action[2:] == str(step)
-
-
 def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
     """The trace with levels inside each action, at the moments that a run tells of.
 
@@ -311,7 +306,9 @@ class Account:
     def peak_of(self, step: int) -> int:
         """Peak of one training step, counted from 0."""
         return max(
-            level for level, moment in zip(self.levels, self.moments) if is_of(moment.action, step)
+            level
+            for level, moment in zip(self.levels, self.moments)
+            if moment.action[2:] == str(step)  # as "0B1"
         )
 
     def alive(self, moment: int) -> list[Held]:
