@@ -150,7 +150,8 @@ class Checkpoint(OfGPT, OneDevice):
             forwards, backwards = (
                 [each.seconds(self.profile, self.dtype) for each in passes] for passes in work
             )
-        return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {
+        states = *chain.states[:-1], self.item  # the last one is the loss, one number
+        return Chain.of(states, chain.saved, forwards, backwards, *chain[4:]), {
             "A": tuple(forwards),
             "F": tuple(forwards),
             "B": tuple(backwards),
@@ -258,8 +259,7 @@ class Checkpoint(OfGPT, OneDevice):
     @cached_property
     def foretold(self) -> train.DryRun:
         """What the plan leaves at the end of each action. Gradients come with each backward and go
-        with the update, which first makes its state. In the backward the gradient of the loss, one
-        number, counts as the chain's output, which is the loss itself."""
+        with the update, which first makes its state."""
         start = between = {"weights": sum(self.weight_bytes)}
         actions = {}
         for step in range(min(self.steps, 2)):
