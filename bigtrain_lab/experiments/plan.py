@@ -242,7 +242,7 @@ def run_gpt(
     level: str | None,
     sizes: tuple[int, ...],
     way: "planner.Way",
-) -> "dict[str, planner.Runs]":
+) -> "dict[str, list[planner.Facts]]":
     """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
 
     def data(rows: int) -> tuple:
@@ -255,7 +255,7 @@ def run_gpt(
             return techniques.vocab_parallel_cross_entropy(output, targets, group)
         return models.cross_entropy(output, targets)
 
-    return planner.runs_of(
+    return planner.facts_of(
         train.pieces.Step(
             lambda: models.GPTStage(config, 0, config.pieces),
             "layers.1",
