@@ -69,11 +69,14 @@ class Plan(NamedTuple):
     zero: int
 
     def __str__(self) -> str:
-        told = [f"dp {self.dp} x pp {self.pp} x tp {self.way.tp}, rows {self.rows}"]
-        told += ["sequence parallelism"] * self.way.sequence_parallel
         how = self.way.recompute
-        told += [{"full": "recompute"}.get(how, f"{how} recompute")] * (how != "none")
-        return ", ".join(told + [f"ZeRO {self.zero}"] * bool(self.zero))
+        told = (
+            f"dp {self.dp} x pp {self.pp} x tp {self.way.tp}, rows {self.rows}",
+            "sequence parallelism" * self.way.sequence_parallel,
+            {"none": "", "full": "recompute"}.get(how, f"{how} recompute"),
+            f"ZeRO {self.zero}" * (self.zero > 0),
+        )
+        return ", ".join(filter(None, told))
 
 
 class Planned(NamedTuple):
@@ -177,16 +180,12 @@ def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, l
     }
 
 
-def line(sizes: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Through the values of two rows and of three."""
-    two, three = (each[..., None] for each in alike_moments(sizes))
-    return two + (rows - 2) * (three - two)
-
-
-def alike_moments(pair: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """As they are; of moments that one of them lacks, the highest."""
-    one, other = pair
-    return pair if len(one) == len(other) else [each.max(0, keepdims=True) for each in pair]
+def through(one: np.ndarray, other: np.ndarray, number: Any, parts: int = 1) -> np.ndarray:
+    """On the line through two values, so many parts of the way from one to the other. Of moments
+    that one of them lacks, the highest."""
+    if len(one) != len(other):
+        one, other = (each.max(0, keepdims=True) for each in (one, other))
+    return one + (other - one) * number // parts
 
 
 @dataclass(frozen=True)
@@ -258,15 +257,11 @@ class Search:
         self.dry, self.facts, self.run, self.update, self.ring = map(
             cache, (job.run, self.facts, self.run, self.update, self.ring)
         )
-        self.refused: dict[Plan, str] = {}
+        self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
         alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
-        for first in self.products():
-            if why := self.impossible(first):
-                self.refused[first] = why
-                continue
-            for zero in range(4 if first.dp > 1 else 1):
-                alike[first.pp, zero] += self.plans(first, zero)
-        priced = [found for plans in alike.values() if plans for found in self.priced(plans)]
+        for plan in self.plans():
+            alike[plan.pp, plan.zero].append(plan)
+        priced = [found for plans in alike.values() for found in self.priced(plans)]
         priced.sort(key=lambda each: each[1:])
         limit = self.memory_bytes or float("inf")
         self.fitting = [each for each in priced if each.bytes <= limit]
@@ -304,23 +299,29 @@ class Search:
             if self.devices % (pp * tp) == 0:
                 yield Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
 
-    def plans(self, first: Plan, zero: int) -> list[Plan]:
-        """All of this product."""
-        dp, pp, (tp, _, _), *_ = first
-        ways = [Way(tp, *how) for how in product({False, tp > 1}, self.job.recompute)]
-        return [
-            Plan(dp, pp, way, rows, zero) for way in ways for rows in divisors(self.job.batch // dp)
-        ]
+    def plans(self) -> Iterator[Plan]:
+        """All that can be."""
+        for dp, pp, (tp, _, _), _, _ in (
+            each for each in self.products() if each not in self.refused
+        ):
+            stages = range(4 if dp > 1 else 1)
+            ways = [Way(tp, *how) for how in product({False, tp > 1}, self.job.recompute)]
+            rows = divisors(self.job.batch // dp)
+            for zero, way, own in product(stages, ways, rows):
+                yield Plan(dp, pp, way, own, zero)
 
     def impossible(self, plan: Plan) -> str:
         """Why this plan cannot be, or ""."""
-        if plan.pp > self.job.blocks:
-            return f"{plan.pp} stages need as many blocks, and there are fewer."
-        if not self.job.slices(plan.way.tp):
-            return f"The layers cannot be cut into {plan.way.tp} slices."
-        if self.job.batch % plan.dp:
-            return f"{plan.dp} replicas cannot share {self.job.batch} samples equally."
-        return ""
+        dp, pp, way, *_ = plan
+        reasons = (
+            (pp > self.job.blocks, f"{pp} stages need as many blocks, and there are fewer."),
+            (not self.job.slices(way.tp), f"The layers cannot be cut into {way.tp} slices."),
+            (
+                self.job.batch % dp,
+                f"{dp} replicas cannot share {self.job.batch} samples equally.",
+            ),
+        )
+        return next((why for holds, why in reasons if holds), "")
 
     def priced(self, plans: Sequence[Plan]) -> list[Planned]:
         """Of plans that are `Alike`."""
@@ -352,15 +353,14 @@ class Search:
             order = made(micro_batches=count)
             stages = alike.stages(order.stages)
             turns = [alike.turn(stage) for stage in stages]
-            ends = [turn.after + np.maximum(0, turn.last - turn.backward) for turn in turns]
             times = {
                 "F": [turn.forward.item() for turn in turns],
                 "B": [turn.backward.item() for turn in turns],
-                "U": [end.item() for end in ends],
+                "U": [(t.after + np.maximum(0, t.last - t.backward)).item() for t in turns],
             }
             sent = dict.fromkeys("FB", stages[0].message.item())
-            prices = self.hardware.clock(1) | {"links": links}
-            return simulate(order, Cost(times, sent, **prices)).step_time
+            cost = Cost(times, sent, links=links, **self.hardware.clock(1))
+            return simulate(order, cost).step_time
 
         if m <= 3 * pp:
             return step(m)
@@ -386,11 +386,13 @@ class Search:
         is also affine in 1 / slices."""
         ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > 4 else (way.tp,))]
         runs = [self.dry(sizes, each)[name] for each in ways]
-        lines = [[line(each, self.rows) for each in zip(*run)] for run in runs]
+        lines = [
+            [through(two[..., None], three[..., None], self.rows - 2) for two, three in zip(*run)]
+            for run in runs
+        ]
         here = lines[0]
         if way.tp > 4:
-            pairs = map(alike_moments, zip(*lines))
-            here = [four + (two - four) * (4 - way.tp) // way.tp for two, four in pairs]
+            here = [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
         work, called, *moments, held = here
         return Facts(work, called, *(each.max(0) for each in moments), held)
 
@@ -539,9 +541,8 @@ class Alike:
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        search, zero = self.search, self.zero
-        values = [search.run(name, way, dp > 1 and zero < 3) for dp, way in self.kinds]
-        updates = [search.update(name, way, dp if zero else 1) for dp, way in self.kinds]
+        values = [self.search.run(name, way, dp > 1 and self.zero < 3) for dp, way in self.kinds]
+        updates = [self.search.update(name, way, dp if self.zero else 1) for dp, way in self.kinds]
         return Run(*np.array(values)[self.kind, :, self.row].T, np.array(updates)[self.kind])
 
     def stages(self, count: int) -> list[Stage]:
@@ -603,8 +604,7 @@ class Alike:
             before = np.minimum(full, (waiting + (run.count - 1) * own) // BUCKET_BYTES + 1)
             busy = sent + full * bucket
             for number in (1, before):  # the queue grows from either
-                pieces = -(-(number * BUCKET_BYTES - waiting) // own)
-                ready = now + run.backwards(pieces, alone)
+                ready = now + run.backwards(-(-(number * BUCKET_BYTES - waiting) // own), alone)
                 busy = np.maximum(busy, ready + (full - number + 1) * bucket)
             now = now + run.backwards(run.count, alone)
             sent, waiting = np.where(full > 0, busy, sent), left
@@ -623,19 +623,17 @@ class Alike:
             alone = np.minimum(run.count, np.maximum(1, -(-(run.bucket - waiting) // own)))
             alone = np.where(begun, 0, np.where(full > 0, alone, run.count))
             hidden = np.minimum(full, run.count)
-            beside = flying + np.maximum(hidden - 1, 0) * takes
-            left = np.maximum((filled if at == 0 else full * run.bucket) - hidden * run.bucket, 0)
+            left = np.maximum(np.minimum(filled, full * run.bucket) - hidden * run.bucket, 0)
             lead, quick = lead + alone * run.back, quick + alone * (run.back - run.backward)
-            backward = backward + alone * run.back + self.ring.gap * left
-            backward = backward + np.maximum((run.count - alone) * run.back, beside)
+            messages = flying + np.maximum(hidden - 1, 0) * takes
+            beside = np.maximum((run.count - alone) * run.back, messages)
+            backward = backward + alone * run.back + self.ring.gap * left + beside
             begun, flying = begun | (full > 0), np.where(full > 0, takes, 0.0)
             waiting = filled - full * run.bucket
         left = self.ring.seconds(np.minimum(filled, run.bucket))
-        forward, one = np.maximum(stage.total("ahead"), left - lead), self.micro_batches == 1
-        last = backward - np.where(one, quick, 0)
-        return Turn(
-            stage.forward, forward, backward, last, left + after, 0.0, np.where(one, 0, -quick)
-        )
+        forward = np.maximum(stage.total("ahead"), left - lead)
+        last, turn = np.where(self.micro_batches > 1, [0 * quick, -quick], [-quick, 0 * quick])
+        return Turn(stage.forward, forward, backward, backward + last, left + after, 0.0, turn)
 
     def pieces_hide(self, stage: Stage, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
@@ -670,8 +668,8 @@ class Alike:
         dp, growing, units = self.dp, (self.dp == 1) & (not again), stage.units
         weights, gradients, pieces = stage.weights, stage.gradients, stage.gradients // dp
         masters = gradients > weights  # which are in pieces, and so no weights
-        largest = np.max([unit.largest for unit in units], 0)
-        bucket = np.minimum(np.maximum(BUCKET_BYTES, largest), weights)
+        largest = np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES)
+        bucket = np.minimum(largest, weights)
         several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
         buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
         whole, standing, updated = (  # weights; gradients in a backward, and in the update
@@ -690,9 +688,9 @@ class Alike:
                 inside = inside + unit.weights + below + above
             most = np.maximum(most, kept + new * growing + inside)
             kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients
-        update = np.max([unit.most for unit in units], 0)
         sharers = dp if self.zero else 1
-        most = np.maximum(most + standing, updated + update // sharers)
+        update = updated + np.max([unit.most for unit in units], 0) // sharers
+        most = np.maximum(most + standing, update)
         return whole + stage.total("others") // sharers + most
 
 
