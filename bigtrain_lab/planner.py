@@ -256,7 +256,7 @@ class Search:
         self.rows = np.array(divisors(job.batch))  # all that a micro-batch may have
         self.dry, self.facts, self.run, self.update, self.ring = map(
             cache, (job.run, self.facts, self.run, self.update, self.ring)
-        )
+        )  # each is asked once for the same
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
         alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
         for plan in self.plans():
@@ -338,7 +338,7 @@ class Search:
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
         """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
-        affine in them. What a replica sends beside a backward follows it here."""
+        affine in them. What a replica sends beside its last backward alone follows it here."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         links = {
             (a, b): wire.link()
@@ -410,10 +410,14 @@ class Search:
         seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
         rings = np.array([self.ring(range(way.tp), kind) for kind in COLLECTIVES])
         calls = (facts.called * rings[..., None]).sum((1, 2))
-        most = facts.first, facts.again, facts.update, kept + self.inputs * message
-        bucket = np.maximum(bucket, BUCKET_BYTES // 2)
         return np.array(
-            [*seconds + calls, *slow * seconds + calls, *most, *facts.held[1:-2], bucket]
+            [
+                *seconds + calls,
+                *slow * seconds + calls,
+                *(facts.first, facts.again, facts.update, kept + self.inputs * message),
+                *facts.held[1:-2],
+                np.maximum(bucket, BUCKET_BYTES // 2),
+            ]
         )
 
     def update(self, name: str, way: Way, sharers: int) -> float:
@@ -614,7 +618,12 @@ class Alike:
 
     def each_hides(self, stage: Stage, after: Any) -> Turn:
         """A bucket waits until the one before has arrived, and so does the backward. Of those that
-        a piece fills the last one travels beside what follows."""
+        a piece fills the last one travels beside what follows.
+
+        alone        pieces of a run that end before the first bucket leaves; they take `lead`
+        left         bytes of the buckets that no piece hides
+        quick        what the first backward saves, beside which nothing travels until then
+        """
         begun, waiting, flying, lead, quick, backward = False, 0, 0.0, 0.0, 0.0, 0.0
         for at, run in reversed([*enumerate(stage.runs)]):
             own, takes = np.maximum(run.weights, 1), self.ring.seconds(run.bucket)

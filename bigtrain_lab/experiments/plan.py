@@ -273,8 +273,8 @@ def published_seconds(step: Step, recompute: str) -> float:
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
     job = gpt_job(config, step.batch, precision="bf16", recompute=())
     search = planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
-    way = 8, recompute == "selective", recompute
-    plan = planner.Plan(1, step.devices // 8, planner.Way(*way), step.rows, 0)
+    way = planner.Way(8, recompute == "selective", recompute)
+    plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
     if step.chunks == 1:
         return search.seconds(plan)
     return search.scheduled(plan, "interleaved", chunks=step.chunks)
