@@ -338,7 +338,8 @@ class Search:
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
         """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
-        affine in them. What a replica sends beside its last backward alone follows it here."""
+        affine in them. What a replica sends beside its last backward alone follows it here, and at
+        stage 3 of ZeRO each forward waits for its first weights."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         links = {
             (a, b): wire.link()
