@@ -22,15 +22,17 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 (arXiv:1910.02054), sections 3 and 5.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from itertools import product
+from functools import cache, cached_property, lru_cache, partial
+from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .core import Cost, Impossible
+from .core.cost import COLLECTIVES
 from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
 from .core.later import later
 from .core.words import size
@@ -67,11 +69,14 @@ class Plan(NamedTuple):
     zero: int
 
     def __str__(self) -> str:
-        told = [f"dp {self.dp} x pp {self.pp} x tp {self.way.tp}, rows {self.rows}"]
-        told += ["sequence parallelism"] * self.way.sequence_parallel
         how = self.way.recompute
-        told += [{"full": "recompute"}.get(how, f"{how} recompute")] * (how != "none")
-        return ", ".join(told + [f"ZeRO {self.zero}"] * bool(self.zero))
+        told = (
+            f"dp {self.dp} x pp {self.pp} x tp {self.way.tp}, rows {self.rows}",
+            "sequence parallelism" * self.way.sequence_parallel,
+            {"none": "", "full": "recompute"}.get(how, f"{how} recompute"),
+            f"ZeRO {self.zero}" * (self.zero > 0),
+        )
+        return ", ".join(filter(None, told))
 
 
 class Planned(NamedTuple):
@@ -88,19 +93,18 @@ class Planned(NamedTuple):
 class Facts(NamedTuple):
     """What a piece computes, calls, sends and holds.
 
-    work               a row each for F, B and U
-    forward, backward  bytes of the collectives that they call
-    first, again       bytes at the moments of a backward, beyond those at its start; of one that
-                       finds gradients to add to
-    update             of an update
-    held               bytes that a forward leaves for its backward, of a message, of weights, of
-                       gradients, of the optimizer's state and masters, of the largest weight, and
-                       of a bucket on average
+    work          a row each for F, B and U
+    called        of F and of B, for each of COLLECTIVES: how many they call, and bytes of all those
+    first, again  bytes at the moments of a backward, beyond those at its start; of one that finds
+                  gradients to add to
+    update        of an update
+    held          bytes that a forward leaves for its backward, of a message, of weights, of
+                  gradients, of the optimizer's state and masters, of the largest weight; how many
+                  weights there are; bytes of a bucket on average
     """
 
     work: np.ndarray
-    forward: np.ndarray
-    backward: np.ndarray
+    called: np.ndarray
     first: np.ndarray
     again: np.ndarray
     update: np.ndarray
@@ -121,15 +125,22 @@ class Facts(NamedTuple):
             for kind, size in backward.before.items()
             if kind not in ("weights", "master", "gradients", "optimizer")
         )
-        weights = held.weights or (0,)
-        state = sum(weights), held.gradients, held.others
+        called = [
+            [[call.bytes for call in each.called if call.kind == kind] for kind in COLLECTIVES]
+            for each in (forward, backward)
+        ]
         return Facts(
             np.array([each.work for each in acted]),
-            *(np.array([call.bytes for call in each.called], int) for each in acted[:2]),
+            np.array([[(len(sizes), sum(sizes)) for sizes in kinds] for kinds in called]),
             levels(backward),
             levels(backward, "gradients"),
             levels(update),
-            np.array([kept, message, *state, max(weights), bucket_bytes(weights)]),
+            np.array(
+                [
+                    *(kept, message, sum(held.weights), held.gradients, held.others),
+                    *(max(held.weights, default=0), len(held.weights), bucket_bytes(held.weights)),
+                ]
+            ),
         )
 
 
@@ -156,72 +167,25 @@ def levels(acted: Acted, without: str = "") -> np.ndarray:
     return np.array([0, *np.trim_zeros(own, "f")])
 
 
-class Runs(NamedTuple):
-    """The dry run of a piece: Facts of each size of a micro-batch, the kinds of collectives that
-    its F and its B call, and how many weights it has."""
-
-    facts: tuple[Facts, ...]
-    kinds: tuple[tuple[str, ...], ...]
-    tensors: int
-
-
-def runs_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, Runs]:
-    """Of each piece of a model with one block, by its name."""
+def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, list[Facts]]:
+    """By the name of each piece of a model with one block, its Facts of each size of a
+    micro-batch."""
     run, held, messages = pieces.run_pieces(step, sizes, *way)
-    found, last = {}, len(sizes) - 1
-    for stage, (name, own) in enumerate(zip(PIECES, held)):
-        called = (run.actions[str(Action(kind, stage, 0))].called for kind in "FB")
-        found[name] = Runs(
-            tuple(
-                Facts.of(run, stage, number, last, own, messages[3 * number + stage])
-                for number in range(last + 1)
-            ),
-            tuple(tuple(call.kind for call in calls) for calls in called),
-            len(own.weights),
-        )
-    return found
+    return {
+        name: [
+            Facts.of(run, stage, number, len(sizes) - 1, own, messages[3 * number + stage])
+            for number in range(len(sizes))
+        ]
+        for stage, (name, own) in enumerate(zip(PIECES, held))
+    }
 
 
-class Piece:
-    """A piece of the model one way, from its dry runs of two and of three rows. What they show is
-    affine in the rows, but for a copy that one row alone does without (`single`). Where there are
-    two, of 2 and of 4 `slices`, it is also affine in 1 / slices."""
-
-    def __init__(self, runs: Sequence[Runs], slices: int, single: Sequence[Runs] = ()):
-        self.runs, self.slices, self.single = runs, slices, single
-        self.kinds, self.tensors = runs[0].kinds, runs[0].tensors
-
-    def at(self, rows: Iterable[int]) -> Facts:
-        """With a last dim for each number of rows, and the most that is held in place of the
-        moments."""
-        rows = np.array(rows)
-        found = self.between([[line(each, rows) for each in zip(*run.facts)] for run in self.runs])
-        if not self.single:
-            return found
-        one = self.between([[each[..., None] for each in run.facts[0]] for run in self.single])
-        return Facts(*(np.where(rows == 1, *each) for each in zip(one, found)))
-
-    def between(self, lines: Sequence[Sequence[np.ndarray]]) -> Facts:
-        """From 2 and 4 slices."""
-        here = [*lines[0]]
-        for at, pair in enumerate(zip(*lines) if len(lines) > 1 else ()):
-            two, four = alike_moments(pair)
-            here[at] = four + (two - four) * (4 - self.slices) // self.slices
-        found = Facts(*here)
-        most = {what: getattr(found, what).max(0) for what in ("first", "again", "update")}
-        return found._replace(**most)
-
-
-def line(sizes: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Through the values of two rows and of three."""
-    two, three = (each[..., None] for each in alike_moments(sizes))
-    return two + (rows - 2) * (three - two)
-
-
-def alike_moments(pair: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """As they are; of moments that one of them lacks, the highest."""
-    one, other = pair
-    return pair if len(one) == len(other) else [each.max(0, keepdims=True) for each in pair]
+def through(one: np.ndarray, other: np.ndarray, number: Any, parts: int = 1) -> np.ndarray:
+    """On the line through two values, so many parts of the way from one to the other. Of moments
+    that one of them lacks, the highest."""
+    if len(one) != len(other):
+        one, other = (each.max(0, keepdims=True) for each in (one, other))
+    return one + (other - one) * number // parts
 
 
 @dataclass(frozen=True)
@@ -231,7 +195,7 @@ class Job:
     `recompute`: what of it may be run again."""
 
     blocks: int
-    run: Callable[[tuple[int, ...], Way], dict[str, Runs]]
+    run: Callable[[tuple[int, ...], Way], dict[str, list[Facts]]]
     slices: Callable[[int], bool]
     batch: int
     dtype: str
@@ -258,9 +222,9 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
     level = None if precision == "none" else precision
     step, blocks, own = pieces.of_user(make, Optimizer.named(optimizer).at(0.1), level)
 
-    def run(sizes: tuple[int, ...], way: Way) -> dict[str, Runs]:
+    def run(sizes: tuple[int, ...], way: Way) -> dict[str, list[Facts]]:
         try:
-            return runs_of(step, sizes, way)
+            return facts_of(step, sizes, way)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
@@ -289,27 +253,19 @@ class Search:
             raise Impossible(f"{devices} devices train nothing: take at least one.")
         self.job, self.hardware, self.devices, self.inputs = job, hardware, devices, inputs
         self.memory_bytes = memory_bytes or hardware.memory_bytes
-        self._known: dict[tuple, Any] = {}  # pieces, what they take, and rings
-        self.refused: dict[Plan, str] = {}
-        alike: dict[tuple, list[Plan]] = {}
-        for first in self.products():
-            if why := self.impossible(first):
-                self.refused[first] = why
-                continue
-            for zero in range(4 if first.dp > 1 else 1):
-                own = alike.setdefault((first.pp, zero, first.dp > 1), [])
-                own += self.plans(first, zero)
-        priced = [found for plans in filter(None, alike.values()) for found in self.priced(plans)]
+        self.rows = np.array(divisors(job.batch))  # all that a micro-batch may have
+        self.dry, self.facts, self.run, self.update, self.ring = map(
+            cache, (job.run, self.facts, self.run, self.update, self.ring)
+        )  # each is asked once for the same
+        self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
+        alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
+        for plan in self.plans():
+            alike[plan.pp, plan.zero].append(plan)
+        priced = [found for plans in alike.values() for found in self.priced(plans)]
         priced.sort(key=lambda each: each[1:])
         limit = self.memory_bytes or float("inf")
         self.fitting = [each for each in priced if each.bytes <= limit]
         self.large = [each for each in priced if each.bytes > limit]
-
-    def once(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """What was made for this key."""
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
     @property
     def best(self) -> Planned:
@@ -333,12 +289,8 @@ class Search:
     @cached_property
     def frontier(self) -> list[Planned]:
         """Plans that none beats in both time and memory, the fastest first."""
-        found, least = [], float("inf")
-        for each in self.fitting:
-            if each.bytes < least:
-                found.append(each)
-                least = each.bytes
-        return found
+        least = accumulate((each.bytes for each in self.fitting), min, initial=float("inf"))
+        return [each for each, before in zip(self.fitting, least) if each.bytes < before]
 
     def products(self) -> Iterator[Plan]:
         """The plainest plan of each product."""
@@ -347,22 +299,29 @@ class Search:
             if self.devices % (pp * tp) == 0:
                 yield Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
 
-    def plans(self, first: Plan, zero: int) -> Iterator[Plan]:
-        """All of this product."""
-        for cut, again in product({False, first.way.tp > 1}, self.job.recompute):
-            way = Way(first.way.tp, cut, again)
-            for rows in divisors(self.job.batch // first.dp):
-                yield Plan(first.dp, first.pp, way, rows, zero)
+    def plans(self) -> Iterator[Plan]:
+        """All that can be."""
+        for dp, pp, (tp, _, _), _, _ in (
+            each for each in self.products() if each not in self.refused
+        ):
+            stages = range(4 if dp > 1 else 1)
+            ways = [Way(tp, *how) for how in product({False, tp > 1}, self.job.recompute)]
+            rows = divisors(self.job.batch // dp)
+            for zero, way, own in product(stages, ways, rows):
+                yield Plan(dp, pp, way, own, zero)
 
     def impossible(self, plan: Plan) -> str:
         """Why this plan cannot be, or ""."""
-        if plan.pp > self.job.blocks:
-            return f"{plan.pp} stages need as many blocks, and there are fewer."
-        if not self.job.slices(plan.way.tp):
-            return f"The layers cannot be cut into {plan.way.tp} slices."
-        if self.job.batch % plan.dp:
-            return f"{plan.dp} replicas cannot share {self.job.batch} samples equally."
-        return ""
+        dp, pp, way, *_ = plan
+        reasons = (
+            (pp > self.job.blocks, f"{pp} stages need as many blocks, and there are fewer."),
+            (not self.job.slices(way.tp), f"The layers cannot be cut into {way.tp} slices."),
+            (
+                self.job.batch % dp,
+                f"{dp} replicas cannot share {self.job.batch} samples equally.",
+            ),
+        )
+        return next((why for holds, why in reasons if holds), "")
 
     def priced(self, plans: Sequence[Plan]) -> list[Planned]:
         """Of plans that are `Alike`."""
@@ -379,14 +338,14 @@ class Search:
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
         """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
-        affine in them. What a replica sends beside a backward follows it here."""
+        affine in them. What a replica sends beside its last backward alone follows it here, and at
+        stage 3 of ZeRO each forward waits for its first weights."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
-        links = {}
-        for a, b in product(range(pp), range(pp)):
-            wire = self.hardware.wire(a * plan.way.tp, b * plan.way.tp)
-            if wire and (a - b) % pp in (1, pp - 1):
-                links[a, b] = wire.link()
-
+        links = {
+            (a, b): wire.link()
+            for a, b in product(range(pp), repeat=2)
+            if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
+        }
         made = partial(Schedule.named(schedule), pp, **options)
         made(micro_batches=m)  # which is refused here, where none of so many can be
         alike = Alike(self, [plan])
@@ -396,13 +355,13 @@ class Search:
             stages = alike.stages(order.stages)
             turns = [alike.turn(stage) for stage in stages]
             times = {
-                "F": [stage.forward.item() for stage in stages],
-                "B": [stage.backward.item() for stage in stages],
-                "U": [(turn.last - turn.backward + turn.after).item() for turn in turns],
+                "F": [turn.forward.item() for turn in turns],
+                "B": [turn.backward.item() for turn in turns],
+                "U": [(t.after + np.maximum(0, t.last - t.backward)).item() for t in turns],
             }
             sent = dict.fromkeys("FB", stages[0].message.item())
-            prices = self.hardware.clock(1) | {"links": links}
-            return simulate(order, Cost(times, sent, **prices)).step_time
+            cost = Cost(times, sent, links=links, **self.hardware.clock(1))
+            return simulate(order, cost).step_time
 
         if m <= 3 * pp:
             return step(m)
@@ -411,40 +370,32 @@ class Search:
 
     # -- what pieces and messages take -------------------------------------------------------------
 
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """All that a micro-batch may have."""
-        return np.array(divisors(self.job.batch))
-
-    @cached_property
-    def wires(self) -> np.ndarray:
-        """Latency and seconds of a byte, inside a node and between nodes."""
-        both = self.hardware.inside, self.hardware.between
-        return np.array([(w.alpha_s, 1 / w.bytes_per_s) if w else (0.0, 0.0) for w in both])
-
-    def piece(self, name: str, way: Way) -> Piece:
-        """From dry runs: beyond 4 slices those of 2 and of 4 tell. One row is run where launches
-        may bound it, since it needs fewer."""
-
-        def run(*sizes: int) -> list[Runs]:
-            ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > 4 else (way.tp,))]
-            return [
-                self.once((each, sizes), lambda w=each: self.job.run(sizes, w))[name]
-                for each in ways
-            ]
-
-        def made() -> Piece:
-            found = Piece(run(2, 3), way.tp)
-            forward, backward, _ = found.at([1]).work[..., 0].tolist()
-            if any(self.time(work) > self.time([*work[:2], 0]) for work in (forward, backward)):
-                found = Piece(found.runs, way.tp, run(1, 1))
-            return found
-
-        return self.once((name, way), made)
-
     def facts(self, name: str, way: Way) -> Facts:
-        """Of a piece, of all numbers of `rows`."""
-        return self.once((name, way, "facts"), lambda: self.piece(name, way).at(self.rows))
+        """Of a piece, with a last dim for each number of `rows`, and the most that is held in place
+        of the moments. They are affine in the rows, but for a copy that one row alone does without:
+        it is run where launches may bound it, since it needs fewer."""
+        found = self.drawn(name, way, (2, 3))
+        if any(
+            self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
+        ):
+            one = self.drawn(name, way, (1, 1))
+            found = Facts(*(np.where(self.rows == 1, *each) for each in zip(one, found)))
+        return found
+
+    def drawn(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
+        """From dry runs of two sizes. Beyond 4 slices those of 2 and of 4 tell: what a piece does
+        is also affine in 1 / slices."""
+        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > 4 else (way.tp,))]
+        runs = [self.dry(sizes, each)[name] for each in ways]
+        lines = [
+            [through(two[..., None], three[..., None], self.rows - 2) for two, three in zip(*run)]
+            for run in runs
+        ]
+        here = lines[0]
+        if way.tp > 4:
+            here = [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
+        work, called, *moments, held = here
+        return Facts(work, called, *(each.max(0) for each in moments), held)
 
     def time(self, work: Iterable[int], tensors: int = 1) -> float:
         return Work(*work).seconds(self.hardware, self.job.dtype, tensors)
@@ -452,51 +403,42 @@ class Search:
     def run(self, name: str, way: Way, copying: bool) -> np.ndarray:
         """What a Run says of one piece, of all numbers of `rows`. `copying`: its gradients go to
         their buckets."""
-        piece, facts = self.piece(name, way), self.facts(name, way)
-        forward, backward, _ = facts.work
-        kept, message, _, gradients, *_, bucket = facts.held
+        facts, slow = self.facts(name, way), self.hardware.overlap_slowdown
+        kept, message, _, gradients, *_, tensors, bucket = facts.held
+        (forward, backward, _), none = facts.work, 0 * kept
         if copying:
-            backward = backward + [0 * gradients, 2 * gradients, 0 * gradients + piece.tensors]
-
-        def calls(kinds: Sequence[str], sizes: np.ndarray) -> Any:
-            rings = [self.ring(range(way.tp), kind) for kind in kinds]
-            return sum((ring.seconds(each) for ring, each in zip(rings, sizes)), 0 * kept)
-
-        most = facts.first, facts.again, facts.update, kept + self.inputs * message
+            backward = backward + [none, 2 * gradients, tensors]
+        seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
+        rings = np.array([self.ring(range(way.tp), kind) for kind in COLLECTIVES])
+        calls = (facts.called * rings[..., None]).sum((1, 2))
         return np.array(
             [
-                [*map(self.time, forward.T.tolist())],
-                calls(piece.kinds[0], facts.forward),
-                [*map(self.time, backward.T.tolist())],
-                calls(piece.kinds[1], facts.backward),
-                *np.broadcast_arrays(*most, *facts.held[1:-1]),
+                *seconds + calls,
+                *slow * seconds + calls,
+                *(facts.first, facts.again, facts.update, kept + self.inputs * message),
+                *facts.held[1:-2],
                 np.maximum(bucket, BUCKET_BYTES // 2),
             ]
         )
 
     def update(self, name: str, way: Way, sharers: int) -> float:
         """Seconds of a piece's update, of which each of so many replicas does its share."""
-        flops, moved, operators = self.facts(name, way).work[2, :, 0].tolist()
-        work = flops // sharers, moved // sharers, operators
-        return self.time(work, self.piece(name, way).tensors)
+        facts = self.facts(name, way)
+        flops, moved, operators = facts.work[2, :, 0].tolist()
+        return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-2, 0]))
 
-    def ring(self, ranks: range, kind: str = "all_gather") -> "Ring":
+    def ring(self, ranks: range, kind: str) -> "Ring":
         """What a Cost charges a collective of these ranks, from two sizes."""
-
-        def made() -> Ring:
-            wires = {pair: self.hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
-            nodes = len({rank // self.hardware.node_size for rank in ranks})
-            prices = self.hardware.prices(1) | {
-                "links": {pair: wire.link() for pair, wire in wires.items() if wire}
-            }
-            if self.hardware.collective_bytes_per_s:
-                bus = Wire("", 0, self.hardware.bus_bytes_per_s(nodes))
-                prices["buses"] = {nodes: bus.link()}
-            cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
-            first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
-            return Ring(first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND)
-
-        return self.once((kind, ranks), made)
+        hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
+        wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
+        prices = hardware.prices(1) | {
+            "links": {pair: wire.link() for pair, wire in wires.items() if wire}
+        }
+        if hardware.collective_bytes_per_s:
+            prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
+        cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
+        first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
+        return Ring(first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND)
 
 
 # -- one plan, or many that are alike: each number below may be an array, of a number a plan -------
@@ -513,13 +455,13 @@ class Ring(NamedTuple):
 
 
 class Run(NamedTuple):
-    """So many equal pieces in a row. Of each, seconds of work and of collectives, forward and
-    backward, and bytes, as of Facts."""
+    """So many equal pieces in a row. Of each, seconds of its forward and backward, and of both
+    beside messages (`ahead`, `back`), where all work is slower; bytes, as of Facts."""
 
     forward: Any
-    forward_calls: Any
     backward: Any
-    backward_calls: Any
+    ahead: Any
+    back: Any
     first: Any
     again: Any
     most: Any
@@ -530,32 +472,34 @@ class Run(NamedTuple):
     others: Any
     largest: Any
     bucket: Any
-    update: Any = 0.0
+    update: Any
     count: int = 1
 
-    def beside(self, slow: float) -> tuple[Any, Any]:
-        """Seconds of a forward and of a backward beside messages."""
-        return (
-            self.forward * slow + self.forward_calls,
-            self.backward * slow + self.backward_calls,
-        )
+    def backwards(self, pieces: Any, alone: Any) -> Any:
+        """Seconds of so many, of which the first few are `alone`: no message travels yet."""
+        beside = np.maximum(0, pieces - alone)
+        return (pieces - beside) * self.backward + beside * self.back
 
 
 class Stage:
-    """A stage of a pipeline, its pieces in order. Seconds of its `forward`, `backward` and
-    `update`; bytes of a micro-batch (`kept`), of state and of a message."""
+    """A stage of a pipeline, its pieces in order: `runs`, and `units`, in which the first and the
+    last piece of a run stand alone. Seconds of its `forward`, `backward` and `update`; bytes of a
+    micro-batch (`kept`), of state and of a message."""
 
     def __init__(self, runs: Sequence[Run]):
-        def total(*names: str) -> Any:
-            return sum(run.count * getattr(run, name) for run in runs for name in names)
-
         self.runs, self.message = runs, runs[-1].message
-        self.forward, self.backward = (
-            total(way, f"{way}_calls") for way in ("forward", "backward")
+        self.units = [
+            run._replace(count=count)
+            for run in runs
+            for count in (1, *[run.count - 2] * (run.count > 2), 1)[: run.count]
+        ]
+        self.forward, self.backward, self.kept, self.weights, self.gradients = map(
+            self.total, ("forward", "backward", "kept", "weights", "gradients")
         )
-        self.kept, self.weights, self.gradients, self.others, self.update = map(
-            total, ("kept", "weights", "gradients", "others", "update")
-        )
+
+    def total(self, name: str) -> Any:
+        """Of all pieces."""
+        return sum(run.count * getattr(run, name) for run in self.runs)
 
 
 class Turn(NamedTuple):
@@ -574,7 +518,16 @@ class Turn(NamedTuple):
 
 
 class Alike:
-    """Plans with equally many stages and one stage of ZeRO, all of replicas or all of none."""
+    """Plans with equally many stages and one stage of ZeRO. What their replicas send:
+
+    ZeRO  messages                                         hidden by
+    0     all-reduce of gradients, bucket by bucket        the last backward
+    1     reduce-scatter of gradients, bucket by bucket    the last backward
+    2     reduce-scatter of gradients, bucket by bucket    each backward, one at a time
+    1, 2  all-gather of the new weights                    nothing
+    3     all-gather of each piece's weights               the piece before it, each time
+          reduce-scatter of its gradients                  the piece after it, in each backward
+    """
 
     def __init__(self, search: Search, plans: Sequence[Plan]):
         self.search, (_, self.pp, _, _, self.zero) = search, plans[0]
@@ -582,42 +535,28 @@ class Alike:
         number = {kind: at for at, kind in enumerate(self.kinds)}
         self.kind = np.array([number[plan.dp, plan.way] for plan in plans])
         self.row = np.searchsorted(search.rows, [plan.rows for plan in plans])
-        self.dp = self.each(lambda dp, way: dp)
+        self.dp, self.tp = np.array([(dp, way.tp) for dp, way in self.kinds])[self.kind].T
         self.micro_batches = search.job.batch // (self.dp * search.rows[self.row])
-        self.tp, self.replicated = self.each(lambda dp, way: way.tp), bool(self.dp[0] > 1)
-        self.ring = Ring(
-            *(self.each(lambda dp, way, at=at: self.replicas(dp, way)[at]) for at in range(2))
-        )
-
-    def each(self, of: Callable[[int, Way], float]) -> np.ndarray:
-        """Of each plan, what replicas and way say."""
-        return np.array([of(*kind) for kind in self.kinds])[self.kind]
-
-    def replicas(self, dp: int, way: Way) -> Ring:
-        apart = self.pp * way.tp
-        return self.search.ring(range(0, dp * apart, apart))
+        apart = [range(0, dp * self.pp * way.tp, self.pp * way.tp) for dp, way in self.kinds]
+        rings = [
+            search.ring(ranks, "reduce_scatter" if self.zero else "all_reduce") for ranks in apart
+        ]
+        self.ring = Ring(*np.array(rings)[self.kind].T)
+        self.stages = cache(self.stages)
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        search, copying = self.search, self.replicated and self.zero < 3
-
-        def one(way: Way) -> np.ndarray:
-            return search.once((name, way, copying), lambda: search.run(name, way, copying))
-
-        def update(dp: int, way: Way) -> float:
-            about = name, way, dp if self.zero else 1
-            return search.once((*about, "update"), lambda: search.update(*about))
-
-        values = np.array([one(way) for _, way in self.kinds])[self.kind, :, self.row]
-        return Run(*values.T, self.each(update))
+        values = [self.search.run(name, way, dp > 1 and self.zero < 3) for dp, way in self.kinds]
+        updates = [self.search.update(name, way, dp if self.zero else 1) for dp, way in self.kinds]
+        return Run(*np.array(values)[self.kind, :, self.row].T, np.array(updates)[self.kind])
 
     def stages(self, count: int) -> list[Stage]:
         """So many; of like pieces the same."""
-        found: dict[tuple, Stage] = {}
-        one = {name: self.run(name) for name in PIECES}
-        for shape in (shapes := self.search.job.cut(count)):
-            if shape not in found:
-                found[shape] = Stage([one[name]._replace(count=count) for name, count in shape])
+        one, shapes = {name: self.run(name) for name in PIECES}, self.search.job.cut(count)
+        found = {
+            shape: Stage([one[name]._replace(count=count) for name, count in shape])
+            for shape in {*shapes}
+        }
         return [found[shape] for shape in shapes]
 
     # -- time --------------------------------------------------------------------------------------
@@ -642,172 +581,127 @@ class Alike:
 
     def hop(self, s: int, stage: Stage) -> np.ndarray:
         """Seconds of a message from stage s to the next."""
-        node = self.search.hardware.node_size
-        apart = s * self.tp // node != (s + 1) * self.tp // node
-        alpha, gap = self.search.wires[apart * 1].T
-        return alpha + gap * stage.message
+        hardware = self.search.hardware
+        inside, between = (
+            wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0.0
+            for wire in (hardware.inside, hardware.between)
+        )
+        near = s * self.tp // hardware.node_size == (s + 1) * self.tp // hardware.node_size
+        return np.where(near, inside, between)
 
     def turn(self, stage: Stage) -> Turn:
-        """Beside messages of replicas all work is slower."""
-        plain = stage.forward, stage.backward
-        if not self.replicated:
-            return Turn(stage.forward, *plain, stage.backward, stage.update)
-        slow = self.search.hardware.overlap_slowdown
-        if self.zero == 3:
-            return self.gathering(stage.runs, slow, stage.update)
-        gathers = 0.0
-        if self.zero:  # the new weights, bucket by bucket
-            gathers = self.ring.seconds(stage.weights, np.ceil(stage.weights / BUCKET_BYTES))
-        if self.zero == 2:
-            return self.scattering(stage, slow, stage.update + gathers)
-        last, exposed = self.sending(stage.runs, slow)
-        return Turn(stage.forward, *plain, last, exposed + stage.update + gathers)
+        """By the table of messages."""
+        after = stage.total("update")
+        if self.zero in (1, 2):
+            buckets = np.ceil(stage.weights / BUCKET_BYTES)
+            after = after + self.ring.seconds(stage.weights, buckets)
+        ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
+        return ways[self.zero](stage, after)
 
-    def sent(self, run: Run) -> Any:
-        """Bytes of a piece's gradients: with stages of ZeRO they travel as its weights are."""
-        return run.weights if self.zero else run.gradients
-
-    def takes(self, size_bytes: Any) -> Any:
-        """Seconds of a message of gradients: an all-reduce is two passes of a ring."""
-        return self.ring.seconds(size_bytes) * (1 if self.zero else 2)
-
-    def sending(self, runs: Sequence[Run], slow: float) -> tuple[Any, Any]:
-        """Seconds of the last backward, and of the messages that it does not hide: from its end,
-        run by run, a bucket leaves when it is full. Work is slower once the first has left."""
-        now, sent, waiting, bucket = 0.0, 0.0, 0, self.takes(BUCKET_BYTES)
-        for run in reversed(runs):
-            own = np.maximum(self.sent(run), 1)
-            plain, slowed = run.beside(1)[1], run.beside(slow)[1]
+    def last_hides(self, stage: Stage, after: Any) -> Turn:
+        """A bucket leaves the last backward when it is full, run by run from its end. Work is
+        slower once the first has left. A lone replica sends nothing."""
+        now, sent, waiting, bucket = 0.0, 0.0, 0, self.ring.seconds(BUCKET_BYTES)
+        for run in reversed(stage.runs):
+            own = np.maximum((run.weights if self.zero else run.gradients) * (self.dp > 1), 1)
             alone = np.where(sent > 0, 0, -(-(BUCKET_BYTES - waiting) // own))
-
-            def passed(pieces: Any, plain=plain, slowed=slowed, alone=alone) -> Any:
-                beside = np.maximum(0, pieces - alone)
-                return (pieces - beside) * plain + beside * slowed
-
             full, left = np.divmod(waiting + run.count * own, BUCKET_BYTES)
+            before = np.minimum(full, (waiting + (run.count - 1) * own) // BUCKET_BYTES + 1)
             busy = sent + full * bucket
-            for number in (
-                1,
-                np.minimum(full, (waiting + (run.count - 1) * own) // BUCKET_BYTES + 1),
-            ):
-                ready = now + passed(-(-(number * BUCKET_BYTES - waiting) // own))
+            for number in (1, before):  # the queue grows from either
+                ready = now + run.backwards(-(-(number * BUCKET_BYTES - waiting) // own), alone)
                 busy = np.maximum(busy, ready + (full - number + 1) * bucket)
+            now = now + run.backwards(run.count, alone)
             sent, waiting = np.where(full > 0, busy, sent), left
-            now = now + passed(run.count)
-        sent = np.where(waiting > 0, np.maximum(now, sent) + self.takes(waiting), sent)
-        return now, np.maximum(0.0, sent - now)
+        sent = np.where(waiting > 0, np.maximum(now, sent) + self.ring.seconds(waiting), sent)
+        after = after + np.maximum(0.0, sent - now)
+        return Turn(stage.forward, stage.forward, stage.backward, now, after)
 
-    def scattering(self, stage: Stage, slow: float, after: Any) -> Turn:
-        """Stage 2: a bucket waits until the one before has arrived, and so does the backward. Of
-        those that a piece fills the last one travels beside what follows."""
+    def each_hides(self, stage: Stage, after: Any) -> Turn:
+        """A bucket waits until the one before has arrived, and so does the backward. Of those that
+        a piece fills the last one travels beside what follows.
+
+        alone        pieces of a run that end before the first bucket leaves; they take `lead`
+        left         bytes of the buckets that no piece hides
+        quick        what the first backward saves, beside which nothing travels until then
+        """
         begun, waiting, flying, lead, quick, backward = False, 0, 0.0, 0.0, 0.0, 0.0
         for at, run in reversed([*enumerate(stage.runs)]):
-            (_, plain), (_, slowed) = run.beside(1), run.beside(slow)
-            own, takes = np.maximum(run.weights, 1), self.takes(run.bucket)
+            own, takes = np.maximum(run.weights, 1), self.ring.seconds(run.bucket)
             filled = waiting + run.count * own
             full = -(-filled // run.bucket) - (at > 0)  # one is open until the next weight comes
             alone = np.minimum(run.count, np.maximum(1, -(-(run.bucket - waiting) // own)))
-            alone = np.where(
-                begun, 0, np.where(full > 0, alone, run.count)
-            )  # pieces until one left
+            alone = np.where(begun, 0, np.where(full > 0, alone, run.count))
             hidden = np.minimum(full, run.count)
-            beside = flying + np.maximum(hidden - 1, 0) * takes
-            left = np.maximum((filled if at == 0 else full * run.bucket) - hidden * run.bucket, 0)
-            lead, quick = lead + alone * slowed, quick + alone * (slowed - plain)
-            backward = backward + alone * slowed + self.ring.gap * left
-            backward = backward + np.maximum((run.count - alone) * slowed, beside)
-            begun, flying, waiting = (
-                begun | (full > 0),
-                np.where(full > 0, takes, 0.0),
-                filled - full * run.bucket,
-            )
-        left = self.takes(np.minimum(filled, run.bucket))
-        slowed = sum(run.count * run.beside(slow)[0] for run in stage.runs)
-        forward = np.maximum(slowed, left - lead)
-        quick = np.where(self.micro_batches > 1, [0 * quick, quick], [quick, 0 * quick])
-        return Turn(
-            stage.forward, forward, backward, backward - quick[0], left + after, 0.0, -quick[1]
-        )
+            left = np.maximum(np.minimum(filled, full * run.bucket) - hidden * run.bucket, 0)
+            lead, quick = lead + alone * run.back, quick + alone * (run.back - run.backward)
+            messages = flying + np.maximum(hidden - 1, 0) * takes
+            beside = np.maximum((run.count - alone) * run.back, messages)
+            backward = backward + alone * run.back + self.ring.gap * left + beside
+            begun, flying = begun | (full > 0), np.where(full > 0, takes, 0.0)
+            waiting = filled - full * run.bucket
+        left = self.ring.seconds(np.minimum(filled, run.bucket))
+        forward = np.maximum(stage.total("ahead"), left - lead)
+        last, turn = np.where(self.micro_batches > 1, [0 * quick, -quick], [-quick, 0 * quick])
+        return Turn(stage.forward, forward, backward, backward + last, left + after, 0.0, turn)
 
-    def gathering(self, runs: Sequence[Run], slow: float, update: Any) -> Turn:
-        """Stage 3: the weights of a piece arrive beside the piece before it, and its gradients
-        leave beside the one after it. Nothing hides the first weights of a forward or backward."""
-        takes = [0.0, *(self.takes(run.weights) for run in runs), 0.0]
+    def pieces_hide(self, stage: Stage, after: Any) -> Turn:
+        """The weights of a piece arrive beside the piece before it, and its gradients leave beside
+        the one after it. Nothing hides the first weights of a forward or backward."""
+        takes = [0.0, *(self.ring.seconds(unit.weights) for unit in stage.units), 0.0]
         forward = backward = 0.0
-        for run, below, own, above in zip(runs, takes, takes[1:], takes[2:]):
-            ahead, back = run.beside(slow)
-            forward = forward + (run.count - 1) * np.maximum(ahead, own) + np.maximum(ahead, above)
-            if run.count == 1:
-                backward = backward + np.maximum(back, above + below)
-            else:
-                backward = backward + np.maximum(back, above + own) + np.maximum(back, own + below)
-                backward = backward + (run.count - 2) * np.maximum(back, 2 * own)
-        ahead, following = runs[0].beside(slow)[0], takes[1 if runs[0].count > 1 else 2]
-        steady = np.maximum(ahead, takes[1] + following) - np.maximum(ahead, following)
-        every = forward + steady + takes[1], backward + takes[-2]
-        return Turn(forward, *every, backward, takes[1] + update, takes[1], takes[-2])
+        for unit, below, above in zip(stage.units, takes, takes[2:]):
+            forward = forward + unit.count * np.maximum(unit.ahead, above)
+            backward = backward + unit.count * np.maximum(unit.back, below + above)
+        ahead, own, following = stage.units[0].ahead, takes[1], takes[2]
+        steady = np.maximum(ahead, own + following) - np.maximum(ahead, following)
+        every = forward + steady + own, backward + takes[-2]
+        return Turn(forward, *every, backward, own + after, own, takes[-2])
 
     # -- memory ------------------------------------------------------------------------------------
 
     def bytes(self) -> np.ndarray:
         """Of the fullest device, at its peak: in the first backward, before which no gradient is
         there, or in a later one. Of equal stages the first holds most."""
-        most, seen = np.zeros(len(self.dp)), set()
-        for s, stage in enumerate(self.stages(self.pp)):
-            if stage in seen:
-                continue
-            seen.add(stage)
-            alive = np.minimum(self.micro_batches, self.pp - s)
-            most = np.maximum(most, self.peak(stage, alive, again=False))
-            later = np.minimum(self.micro_batches - 1, alive)
-            most = np.where(later > 0, np.maximum(most, self.peak(stage, later, again=True)), most)
+        stages, m, most = self.stages(self.pp), self.micro_batches, 0
+        for stage in dict.fromkeys(stages):
+            alive = np.minimum(m, self.pp - stages.index(stage))
+            later = self.peak(stage, np.minimum(m - 1, alive), again=True)
+            found = self.peak(stage, alive, again=False), np.where(m > 1, later, 0)
+            most = np.maximum(most, np.maximum(*found))
         return most.astype(int)
 
     def peak(self, stage: Stage, alive: Any, again: bool) -> Any:
         """In a backward for which so many micro-batches are alive, or in the update. `again`: there
-        was a backward before it in this step."""
-        dp, zero, runs = self.dp, self.zero, stage.runs
-        sharers, growing = dp if zero else 1, not self.replicated and not again
-        pieces = stage.gradients // dp  # of the mean gradient
-        weights, updated = stage.weights, stage.gradients
-        if zero:  # of which masters are in pieces, and so no weights
-            halved = stage.gradients > weights
-            updated = pieces + (np.where(halved, weights, weights - pieces) if zero == 1 else 0)
-            weights = np.where(halved, 0, weights // dp) if zero == 3 else weights
-        standing = 0 if growing else stage.gradients
-        if zero == 1:
-            standing = stage.weights
-        elif zero:
-            standing = pieces * again
-        if zero == 2:  # one bucket fills, and one is on its way
-            largest = np.max([run.largest for run in runs], 0)
-            bucket = np.minimum(np.maximum(BUCKET_BYTES, largest), stage.weights)
-            several = (self.micro_batches > 2) | (stage.weights > bucket)  # or none has arrived
-            standing = standing * several + (
-                2 * bucket if again else np.minimum(2 * bucket, stage.weights)
-            )
+        was a backward before it in this step. At stage 2 one bucket fills, and one is on its
+        way."""
+        dp, growing, units = self.dp, (self.dp == 1) & (not again), stage.units
+        weights, gradients, pieces = stage.weights, stage.gradients, stage.gradients // dp
+        masters = gradients > weights  # which are in pieces, and so no weights
+        largest = np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES)
+        bucket = np.minimum(largest, weights)
+        several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
+        buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
+        whole, standing, updated = (  # weights; gradients in a backward, and in the update
+            (weights, gradients * ~growing, gradients),
+            (weights, weights, pieces + np.where(masters, weights, weights - pieces)),
+            (weights, pieces * (again & several) + buckets, pieces),
+            (np.where(masters, 0, weights // dp), pieces * again, pieces),
+        )[self.zero]
         kept, new, most = alive * stage.kept, 0, 0
-        for at, run in reversed([*enumerate(runs)]):
-            inside = run.first if growing else run.again
-            for done in {0, min(1, run.count - 1), run.count - 1}:
-                if zero == 3:
-                    inside = self.of_unit(runs, at, done)
-                gradients = (new + done * run.gradients) * growing
-                most = np.maximum(most, kept - done * run.kept + gradients + inside)
-            kept, new = kept - run.count * run.kept, new + run.count * run.gradients
-        update = np.max([run.most for run in runs], 0) // sharers
-        return weights + stage.others // sharers + np.maximum(most + standing, updated + update)
-
-    @staticmethod
-    def of_unit(runs: Sequence[Run], at: int, done: int) -> Any:
-        """Bytes of a unit's backward at stage 3, that of a piece of a run: its weights and those
-        gathered ahead, gradients that still leave, and its own, for a moment twice."""
-        run = runs[at]
-        ahead = run if done < run.count - 1 else runs[at - 1] if at else None
-        away = run if done else runs[at + 1] if at + 1 < len(runs) else None
-        others = sum(each.weights for each in (ahead, away) if each)
-        inside = np.minimum(run.first, run.again + run.weights)
-        return run.weights + others + np.maximum(inside, 2 * run.weights - run.kept)
+        beside = [0, *(unit.weights for unit in units), 0]
+        for unit, below, above in reversed([*zip(units, beside, beside[2:])]):
+            inside = np.where(growing, unit.first, unit.again)
+            if self.zero == 3:  # its weights, those gathered ahead, and gradients that still leave
+                inside = np.minimum(unit.first, unit.again + unit.weights)
+                inside = np.maximum(inside, 2 * unit.weights - unit.kept)
+                inside = inside + unit.weights + below + above
+            most = np.maximum(most, kept + new * growing + inside)
+            kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients
+        sharers = dp if self.zero else 1
+        update = updated + np.max([unit.most for unit in units], 0) // sharers
+        most = np.maximum(most + standing, update)
+        return whole + stage.total("others") // sharers + most
 
 
 @lru_cache(maxsize=64)

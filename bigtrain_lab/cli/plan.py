@@ -101,12 +101,13 @@ def for_recipe(plan: "Plan", batch: int) -> str:
         "zero": plan.zero,
         "sequence_parallel": plan.way.sequence_parallel,
     }
-    words = [f"{name}={value}" for name, value in told.items()]
-    if plan.way.recompute != "none":
-        words.append(
-            {"full": "recompute=checkpoint"}.get(plan.way.recompute, "recompute='selective'")
-        )
-    return f"Recipe(..., {', '.join(words)}), of {counted(plan.rows, 'row')} a micro-batch"
+    told |= {
+        "none": {},
+        "full": {"recompute": "checkpoint"},
+        "selective": {"recompute": "'selective'"},
+    }[plan.way.recompute]
+    words = ", ".join(f"{name}={value}" for name, value in told.items())
+    return f"Recipe(..., {words}), of {counted(plan.rows, 'row')} a micro-batch"
 
 
 def for_megatron(plan: "Plan", batch: int) -> str:
@@ -119,9 +120,9 @@ def for_megatron(plan: "Plan", batch: int) -> str:
         f"--recompute-granularity {how}" * (how != "none"),
         "--recompute-method uniform --recompute-num-layers 1" * (how == "full"),
         "--use-distributed-optimizer" * (plan.zero > 0),
+        "--use-megatron-fsdp" * (plan.zero > 1),
+        f"--data-parallel-sharding-strategy {MEGATRON.get(plan.zero)}" * (plan.zero > 1),
     ]
-    if plan.zero > 1:
-        words.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {MEGATRON[plan.zero]}")
     return " \\\n  ".join(filter(None, words))
 
 

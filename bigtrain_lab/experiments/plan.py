@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from .. import models, techniques, train
 from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
@@ -130,11 +130,13 @@ class PlanACluster(Combined):
         found, room = {}, self.capacity_bytes or float("inf")
         for stage in range(4):
             plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
-            for plan in islice(plans, TRIES):
-                settings = self.settings_of(plan)
-                if simulated(self.replace(fault="none", **settings).combined).bytes <= room:
-                    found[str(plan)] = settings
-                    break
+            settings = {str(plan): self.settings_of(plan) for plan in islice(plans, TRIES)}
+            fits = (
+                name
+                for name, own in settings.items()
+                if simulated(self.replace(fault="none", **own).combined)[1] <= room
+            )
+            found |= {name: settings[name] for name in islice(fits, 1)}
         return found
 
     def rivals(self) -> dict[str, dict[str, Any]]:
@@ -151,7 +153,7 @@ class PlanACluster(Combined):
     def best(self) -> tuple[str, float]:
         """The contender with the least step, and its seconds; "" where none fits."""
         found = {
-            name: simulated(self.replace(fault="none", **settings).combined).seconds
+            name: simulated(self.replace(fault="none", **settings).combined)[0]
             for name, settings in self.contenders.items()
         }
         return min(found.items(), key=lambda each: each[1], default=("", 0.0))
@@ -181,19 +183,13 @@ class PlanACluster(Combined):
         yield from super().why(trace)
 
 
-class Simulated(NamedTuple):
-    """Seconds of a step, and bytes of the fullest device."""
-
-    seconds: float
-    bytes: int
-
-
 @lru_cache(maxsize=64)
-def simulated(lab: Combined) -> Simulated:
-    """A plan action by action, as its lab predicts it."""
+def simulated(lab: Combined) -> tuple[float, int]:
+    """A plan action by action, as its lab predicts it: seconds of a step, and bytes of the fullest
+    device."""
     trace = lab.predict()
     held = (read.bytes for rank in range(trace.ranks) for read in readings(trace, rank))
-    return Simulated(trace.step_time, max(held))
+    return trace.step_time, max(held)
 
 
 @lru_cache(maxsize=8)
@@ -242,7 +238,7 @@ def run_gpt(
     level: str | None,
     sizes: tuple[int, ...],
     way: "planner.Way",
-) -> "dict[str, planner.Runs]":
+) -> "dict[str, list[planner.Facts]]":
     """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
 
     def data(rows: int) -> tuple:
@@ -255,7 +251,7 @@ def run_gpt(
             return techniques.vocab_parallel_cross_entropy(output, targets, group)
         return models.cross_entropy(output, targets)
 
-    return planner.runs_of(
+    return planner.facts_of(
         train.pieces.Step(
             lambda: models.GPTStage(config, 0, config.pieces),
             "layers.1",
@@ -277,7 +273,7 @@ def published_seconds(step: Step, recompute: str) -> float:
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
     job = gpt_job(config, step.batch, precision="bf16", recompute=())
     search = planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
-    way = planner.Way(8, sequence_parallel=recompute == "selective", recompute=recompute)
+    way = planner.Way(8, recompute == "selective", recompute)
     plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
     if step.chunks == 1:
         return search.seconds(plan)

@@ -10,6 +10,7 @@ whose backward first brings it a gradient.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from ..order.plan import SLICES
 from ..order.schedule import Action
 from ..runtime.devices import built
 from ..runtime.memory import owned
-from ..techniques.checkpoint import checkpoint, recomputed
+from ..techniques.checkpoint import checkpoint
+from ..techniques.checkpoint.inside import owners_of
 from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.pipeline import Entrance
 from ..techniques.prepared_model import masters_of
@@ -31,12 +33,6 @@ from ..techniques.sliced_model import sliced
 from .account import DryRun
 from .dry_run import META, dry_run
 
-# how a module is called: (module, x, ...) -> output
-RECOMPUTE = {
-    "none": nn.Module.__call__,
-    "full": checkpoint,
-    "selective": recomputed("selective"),
-}
 STAGES = 2, 1, 0  # of what lies after the block, the block, and before it, as backwards run
 
 
@@ -63,23 +59,6 @@ class Held(NamedTuple):
     others: int
 
 
-class Again(nn.Module):
-    """A module that is called otherwise; what is asked of it, it asks the module."""
-
-    def __init__(self, module: nn.Module, call: Callable):
-        super().__init__()
-        self.module, self.call = module, call
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
-
-    def forward(self, x, *given, **named):
-        return self.call(self.module, x, *given, **named)
-
-
 def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Step, int, str]:
     """The Step of a model of one's own, how many blocks it has, and its format. The blocks are the
     row of like children in a ModuleList or a Sequential that holds most weights. `make()`: a
@@ -96,7 +75,7 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
     rows = []
     for path, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):
-            for _, own in groupby(enumerate(part), key=lambda each: look_of(each[1])):
+            for _, own in groupby(enumerate(part), key=look):
                 own = [*own]
                 weights = sum(p.numel() for _, child in own for p in child.parameters())
                 rows.append((weights * (len(own) > 1), path, own[0][0], len(own)))
@@ -118,15 +97,20 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
             torch.Tensor, lambda x: x.new_empty(rows, *x.shape[1:]), (given, targets)
         )
 
-    def mean(output, targets, group) -> torch.Tensor:
-        return loss(output, targets)
-
-    step = Step(shortened, f"{path}.{first}".lstrip("."), data, mean, optimizer, level)
+    step = Step(
+        shortened,
+        f"{path}.{first}".lstrip("."),
+        data,
+        lambda output, targets, group: loss(output, targets),
+        optimizer,
+        level,
+    )
     return step, count, str(next(module.parameters()).dtype).removeprefix("torch.")
 
 
-def look_of(module: nn.Module) -> tuple:
-    return type(module), *(p.shape for p in module.parameters())
+def look(numbered: tuple[int, nn.Module]) -> tuple:
+    """What like modules have in common."""
+    return type(numbered[1]), *(p.shape for p in numbered[1].parameters())
 
 
 def run_pieces(
@@ -138,7 +122,6 @@ def run_pieces(
 ) -> tuple[DryRun, list[Held], list[int]]:
     """The dry run of a step of each size, its actions named as of three stages; what each piece
     holds, and the bytes of a message after it, size by size."""
-    call_again = RECOMPUTE[recompute]
     held: list[Held] = []
     messages: list[int] = []
 
@@ -148,8 +131,7 @@ def run_pieces(
         if group:
             sliced(module, step.slicing, group, sequence_parallel)
         precision = MixedPrecision(step.level)
-        stepped = dict.fromkeys(precision.prepare(module).parameters())
-        stepped = {p: p for p in stepped} | masters_of([module])
+        stepped = {p: p for p in precision.prepare(module).parameters()} | masters_of([module])
         spans, edges, optimizers = ExitStack(), [], {}
 
         def enter(kind: str, stage: int) -> None:
@@ -165,14 +147,19 @@ def run_pieces(
             enter("F", stage)
             return Entrance.apply(x)
 
-        def cut(block: nn.Module, x: torch.Tensor, *given, **named):
-            y = call_again(block, arrive(x, 1), *given, **named)
+        def cut(forward: Callable, x: torch.Tensor, *given, **named):
+            y = forward(arrive(x, 1), *given, **named)
             return (arrive(y[0], 2), *y[1:]) if isinstance(y, tuple) else arrive(y, 2)
 
-        ends = step.again if recompute == "full" else ()
-        for path in {step.block, *ends}:
-            call = cut if path == step.block else call_again
-            module.set_submodule(path, Again(module.get_submodule(path), call))
+        block = module.get_submodule(step.block)
+        again = {
+            "none": [],
+            "selective": [(part, "core") for part in owners_of(block, "core")],
+            "full": [(module.get_submodule(path), "forward") for path in (step.block, *step.again)],
+        }
+        for part, method in again[recompute]:  # a call finds this before the class's own
+            vars(part)[method] = partial(checkpoint, getattr(part, method))
+        vars(block)["forward"] = partial(cut, block.forward)
         rank.watch(lambda: owned.named({"": module}, optimizers.values(), precision.masters))
         own: dict[int, list[nn.Parameter]] = {}
         for number, rows in enumerate(sizes):
@@ -211,14 +198,14 @@ def run_pieces(
                 f"{left} weights get no gradient: what is frozen or not used is not planned."
             )
         for stage in reversed(STAGES):
-            states = optimizers[stage].state.values() if stage in optimizers else ()
-            others = [t.nbytes for state in states for t in state.values() if torch.is_tensor(t)]
-            others += [stepped[p].nbytes for p in own[stage] if stepped[p] is not p]
+            others = [stepped[p] for p in own[stage] if stepped[p] is not p]
+            for p in own[stage]:
+                others += filter(torch.is_tensor, optimizers[stage].state[stepped[p]].values())
             held.append(
                 Held(
                     tuple(p.nbytes for p in own[stage]),
                     sum(stepped[p].nbytes for p in own[stage]),
-                    sum(others),
+                    sum(t.nbytes for t in others),
                 )
             )
 
