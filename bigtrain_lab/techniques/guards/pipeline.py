@@ -179,6 +179,7 @@ def refuse_tie(
     name: str,
     places: Mapping[int, str],
 ) -> None:
+    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
     refuse_any(
         (
             schedule.asynchronous,
@@ -193,9 +194,6 @@ def refuse_tie(
             )
             for stage in places
         ),
-    )
-    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
-    refuse_any(
         *(
             (
                 places[stage] not in parameters,
@@ -203,7 +201,7 @@ def refuse_tie(
                 "which has no such parameter: give its name there.",
             )
             for stage, parameters in own.items()
-        )
+        ),
     )
     refuse_any(
         (
