@@ -3,11 +3,12 @@
     stage                  0             1                 2                3
     ranks divide           nothing       optimizer state   + gradients      + weights
     a part's gradient is   all-reduce    reduce-scatter: each rank keeps its own piece
-    sent in                last backw.*  last backward*    every backward   every backward
+    sent in                last backw.*  last backward*    every backward** every backward
     after the step         -             all-gather        all-gather       -
     before, after a use    -             -                 -                all-gather, drop
 
-    * of a known schedule; else the first outside no_sync()
+    *  of a known schedule; else the first outside no_sync()
+    ** outside no_sync()
 
 Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: the
 step lies between the two. A part is what one message carries: a bucket of weights, or at stage 3

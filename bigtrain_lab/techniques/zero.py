@@ -6,7 +6,8 @@
 
 An all-reduce is a reduce-scatter and an all-gather; now the step lies between the two. So stage 1
 sends the bytes of data parallel. In stage 2 a rank keeps only its piece of the gradients, and frees
-each bucket once it is summed. So every backward sends, also when several make one gradient.
+each bucket once it is summed. So every backward outside no_sync() sends, also when several make one
+gradient.
 `NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while the backward runs
 (replicas.py, which states the bytes of memory).
 

@@ -293,8 +293,7 @@ def described(replicas) -> dict[str, tuple]:
             and not own.issuperset(e.untyped_storage()._cdata for e in (p, pieces[p])),
             f", version {p._version}": stage == 3,
         }
-        told = "".join(fact for fact, holds in facts.items() if holds)
-        found[name] = p.dtype, p.shape, p.device, told
+        found[name] = p.dtype, p.shape, p.device, "".join(each for each in facts if facts[each])
     return found
 
 
