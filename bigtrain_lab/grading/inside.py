@@ -16,6 +16,7 @@ import gc
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
@@ -32,6 +33,7 @@ from functools import partial
 from numbers import Real
 from queue import Queue
 from threading import Lock, Thread
+from types import SimpleNamespace
 
 MOST_BYTES = 256 * 1024**2  # of a message
 ANSWER = "<answer "  # how the file names of an answer's pieces begin
@@ -82,14 +84,9 @@ def receive(wire) -> tuple:
     (head, shapes), raw = json.loads(exactly(wire, sizes[0])), exactly(wire, sizes[1])
     tensors, at = [], 0
     for name, shape in shapes:
-        dtype, count = getattr(torch, name), 1
-        for length in shape:
-            count *= length
-        if count:
-            flat = torch.frombuffer(raw, dtype=dtype, count=count, offset=at)
-            tensors.append(flat.clone().view(shape))
-        else:
-            tensors.append(torch.empty(shape, dtype=dtype))
+        dtype, count = getattr(torch, name), math.prod(shape)
+        own = torch.frombuffer(raw, dtype=dtype, count=count, offset=at) if count else None
+        tensors.append(torch.empty(shape, dtype=dtype) if own is None else own.clone().view(shape))
         at += count * dtype.itemsize
     return head, tensors
 
@@ -475,16 +472,6 @@ def seeded(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-class Out:
-    """What an answer prints goes to the other side."""
-
-    def __init__(self, talk: Talk):
-        self.write = lambda text: talk.say("print", text=str(text)[:2000])
-
-    def flush(self) -> None:
-        pass
-
-
 def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
     """A rank: behind the fence of the operating system, then the answer."""
     import resource
@@ -492,7 +479,9 @@ def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
     told, _ = receive(wire)
     talk, size = Talk(wire), told["size"]
     seeded(told["seed"])
-    sys.stdout = sys.stderr = Out(talk)
+    sys.stdout = sys.stderr = SimpleNamespace(
+        write=lambda text: talk.say("print", text=str(text)[:2000]), flush=lambda: None
+    )
     limits = limits | {"AS": limits["AS"] + in_memory(0), "FSIZE": 2**26 * bool(told["room"])}
     before = in_memory(1)
     for signal_of_time in (signal.SIGXCPU, signal.SIGALRM):

@@ -197,8 +197,6 @@ class Group:
 
     def all_reduce(self, tensor, op: str = "sum", name="") -> torch.Tensor:
         """Replace the tensor on every rank by the sum, mean or max over the ranks; returns it."""
-        if op not in ("sum", "mean", "max"):
-            raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         every = self._together(f"all_reduce ({op})", self._tensor(tensor, "reduces"))
         tensor.detach().copy_(reduced(every, op))
         return tensor
@@ -206,8 +204,6 @@ class Group:
     def reduce_scatter(self, tensor, op: str = "sum", name="", out=None) -> torch.Tensor:
         """This rank's part of what all_reduce would make: of torch.tensor_split along the first
         dimension, or of a list of one tensor a rank. `out`: where it goes."""
-        if op not in ("sum", "mean", "max"):
-            raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         parts = self._parts(tensor, "reduces")
         flat = torch.cat([part.reshape(-1) for part in parts])
         every = self._together(f"reduce_scatter ({op})", flat)
@@ -327,6 +323,8 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(every: dict[int, torch.Tensor], op: str) -> torch.Tensor:
+    if op not in ("sum", "mean", "max"):
+        raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
     if op == "max":
         return torch.stack(list(every.values())).amax(0)
     total = sum(every[rank] for rank in range(len(every)))

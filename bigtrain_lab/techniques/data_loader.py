@@ -27,6 +27,7 @@ from ..core.later import later
 from ..order.plan import Compute, Launch, Plan, Wait
 from ..order.schedule import Action
 from .guards import data_loader as guard
+from .guards import refuse_settings
 
 with later():
     import torch
@@ -49,7 +50,7 @@ class Loading:
     pinned: bool = True
 
     def __post_init__(self):
-        guard.refuse_loading(self)
+        refuse_settings(guard.LOADING, vars(self))
 
     @property
     def ahead(self) -> int:

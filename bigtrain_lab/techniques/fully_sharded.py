@@ -31,6 +31,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map, tree_map_only
 
 from ..order.schedule import Action
+from ..runtime.memory.saved import replaced
 from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
@@ -151,12 +152,9 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
 
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self.replicas)
-        before, self.recorded = self.recorded, torch.is_grad_enabled()
-        try:
-            with nullcontext() if self.replicas.rules.numbers else guard.Watch(self):
-                return self.module(*args, **kwargs)
-        finally:
-            self.recorded = before
+        watch = nullcontext() if self.replicas.rules.numbers else guard.Watch(self)
+        with replaced(self, "recorded", lambda _: torch.is_grad_enabled()), watch:
+            return self.module(*args, **kwargs)
 
     def _open(self, unit: "Unit", kind: str) -> None:
         """Begin a use of a unit; return when its parameters are gathered. `kind`: F forward, B
@@ -279,14 +277,12 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, of whole tensors in the pieces' format, on every rank. All ranks
         call it together."""
-        guard.refuse_inside(self)
         with self.replicas.all_whole():
             return self.module.state_dict()
 
     def load_full_state_dict(self, state: dict, strict: bool = True):
         """Load a state_dict of the module, such as full_state_dict() returns; each rank keeps its
         piece. All ranks load the same."""
-        guard.refuse_inside(self)
         with self.replicas.all_whole(), torch.no_grad():
             told = self.module.load_state_dict(state, strict)
             for home in self.replicas.homes:

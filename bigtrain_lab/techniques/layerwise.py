@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from ..runtime.talk.group import Group
 from .guards import layerwise as guard
+from .guards import refuse_settings
 from .tensor_parallel import cut_of
 
 # torch documents its _foreach operators, underscore and all.
@@ -72,7 +73,7 @@ class LayerWise(Optimizer):
         pieces: Callable[[Tensor], bool] | None = None,
         max_grad_norm: float | None = None,
     ):
-        guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
+        refuse_settings(guard.OPTIONS, defaults | {"max_grad_norm": max_grad_norm})
         self.ranks, self.pieces = None if group is None else Group.of(group), pieces or cut_of
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
@@ -95,7 +96,7 @@ class LayerWise(Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         super().add_param_group(param_group)
-        guard.refuse_options(self.param_groups[-1])
+        refuse_settings(guard.OPTIONS, self.param_groups[-1])
         guard.refuse_parameters(self.param_groups[-1]["params"])
 
     @torch.no_grad()
@@ -130,9 +131,8 @@ class LayerWise(Optimizer):
         """Step the parameters, whose norms are known now."""
         options = together.batches[0].options
         x_norm, u_norm = norms.unbind()
-        ratio = torch.ones_like(x_norm)
-        if options["trust_ratio"]:
-            ratio = self.ratio(x_norm, u_norm, options)
+        trusted = options["trust_ratio"]
+        ratio = self.ratio(x_norm, u_norm, options) if trusted else torch.ones_like(x_norm)
         self._ratios.append((together.parameters, ratio))
         rates = [*(ratio * options["lr"]).to(together.x[0].dtype)]
         for batch, u in zip(together.batches, us):

@@ -83,9 +83,8 @@ class DynamicLossScaler:
         if hasattr(optimizer, "replicas"):  # it reduces gradients on request, in parts
             optimizer.finish_gradient_synchronization()
             self.group = self.group or optimizer.replicas.group
-        guard.refuse_unscale(self, optimizer in self._found, self.learnt, held_by([optimizer]))
-        gradients = list(self._gradients(optimizer))
-        guard.refuse_gradients(self, gradients)
+        own, gradients = held_by([optimizer]), list(self._gradients(optimizer))
+        guard.refuse_unscale(self, optimizer in self._found, own, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
         extremes = [torch.zeros((), device=gradients[0].device)]  # inf and nan show in them
         for values in (each for each in gradients if each.numel()):
@@ -203,7 +202,6 @@ class DynamicLossScaler:
         for parameter in (
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ):
-            guard.refuse_format("A gradient", parameter.grad, self.half_gradients)
             if parameter.grad.is_sparse:  # a sum of rows that each fit may overflow
                 parameter.grad = parameter.grad.coalesce()
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad

@@ -102,9 +102,10 @@ class Pipeline:
             if optimizer and (weights := list(module.parameters()))
         }
         guard.refuse_optimizers(self.optimizers, self.modules, schedule, loss_fn)
-        self.wrapped = {stage: [*module.parameters()] for stage, module in self.modules.items()}
         self.masters = masters_of(self.modules.values())
         self.tied = self._copies(tied)
+        known = self.modules if self.optimizers or self.tied else {}
+        self.known = {stage: [*module.parameters()] for stage, module in known.items()}
         self.calls = {
             stage: partial(forward, module) if forward else module
             for stage, module in self.modules.items()
@@ -234,9 +235,7 @@ class Pipeline:
 
     def _begin(self, inputs, targets, weights) -> None:
         """Take the micro-batches, count each weight version's uses, post the first receives."""
-        guard.refuse_no_gradients()
-        if self.optimizers or self.tied:
-            guard.refuse_replaced(self.wrapped, self.modules)
+        guard.refuse_step(self.known, self.modules)
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
         self.inputs = cut("inputs", inputs) if 0 in self.modules else []

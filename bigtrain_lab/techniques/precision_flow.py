@@ -47,22 +47,18 @@ def flow(
     if updated is not parameter:
         see("master weight", "", updated)
     see("weight", "rounded" if updated is not parameter else "", parameter)
-    hooks = (
+    with (
         owner.register_forward_hook(see_output),
         parameter.register_hook(
             lambda gradient: see("gradient of the weight", "backward", gradient)
         ),
-    )
-    try:
+    ):
         with mp:
             loss = loss_of()
         see("loss", "loss function", loss)
         if mp.scaler:
             see("scaled loss", f"times {mp.scaler.get_scale():,g}", mp.scale(loss))
         mp.backward(loss)
-    finally:
-        for hook in hooks:
-            hook.remove()
     refuse(
         (
             updated.grad is None,

@@ -3,11 +3,12 @@
     stage                  0             1                 2                3
     ranks divide           nothing       optimizer state   + gradients      + weights
     a part's gradient is   all-reduce    reduce-scatter: each rank keeps its own piece
-    sent in                last backw.*  last backward*    every backward   every backward
+    sent in                last backw.*  last backward*    every backward** every backward
     after the step         -             all-gather        all-gather       -
     before, after a use    -             -                 -                all-gather, drop
 
-    * of a known schedule; else the first outside no_sync()
+    *  of a known schedule; else the first outside no_sync()
+    ** outside no_sync()
 
 Stage 0 is data parallel, 1 to 3 are ZeRO. An all-reduce is a reduce-scatter and an all-gather: the
 step lies between the two. A part is what one message carries: a bucket of weights, or at stage 3
@@ -56,6 +57,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..order.plan import Launch, Together, Wait
 from ..order.schedule import Action
+from ..runtime.memory.saved import replaced
 from ..runtime.talk.execute import Signal, Work, run
 from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
@@ -411,18 +413,12 @@ class Replicas:
                 site.home.weight.grad = site.slots[site.home.weight]
         self._begin_backward()
         self.rules.begin()
-        guard.refuse_orders(self, by_rank)
-        guard.refuse_unused(self, unused, by_rank)
+        guard.refuse_batch(self, unused, by_rank)
         return by_none
 
-    @contextmanager
     def no_sync(self):
         """Backwards in this context add up on this rank; the next one outside averages all."""
-        self.syncing, before = False, self.syncing
-        try:
-            yield
-        finally:
-            self.syncing = before
+        return replaced(self, "syncing", lambda _: False)
 
     @torch.no_grad()
     def stepped(self) -> None:
@@ -574,14 +570,14 @@ class Replicas:
     def all_whole(self):
         """Stage 3: each weight is whole inside, in the format that is stepped. All ranks call it
         together."""
+        guard.refuse_inside(self)
         self._carry_out(self.rules.discard())
-        self.gathered_by_hand = True
         for weight, whole in self.whole_values().items():
             weight.data = whole
         try:
-            yield
+            with replaced(self, "gathered_by_hand", lambda _: True):
+                yield
         finally:
-            self.gathered_by_hand = False
             for held in self.held:
                 held.drop()
             self.wrapped = guard.described(self)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..runtime.memory.saved import replaced
 from .guards.pipeline import refuse_aside
 
 TOGETHER = 8  # weights per call of autograd, which costs about one product
@@ -63,9 +64,8 @@ class WeightGradientsLater(TorchFunctionMode):
     def backward(self, edge, dy: Tensor | None) -> None:
         """Run I, from where the forward ended. Other backwards through its products are refused:
         their gradients of weights would come in W."""
-        self.is_i = True
-        torch.autograd.backward(edge, dy)
-        self.is_i = False
+        with replaced(self, "is_i", lambda _: True):
+            torch.autograd.backward(edge, dy)
 
     def run(self) -> None:
         """Run W, the products that I left, a few weights at a time. Weights that are computed from

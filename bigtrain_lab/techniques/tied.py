@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..order.plan import Send
 from ..runtime.talk.group import Group
+from ..runtime.talk.message import as_bytes
 from .guards import refuse
 from .shards import COPIES
 from .tied_plan import LOOKS, exchange
@@ -98,5 +99,5 @@ class TiedWeight:
 
 def look(copy: Tensor) -> Tensor:
     """Return a checksum of the values, and whether they learn."""
-    values = copy.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return torch.tensor([crc32(values.numpy()), copy.requires_grad], device=copy.device)
+    values = crc32(as_bytes(copy.cpu()).numpy())
+    return torch.tensor([values, copy.requires_grad], device=copy.device)

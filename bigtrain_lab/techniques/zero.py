@@ -6,7 +6,8 @@
 
 An all-reduce is a reduce-scatter and an all-gather; now the step lies between the two. So stage 1
 sends the bytes of data parallel. In stage 2 a rank keeps only its piece of the gradients, and frees
-each bucket once it is summed. So every backward sends, also when several make one gradient.
+each bucket once it is summed. So every backward outside no_sync() sends, also when several make one
+gradient.
 `NaiveZero` does stage 1 after the backward. `ZeroOptimizer` sends buckets while the backward runs
 (replicas.py, which states the bytes of memory).
 
@@ -71,7 +72,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
     allow_unused     as in DistributedDataParallel
 
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
-    broadcast. Stage 1: run all backwards but the last inside no_sync(). Stage 2 needs nothing.
+    broadcast. Stage 1: run all backwards but the last inside no_sync(). Stage 2 need not.
     `param_groups` and `state` hold this rank's pieces. A piece keeps its parameter's number of
     dimensions. Clip by `clip_grad_norm_`, and scale by a DynamicLossScaler: torch's would see this
     rank's pieces alone, and are refused. Half weights get their masters here, in pieces: a
@@ -148,8 +149,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
         self.finished = False
 
     def no_sync(self):
-        """Backwards in this context add up on this rank, in stage 1."""
-        guard.refuse_no_sync(self.replicas.stage)
+        """Backwards in this context add up on this rank. Stage 2 keeps whole gradients then."""
         return self.replicas.no_sync()
 
     def full_state_dict(self) -> dict:

@@ -147,7 +147,7 @@ class Recipe:
 
     def sample(self, number: int, device="cpu") -> Sample:
         """A micro-batch on a device."""
-        inputs, targets, context = Sample(*guard.sample(self, number))
+        inputs, targets, context = Sample(*guard.asked(self, "data", number))
         x, y, *rest = (
             part.to(device) if isinstance(part, Tensor) else part
             for part in (inputs, targets, *context)
@@ -158,10 +158,10 @@ class Recipe:
         """What the loss of each of a replica's own micro-batches is multiplied by, before replicas
         take the mean of their gradients; None: 1 over their number."""
         if self.replicas == 1:
-            return guard.weights(self, own) if self.weights else None
+            return guard.asked(self, "weights", own) if self.weights else None
         every = [1 / len(window)] * len(window)
         if self.weights:
-            every = guard.weights(self, [self.sample(number) for number in window])
+            every = guard.asked(self, "weights", [self.sample(number) for number in window])
         shares = [self.replicas * each for each in every[replica :: self.replicas]]
         return shares + [0.0] * (len(own) - len(shares))
 
@@ -170,7 +170,7 @@ class Recipe:
         """How a stage is called, where not plainly."""
         if isinstance(self.recompute, (str, Recompute)):
             return recomputed(self.recompute)
-        return self.recompute and partial(guard.output, self)
+        return self.recompute and partial(guard.asked, self, "recompute")
 
     def run(self, **options) -> Run:
         """Start the ranks; options as for `launch`."""
@@ -312,7 +312,7 @@ class Training:
         return self.parallel if self.recipe.zero else None
 
     def stage(self, number: int) -> nn.Module:
-        module = built(partial(guard.module, self.recipe, number), self.rank.device)
+        module = built(partial(guard.asked, self.recipe, "model", number), self.rank.device)
         if not self.slices:
             return module
         return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
@@ -323,7 +323,7 @@ class Training:
         learning = [p for p in self.stages[stage].parameters() if p.requires_grad]
         if self.order.asynchronous or not learning:
             return None
-        optimizer = guard.optimizer(self.recipe, [stepped[p] for p in learning])
+        optimizer = guard.asked(self.recipe, "optimizer", [stepped[p] for p in learning])
         guard.refuse_optimizer(optimizer, self.order)
         with self.rank.aside():  # a trial of the optimizer is no part of what a training holds
             if self.recipe.zero:
@@ -366,7 +366,7 @@ class Training:
         return [loss.item() for loss in self.pipeline.losses[: len(mine)]]
 
     def pipeline_of(self, order: Schedule, after: Pipeline | None = None) -> Pipeline:
-        made = partial(guard.optimizer, self.recipe)
+        made = partial(guard.asked, self.recipe, "optimizer")
         updates = {"optimizer": made} if order.asynchronous else {"update": self.update}
         return Pipeline(
             self.stages.values(),
@@ -423,7 +423,7 @@ class Training:
             for optimizer in self.optimizers:
                 precision.unscale_(optimizer)
                 if recipe.learning_rate:
-                    set_rate(optimizer, guard.rate(recipe, self.number + 1))
+                    set_rate(optimizer, guard.asked(recipe, "learning_rate", self.number + 1))
             if recipe.clip:
                 clip_grad_norm(self.homes, recipe.clip, self.holders)
         own = self.optimizer_of[stage]

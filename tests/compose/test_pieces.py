@@ -351,7 +351,7 @@ def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
         refuse_loss("loss_fn", loss, "0")
     with torch.no_grad(), pytest.raises(Impossible, match="gradients are off"):
-        guard.refuse_no_gradients()
+        guard.refuse_step({}, {})
 
 
 def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backward_is_split():
@@ -373,6 +373,9 @@ def test_a_split_backward_of_complex_weights_is_the_whole_one():
     x = torch.randn(4, 3, dtype=torch.complex128, requires_grad=True)
     later = WeightGradientsLater()
     expected = torch.autograd.grad(linear(x).abs().sum(), [x, linear.weight, linear.bias])
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        later.backward(x.detach(), None)
+    assert not later.is_i
     with later:
         y = linear(x)
     later.backward(y.abs().sum(), None)

@@ -238,14 +238,19 @@ def at(level):
     )
 
 
+def learn(mp, model):
+    with mp:
+        loss = F.cross_entropy(model(IDS), LABELS)
+    mp.backward(loss)
+    return loss
+
+
 def trained(level, steps=4, optimizer_class=torch.optim.Adam):
     mp = at(level)
     model = mp.prepare(Net())
     optimizer = optimizer_class(mp.parameters(), lr=0.05)
     for _ in range(steps):
-        with mp:
-            loss = F.cross_entropy(model(IDS), LABELS)
-        mp.backward(loss)
+        learn(mp, model)
         mp.step(optimizer)
         optimizer.zero_grad()
     return mp, model, optimizer
@@ -284,9 +289,7 @@ def test_the_whole_flow_has_the_types_it_is_drawn_with():
         lambda m, x, y: (seen.update(x=x[0], y=y), y.register_hook(lambda g: seen.update(dy=g)))[0]
     )
     model.hidden.weight.register_hook(lambda g: seen.update(dw=g))
-    with mp:
-        loss = F.cross_entropy(model(IDS), LABELS)
-    mp.backward(loss)
+    loss = learn(mp, model)
     master = dict(mp.named_parameters())["hidden.weight"]
     assert (
         model.hidden.weight.dtype,
@@ -729,9 +732,7 @@ def test_mistakes_are_sentences(sentence):
 
 def after_backward(level="fp16", optimizer_class=torch.optim.SGD):
     mp, model, optimizer = trained(level, steps=0, optimizer_class=optimizer_class)
-    with mp:
-        loss = F.cross_entropy(model(IDS), LABELS)
-    mp.backward(loss)
+    learn(mp, model)
     return mp, model, optimizer
 
 
@@ -864,10 +865,8 @@ def test_the_gradients_of_half_weights_refuse_all_use(level):
     mp, model, optimizer = after_backward(level, torch.optim.Adam)
     for _ in range(2):
         model.to("cpu")  # and the stand-ins leave
-        with mp:
-            mp.backward(F.cross_entropy(model(IDS), LABELS))
+        learn(mp, model)
         with pytest.raises(Impossible, match="their float32 masters': clip, read and zero those"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         assert nn.utils.clip_grad_norm_(mp.parameters(), 0.1) > 0 and mp.step(optimizer)
-        with mp:
-            mp.backward(F.cross_entropy(model(IDS), LABELS))
+        learn(mp, model)

@@ -107,7 +107,11 @@ def trained(make, group, stage, backwards=1):
     for step in range(STEPS):
         for part in range(backwards):
             x, y, spare = samples(step, group.rank, group.size, part if backwards > 1 else None)
-            with optimizer.no_sync() if stage == 1 and part + 1 < backwards else nullcontext():
+            with (
+                optimizer.no_sync()
+                if part + 1 < backwards and (stage == 1 or step % 2)
+                else nullcontext()
+            ):
                 (mse_loss(model(x, spare), y) / backwards).backward()
         optimizer.clip_grad_norm_(clip(step))
         optimizer.step()

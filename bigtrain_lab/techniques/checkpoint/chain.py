@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ...order.recompute.plan import Chain, Op, Recompute, is_read, named, plan_of, turn
+from ...runtime.memory.saved import replaced
 from ..guards import checkpoint as guard
 from .again import Record, keep
 from .conditions import Conditions
@@ -257,11 +258,8 @@ def recomputed(plan) -> Callable:
         layers = chained_layers(stage)
         if layers is None:
             return run([stage], x, *context)
-        vars(stage)["forward"] = partial(run, layers)  # a call of the stage still runs its hooks
-        try:
-            return stage(x, *context)
-        finally:
-            del vars(stage)["forward"]
+        with replaced(stage, "forward", lambda _: partial(run, layers)):
+            return stage(x, *context)  # runs its hooks
 
     def run(layers, x, *context):
         return checkpoint_sequential(

@@ -53,12 +53,10 @@ class Conditions:
                 self.weights.append(found)
 
     def _note(self, module: nn.Module, counts: bool) -> None:
-        if own := module._parameters:
-            self.places.append((own, {**own}))
-            if counts:
-                self.weights += [weight for weight in own.values() if weight is not None]
-        if own := module._buffers:
-            self.places.append((own, {**own}))
+        own = module._parameters, module._buffers
+        self.places += [(each, {**each}) for each in own if each]
+        if counts:
+            self.weights += [weight for weight in own[0].values() if weight is not None]
         for child in module._modules.values():  # module.modules() takes five times as long
             if child is not None:
                 self._note(child, counts)

@@ -12,10 +12,12 @@ Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from torch import nn
 
+from ...runtime.memory.saved import replaced
 from ..guards import refuse
 from .again import checkpoint
 
@@ -48,16 +50,10 @@ def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Cal
 
 
 def with_parts_again(layer, owners: list[nn.Module], part: str, *args, **kwargs):
-    before = [vars(owner).get(part) for owner in owners]  # the instance's own, or an outer swap
-    for owner in owners:  # a call finds this before the class's own
-        vars(owner)[part] = partial(checkpoint, getattr(owner, part))
-    try:
+    with ExitStack() as stack:
+        for owner in owners:  # a call finds this before the class's own
+            stack.enter_context(replaced(owner, part, partial(partial, checkpoint)))
         return layer(*args, **kwargs)
-    finally:
-        for owner, own in zip(owners, before):
-            del vars(owner)[part]
-            if own:
-                vars(owner)[part] = own
 
 
 def owners_of(layer, part: str) -> list[nn.Module]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...core import Impossible
 from ...order.recompute.plan import Chain
+from ..guards import refuse
 from .conditions import Conditions
 
 
@@ -90,13 +90,19 @@ def storages(x) -> dict[int, int]:
 def tensors_of(state, what: str) -> tuple[Tensor, ...]:
     if isinstance(state, Tensor):
         return (state,)
-    if not isinstance(state, tuple) or not state or not all(isinstance(t, Tensor) for t in state):
-        found = (
-            "nothing"
-            if state is None
-            else "an empty tuple"
-            if state == ()
-            else f"a {type(state).__name__}"
+    found = (
+        "nothing"
+        if state is None
+        else "an empty tuple"
+        if state == ()
+        else f"a {type(state).__name__}"
+    )
+    refuse(
+        (
+            not isinstance(state, tuple)
+            or not state
+            or not all(isinstance(t, Tensor) for t in state),
+            f"{what} {found}: between layers travels a tensor, or a tuple of tensors.",
         )
-        raise Impossible(f"{what} {found}: between layers travels a tensor, or a tuple of tensors.")
+    )
     return state

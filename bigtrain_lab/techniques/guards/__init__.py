@@ -1,5 +1,6 @@
 """What refuses a user's mistakes, apart from the lectures: one file a technique."""
 
+from collections.abc import Callable, Mapping
 from operator import index
 
 from ...core import Impossible
@@ -16,6 +17,18 @@ def refuse(*cases: tuple[object, str]) -> None:
     for holds, sentence in cases:
         if holds:
             raise Impossible(sentence)
+
+
+def refuse_settings(settings: Mapping[str, tuple[Callable, str]], given: Mapping) -> None:
+    """Refuse the first value that does not fit, of those that are given. `settings`: name ->
+    (whether a value fits, what fits)."""
+    for name, (fits, what) in settings.items():
+        if name in given and not fits(given[name]):
+            refuse((True, f"{name} is {shown(given[name])}: give {what}."))
+
+
+def shown(value) -> str:
+    return " ".join(repr(value).split())[:80]
 
 
 def refuse_loss(call: str, loss, micro_batch: str) -> None:

@@ -4,29 +4,19 @@ from torch import Tensor
 
 from . import refuse
 
-RANGES = {  # option -> (what it must be, whether it is)
-    "lr": ("a finite number of at least 0", lambda value: 0 <= value < float("inf")),
-    "eps": ("at least 0", lambda value: value >= 0),
-    "weight_decay": ("at least 0", lambda value: value >= 0),
+OPTIONS = {
+    "lr": (lambda value: 0 <= value < float("inf"), "a finite number of at least 0"),
+    "eps": (lambda value: value >= 0, "a number of at least 0"),
+    "weight_decay": (lambda value: value >= 0, "a number of at least 0"),
     "betas": (
-        "two numbers from 0 to below 1",
         lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value),
+        "two numbers from 0 to below 1",
     ),
-    "momentum": ("from 0 to below 1", lambda value: 0 <= value < 1),
-    "trust_coefficient": ("above 0", lambda value: value > 0),
-    "clip_norm": ("above 0, or None", lambda value: value is None or value > 0),
-    "max_grad_norm": ("above 0, or None", lambda value: value is None or value > 0),
+    "momentum": (lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+    "trust_coefficient": (lambda value: value > 0, "a number above 0"),
+    "clip_norm": (lambda value: value is None or value > 0, "a number above 0, or None"),
+    "max_grad_norm": (lambda value: value is None or value > 0, "a number above 0, or None"),
 }
-
-
-def refuse_options(options: dict) -> None:
-    for name, (what, holds) in RANGES.items():
-        refuse(
-            (
-                name in options and not holds(options[name]),
-                f"{name} is {options.get(name)!r}: it must be {what}.",
-            )
-        )
 
 
 def refuse_parameters(parameters: list[Tensor]) -> None:

@@ -64,9 +64,8 @@ def refuse_format(what: str, tensor: Tensor, half: bool = True) -> None:
     )
 
 
-def refuse_unscale(scaler, unscaled: bool, learnt: set[Tensor], own: set[Tensor]) -> None:
-    """`unscaled`: since the last update; `learnt`: parameters whose gradients are unscaled, and
-    this optimizer's `own`."""
+def refuse_unscale(scaler, unscaled: bool, own: set[Tensor], gradients: list[Tensor]) -> None:
+    """`unscaled`: since the last update; `own`: the optimizer's parameters, with `gradients`."""
     refuse(
         (
             unscaled,
@@ -84,7 +83,7 @@ def refuse_unscale(scaler, unscaled: bool, learnt: set[Tensor], own: set[Tensor]
             ),
         ),
         (
-            learnt & own,
+            scaler.learnt & own,
             (
                 "Two optimizers hold one parameter, whose gradient would be divided twice: give"
                 " each weight, a tied one too, to one."
@@ -97,11 +96,6 @@ def refuse_unscale(scaler, unscaled: bool, learnt: set[Tensor], own: set[Tensor]
                 " not: give DynamicLossScaler(group=...) all ranks that train the model."
             ),
         ),
-    )
-
-
-def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
-    refuse(
         (
             not gradients,
             (
@@ -118,6 +112,8 @@ def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
             ),
         ),
     )
+    for gradient in gradients:
+        refuse_format("A gradient", gradient, scaler.half_gradients)
 
 
 def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:

@@ -1,6 +1,5 @@
 """Equations and layouts that do not fit each other, refused before a rank waits for another."""
 
-from ...core import Impossible
 from . import refuse as refuse_any
 
 
@@ -68,13 +67,18 @@ def refuse(product, sizes, layout, axes) -> None:
                 f"along {axis!r}: make it {f'{few} or ' if few else ''}{few + axes[axis]}.",
             )
         )
-    seen: dict[str, str] = {}
-    for dim in dims:
-        if (axis := layout.get(dim)) is not None and seen.setdefault(axis, dim) != dim:
-            raise Impossible(
-                f"The layout cuts both {seen[axis]!r} and {dim!r} along {axis!r}, and "
-                "they meet in one product: cut one of them along another axis."
+    cut = [(dim, layout[dim]) for dim in dims if dim in layout]
+    first = {axis: dim for dim, axis in reversed(cut)}
+    refuse_any(
+        *(
+            (
+                first[axis] != dim,
+                f"The layout cuts both {first[axis]!r} and {dim!r} along {axis!r}, and they meet "
+                "in one product: cut one of them along another axis.",
             )
+            for dim, axis in cut
+        )
+    )
 
 
 def sizes(product, parts, layout, axes) -> dict[str, int]:

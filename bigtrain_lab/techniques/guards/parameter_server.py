@@ -6,7 +6,7 @@ from torch import nn
 
 from ...runtime.talk.group import Group
 from . import refuse, whole
-from .replicas import refuse_module
+from .replicas import refuse_differing, refuse_module
 from .server_plan import refuse_order
 
 
@@ -70,16 +70,10 @@ def requests_of(
 def refuse_no_loss(loss, service) -> None:
     """All ranks ask each other: servers would wait for a worker that has none."""
     lacking = service.server is None and not callable(loss)
-    told = service.group.differing("no loss" if lacking else "")
-    ranks = [service.group.world_rank(rank) for rank, text in enumerate(told) if text]
-    refuse(
-        (
-            bool(ranks),
-            (
-                f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
-                "run() a function, number of a batch -> loss."
-            ),
-        )
+    refuse_differing(
+        service.group,
+        ["none" if lacking else ""],
+        "Every worker needs a loss ({}): give run() a function, number of a batch -> loss.",
     )
 
 

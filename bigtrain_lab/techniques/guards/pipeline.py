@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ...core import Impossible
 from ...order.schedule import Action, Schedule
@@ -111,14 +112,18 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
 
 def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
     """A parameter in two stages of one rank would be updated twice."""
-    owners: dict[nn.Parameter, int] = {}
-    for stage, module in modules.items():
-        for name, parameter in module.named_parameters():
-            if (owner := owners.setdefault(parameter, stage)) != stage:
-                raise Impossible(
-                    f"Rank {rank} has {name} in stages {owner} and {stage}, which "
-                    "would update it twice: leave optimizer= out, and step yourself."
-                )
+    named = [(*each, stage) for stage in modules for each in modules[stage].named_parameters()]
+    first = {parameter: stage for _, parameter, stage in reversed(named)}
+    refuse_any(
+        *(
+            (
+                first[parameter] != stage,
+                f"Rank {rank} has {name} in stages {first[parameter]} and {stage}, which "
+                "would update it twice: leave optimizer= out, and step yourself.",
+            )
+            for name, parameter, stage in named
+        )
+    )
 
 
 def refuse_precision(
@@ -162,9 +167,8 @@ def skips_alone(scale) -> bool:
     """Whether the method of a scaler, or of a MixedPrecision, knows of no other ranks."""
     owner = getattr(scale, "__self__", None)
     scaler = getattr(owner, "scaler", owner)
-    if isinstance(scaler, DynamicLossScaler):
-        return scaler.is_enabled() and scaler.group is None
-    return isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
+    one = isinstance(scaler, (DynamicLossScaler, torch.amp.GradScaler)) and scaler.is_enabled()
+    return one and getattr(scaler, "group", None) is None  # torch's has none
 
 
 def refuse_tie(
@@ -175,6 +179,7 @@ def refuse_tie(
     name: str,
     places: Mapping[int, str],
 ) -> None:
+    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
     refuse_any(
         (
             schedule.asynchronous,
@@ -189,9 +194,6 @@ def refuse_tie(
             )
             for stage in places
         ),
-    )
-    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
-    refuse_any(
         *(
             (
                 places[stage] not in parameters,
@@ -199,7 +201,7 @@ def refuse_tie(
                 "which has no such parameter: give its name there.",
             )
             for stage, parameters in own.items()
-        )
+        ),
     )
     refuse_any(
         (
@@ -257,26 +259,24 @@ def refuse_optimizers(
 # -- at a step -------------------------------------------------------------------------------------
 
 
-def refuse_replaced(then: Mapping[int, list], modules: Mapping[int, nn.Module]) -> None:
-    """Refuse a stage with other parameters than those of which optimizers and ties know."""
-    for stage, module in modules.items():
-        refuse_any(
-            (
-                {*then[stage]} != {*module.parameters()},
-                f"Parameters of stage {stage} were replaced since the Pipeline was made, as "
-                "load_state_dict(assign=True) does it, and its optimizers have the old ones: "
-                "replace them before, or copy values into them.",
-            )
-        )
-
-
-def refuse_no_gradients() -> None:
+def refuse_step(known: Mapping[int, list], modules: Mapping[int, nn.Module]) -> None:
+    """Refuse a step where gradients are off, or of a stage with other parameters than those `known`
+    to optimizers and ties."""
     refuse_any(
         (
             not torch.is_grad_enabled(),
             "step() was called where gradients are off: call it outside "
             "torch.no_grad() and torch.inference_mode().",
-        )
+        ),
+        *(
+            (
+                {*parameters} != {*modules[stage].parameters()},
+                f"Parameters of stage {stage} were replaced since the Pipeline was made, as "
+                "load_state_dict(assign=True) does it, and its optimizers have the old ones: "
+                "replace them before, or copy values into them.",
+            )
+            for stage, parameters in known.items()
+        ),
     )
 
 
@@ -357,16 +357,11 @@ def refuse_aside(later) -> None:
 
 
 def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """The leaves with a gradient that these were computed from."""
-    tensors = [tensor for tensor in tensors if tensor.requires_grad]
-    found = {tensor for tensor in tensors if tensor.is_leaf}
-    nodes = [tensor.grad_fn for tensor in tensors if not tensor.is_leaf]
-    seen = set(nodes)
+    """The leaves with a gradient that these were computed from, or that they are."""
+    nodes = [get_gradient_edge(tensor).node for tensor in tensors if tensor.requires_grad]
+    seen = {*nodes}
     while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-        new = {following for following, _ in node.next_functions if following} - seen
+        new = {node for node, _ in nodes.pop().next_functions if node} - seen
         seen |= new
         nodes += new
-    return found
+    return {node.variable for node in seen if hasattr(node, "variable")}

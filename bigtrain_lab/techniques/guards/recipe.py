@@ -13,12 +13,42 @@ from ...order.plan import lower
 from ...order.recompute.plan import Recompute, named
 from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
-from . import refuse, whole
+from . import refuse, refuse_settings, shown, whole
 from .schedules import refuse_order
+
+FUNCTION = "a function (the docstring of Recipe says of what)"
+COUNT = "a whole number of at least 1"
+SETTINGS = {  # of a recipe, each by itself
+    "model": (lambda value: callable(value) and not isinstance(value, nn.Module), FUNCTION),
+    **dict.fromkeys(("data", "loss", "optimizer"), (callable, FUNCTION)),
+    "weights": (lambda value: value is None or callable(value), FUNCTION),
+    **dict.fromkeys(("steps", "micro_batches", "ranks", "replicas", "slices"), (whole, COUNT)),
+    "bucket_bytes": (whole, COUNT),
+    "samples": (lambda value: value is None or whole(value), COUNT),
+    "recompute": (
+        lambda value: (
+            value is None
+            or callable(value)
+            or isinstance(value, Recompute)
+            or (isinstance(value, str) and bool(named(value)))
+        ),
+        "the name of a plan, such as sqrt, or a function (stage, x, *context) -> output",
+    ),
+    "clip": (
+        lambda value: value is None or value > 0,
+        "the largest norm that the gradient may have, above 0, or None",
+    ),
+    "learning_rate": (
+        lambda value: value is None or callable(value),
+        "a function of the update's number, such as noam(512, 4000), or give the optimizer its "
+        "rate",
+    ),
+    "zero": (lambda value: value in (0, 1, 2, 3), "0, or stage 1, 2 or 3 of ZeRO"),
+}
 
 
 def refuse_recipe(recipe) -> None:
-    refuse_values(recipe)
+    refuse_settings(SETTINGS, vars(recipe))
     refuse(
         (
             recipe.slices > 1 and not recipe.slicing,
@@ -59,75 +89,19 @@ def refuse_recipe(recipe) -> None:
     refuse_schedule(recipe, recipe.order, MixedPrecision(recipe.precision, recipe.scaler))
 
 
-def refuse_values(recipe) -> None:
-    """Settings that are of no use by themselves."""
-    functions = ["model", "data", "loss", "optimizer"] + ["weights"] * (recipe.weights is not None)
-    for name in functions:
-        value = getattr(recipe, name)
-        refuse(
-            (
-                not callable(value) or isinstance(value, nn.Module) and name == "model",
-                (
-                    f"{name} is {shown(value)}: give a function (the docstring of Recipe says of "
-                    "what)."
-                ),
-            )
-        )
-    counts = ["steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes"]
-    for name in counts + ["samples"] * (recipe.samples is not None):
-        value = getattr(recipe, name)
-        refuse(
-            (
-                not whole(value),
-                f"{name} is {value!r}: give a whole number of at least 1.",
-            )
-        )
-    if isinstance(recipe.recompute, str):
-        named(recipe.recompute)
-    refuse(
-        (
-            recipe.clip is not None and not recipe.clip > 0,
-            (
-                f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above"
-                " 0, or None."
-            ),
-        ),
-        (
-            not (recipe.learning_rate is None or callable(recipe.learning_rate)),
-            (
-                f"learning_rate is {recipe.learning_rate!r}: give a function of the update's"
-                " number, such as noam(512, 4000), or give the optimizer its rate."
-            ),
-        ),
-        (
-            not (
-                recipe.recompute is None
-                or isinstance(recipe.recompute, (str, Recompute))
-                or callable(recipe.recompute)
-            ),
-            (
-                f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a"
-                " function (stage, x, *context) -> output."
-            ),
-        ),
-        (
-            recipe.zero not in (0, 1, 2, 3),
-            f"zero is {recipe.zero!r}: take 0, or stage 1, 2 or 3 of ZeRO.",
-        ),
-    )
-
-
 def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
     """What the schedule leaves no room for."""
-    if isinstance(recipe.schedule, Schedule):
-        for name in ("ranks", "micro_batches"):
-            own, given = getattr(recipe.schedule, name), getattr(recipe, name)
-            refuse(
-                (
-                    given not in (1, own),
-                    f"{name} is {given} and the schedule has {own}: leave {name} out.",
-                )
+    fixed = recipe.schedule if isinstance(recipe.schedule, Schedule) else recipe
+    refuse(
+        *(
+            (
+                getattr(recipe, name) not in (1, getattr(fixed, name)),
+                f"{name} is {getattr(recipe, name)} and the schedule has {getattr(fixed, name)}: "
+                f"leave {name} out.",
             )
+            for name in ("ranks", "micro_batches")
+        )
+    )
     masters = precision.masters or precision.scaler or precision.level.masters
     given = {
         "clip": recipe.clip,
@@ -177,10 +151,6 @@ def require(fits: bool, call, name: str, value, right: str):
     raise Impossible(f"{name}{where} returned {shown(value)}: let it return {right}.")
 
 
-def shown(value) -> str:
-    return " ".join(repr(value).split())[:80]
-
-
 def finite(value) -> bool:
     """True for a number that is neither nan nor infinite, and for any on meta."""
     try:
@@ -189,73 +159,59 @@ def finite(value) -> bool:
         return False
 
 
-def module(recipe, stage: int) -> nn.Module:
-    made = recipe.model(stage)
-    return require(
-        isinstance(made, nn.Module), recipe.model, "model", made, "the stage's nn.Module"
-    )
+def asked(recipe, name: str, *given):
+    """What a function of the recipe returns, if it fits."""
+    function, (fits, right) = getattr(recipe, name), RETURNS[name]
+    value = function(*given)
+    called = f"{name}({given[0]})" if isinstance(given[0], int) else name
+    return require(fits(value, *given), function, called, value, right)
 
 
-def sample(recipe, number: int) -> Sequence:
-    given = recipe.data(number)
-    several = isinstance(given, (tuple, list)) and len(given) in (2, 3)
-    fits = (
+def is_sample(value, number: int) -> bool:
+    several = isinstance(value, (tuple, list)) and len(value) in (2, 3)
+    return (
         several
-        and isinstance(given[0], Tensor)
-        and all(isinstance(each, (tuple, list)) for each in given[2:])
-        and all(part.numel() for part in given[:2] if isinstance(part, Tensor))
-    )
-    return require(
-        fits,
-        recipe.data,
-        "data",
-        given,
-        "(inputs, targets), the inputs a tensor of at "
-        "least one row, or these and a tuple of further arguments",
+        and isinstance(value[0], Tensor)
+        and all(isinstance(each, (tuple, list)) for each in value[2:])
+        and all(part.numel() for part in value[:2] if isinstance(part, Tensor))
     )
 
 
-def weights(recipe, window: Sequence) -> Sequence:
-    given = recipe.weights(window)
-    fits = hasattr(given, "__len__") and len(given) == len(window) and all(map(finite, given))
-    return require(
-        fits, recipe.weights, "weights", given, f"{len(window)} finite numbers, one a micro-batch"
-    )
+def are_weights(value, window: Sequence) -> bool:
+    return hasattr(value, "__len__") and len(value) == len(window) and all(map(finite, value))
 
 
-def rate(recipe, update: int) -> float:
-    given = recipe.learning_rate(update)
-    return require(
-        finite(given) and given >= 0,
-        recipe.learning_rate,
-        f"learning_rate of update {update}",
-        given,
-        "a finite number of at least 0",
-    )
-
-
-def optimizer(recipe, weights: Sequence):
-    made = recipe.optimizer(weights)
+def steps_these(made, weights: Sequence) -> bool:
+    """True for an optimizer of no other parameters, at finite rates and without a nan."""
     groups = getattr(made, "param_groups", [{"params": [None]}])
     fits = {p for group in groups for p in group["params"]} <= set(weights)
     rates = [group["lr"] for group in groups if isinstance(group.get("lr"), (float, Tensor))]
-    nan = any(
-        isinstance(each, float) and isnan(each) for group in groups for each in group.values()
-    )
-    return require(
-        fits and not nan and all(map(finite, rates)),
-        recipe.optimizer,
-        "optimizer",
-        made,
-        "a torch optimizer of no other parameters than it is given, at a finite rate and "
-        "without a nan",
-    )
+    numbers = [each for group in groups for each in group.values() if isinstance(each, float)]
+    return fits and all(map(finite, rates)) and not any(map(isnan, numbers))
 
 
-def output(recipe, stage: nn.Module, x, *context):
-    result = recipe.recompute(stage, x, *context)
-    fits = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
-    return require(fits, recipe.recompute, "recompute", result, "the stage's output")
+RETURNS = {  # function of a recipe -> (whether what it returned fits, what it should return)
+    "model": (lambda made, stage: isinstance(made, nn.Module), "the stage's nn.Module"),
+    "data": (
+        is_sample,
+        "(inputs, targets), the inputs a tensor of at least one row, or these and a tuple of "
+        "further arguments",
+    ),
+    "weights": (are_weights, "finite numbers, one a micro-batch"),
+    "learning_rate": (
+        lambda rate, update: finite(rate) and rate >= 0,
+        "a finite number of at least 0",
+    ),
+    "optimizer": (
+        steps_these,
+        "a torch optimizer of no other parameters than it is given, at a finite rate and without "
+        "a nan",
+    ),
+    "recompute": (
+        lambda output, *_: any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)),
+        "the stage's output",
+    ),
+}
 
 
 def refuse_loss(recipe, loss, output) -> None:

@@ -65,16 +65,20 @@ def refuse_module(module: nn.Module, group: Group, use: str, settings: str, *cas
         ),
         *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers()),
     ]
-    if row := differing(group, lines, "the modules to wrap"):
-        raise Impossible(f"The ranks' modules or settings differ: {row}; give every rank the same.")
+    refuse_differing(
+        group,
+        lines,
+        "The ranks' modules or settings differ: {}; give every rank the same.",
+        "the modules to wrap",
+    )
 
 
-def differing(group: Group, lines: Iterable[str], *about: str) -> str:
-    """Return the first of these lines that is not the same on all ranks, by rank; "" if none. All
-    ranks ask."""
+def refuse_differing(group: Group, lines: Iterable[str], told: str, *about: str) -> None:
+    """Refuse lines that are not the same on all ranks; the sentence `told` names the first of them,
+    by rank. All ranks ask."""
     every = group.differing("\n".join(lines), *about)
     rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
-    return next((by_ranks(group, row) for row in rows if len(set(row)) > 1), "")
+    refuse(*((len({*row}) > 1, told.format(by_ranks(group, row))) for row in rows))
 
 
 def world_ranks(group: Group) -> set[int]:
@@ -200,13 +204,11 @@ def refuse_unlike(module: nn.Module, group: Group) -> None:
     """Refuse weights that are said to be equal on all ranks and are not, by a checksum of each."""
     named = (*module.named_parameters(), *module.named_buffers()) if group.size > 1 else ()
     sums = [f"{n} {crc32(as_bytes(t.cpu()).numpy())}" for n, t in named if not t.is_meta]
-    row = differing(group, sums)
-    refuse(
-        (
-            row,
-            f"The ranks begin with different weights, here with their checksums, {row}: draw them "
-            "from a seed that is the same on all, or let rank 0 send its own (alike=False).",
-        )
+    refuse_differing(
+        group,
+        sums,
+        "The ranks begin with different weights, here with their checksums, {}: draw them from a "
+        "seed that is the same on all, or let rank 0 send its own (alike=False).",
     )
 
 
@@ -226,12 +228,16 @@ def on_its_way(parameter: Tensor, name: str, replicas) -> Gone:
     return gone(parameter, told)
 
 
+def has_left(replicas, site) -> bool:
+    """True if the part of a gradient is sent, and takes no more."""
+    return replicas.stage < 2 and any(k not in replicas.rules.queue for k in site.parts)
+
+
 def refuse_dropped(replicas, site) -> None:
     """Refuse that a gradient was dropped or replaced after it was sent."""
-    left = replicas.stage < 2 and any(k not in replicas.rules.queue for k in site.parts)
     refuse(
         (
-            left or site.n not in site.held.came,
+            has_left(replicas, site) or site.n not in site.held.came,
             f"The gradient of {site.home.name} on {who(replicas)} was replaced or dropped on its "
             "way: call finish_gradient_synchronization() after the backward, before step(), "
             "zero_grad(), and what replaces it, such as the sum of a tied weight's copies.",
@@ -241,35 +247,33 @@ def refuse_dropped(replicas, site) -> None:
 
 def refuse_gradient(replicas, site, found: Tensor | None) -> None:
     """Refuse a gradient that is missing, sparse, or too late."""
+    name = f"Parameter {site.home.name} on {who(replicas)}"
     layout = None if found is None or is_gone(found) else found.layout
     before = site.home.stepped.grad if replicas.stage else None
-    left = replicas.stage < 2 and any(k not in replicas.rules.queue for k in site.parts)
-    cases = (
+    refuse(
         (
             layout is None,
-            "has lost its gradient to a hook, as that of MixedPrecision's masters is: prepare the "
-            "model before it is wrapped, and under ZeRO without masters, by prepare(model, "
-            "masters=False).",
+            f"{name} has lost its gradient to a hook, as that of MixedPrecision's masters is: "
+            "prepare the model before it is wrapped, and under ZeRO without masters, by "
+            "prepare(model, masters=False).",
         ),
         (
             layout is not torch.strided,
-            f"has a gradient that is {layout}: dense gradients are cut "
-            "and summed, so take sparse=False.",
+            f"{name} has a gradient that is {layout}: dense gradients are cut and summed, so take "
+            "sparse=False.",
         ),
         (
             before is not None and not site.used and not is_gone(before),
-            "gets a gradient before the last one was dropped: call the optimizer's zero_grad() "
-            "after its step, and let no loss depend on a piece, as a penalty on weights does.",
+            f"{name} gets a gradient before the last one was dropped: call the optimizer's "
+            "zero_grad() after its step, and let no loss depend on a piece, as a penalty on "
+            "weights does.",
         ),
         (
-            left and replicas.unfinished,
-            "got a gradient after its bucket had left: call finish_gradient_synchronization() "
-            "before, or use no_sync().",
+            has_left(replicas, site) and replicas.unfinished,
+            f"{name} got a gradient after its bucket had left: call "
+            "finish_gradient_synchronization() before, or use no_sync().",
         ),
     )
-    for holds, what in cases:
-        if holds:
-            raise Impossible(f"Parameter {site.home.name} on {who(replicas)} {what}")
 
 
 def described(replicas) -> dict[str, tuple]:
@@ -289,8 +293,7 @@ def described(replicas) -> dict[str, tuple]:
             and not own.issuperset(e.untyped_storage()._cdata for e in (p, pieces[p])),
             f", version {p._version}": stage == 3,
         }
-        told = "".join(fact for fact, holds in facts.items() if holds)
-        found[name] = p.dtype, p.shape, p.device, told
+        found[name] = p.dtype, p.shape, p.device, "".join(each for each in facts if facts[each])
     return found
 
 
@@ -387,31 +390,25 @@ def refuse_edited(optimizer) -> None:
     )
 
 
-def refuse_orders(replicas, by_rank: list[str]) -> None:
-    """Refuse units that the ranks used in different orders, at stage 3: an all-gather of one unit
-    met that of another. `by_rank`: first lines of the texts are the orders."""
-    orders = [text.split("\n")[0] for text in by_rank]
+def refuse_batch(replicas, unused: list[str], by_rank: list[str]) -> None:
+    """Refuse units that the ranks used in different orders, at stage 3, since an all-gather of one
+    unit met that of another; and parameters without a gradient. `by_rank`: the order of each rank,
+    then in a line each its `unused` parameters; empty where all say the same."""
+    every = [text.split("\n") for text in by_rank] or [["", *unused]] * replicas.group.size
+    orders = [order for order, *_ in every]
+    lacking = by_ranks(replicas.group, [", ".join(names) for _, *names in every])
     refuse(
         (
             len({*orders}) > 1,
             "The ranks used other units, or in another order (units by number, F forward, B "
             f"backward), {by_ranks(replicas.group, orders)}: let all use the same, or name a "
             "larger module in units=.",
-        )
-    )
-
-
-def refuse_unused(model, unused: list[str], by_rank: list[str]) -> None:
-    """`by_rank`: in lines after the first, the unused parameters of each rank; empty where all lack
-    the same."""
-    every = [text.split("\n")[1:] for text in by_rank] or [unused] * model.group.size
-    told = by_ranks(model.group, [", ".join(names) for names in every])
-    refuse(
+        ),
         (
-            not model.allow_unused and (unused or by_rank),
-            f"Parameters got no gradient, on {told}; let every rank's loss depend on "
-            "them, freeze them, or pass allow_unused=True.",
-        )
+            not replicas.allow_unused and (unused or by_rank),
+            f"Parameters got no gradient, on {lacking}; let every rank's loss depend on them, "
+            "freeze them, or pass allow_unused=True.",
+        ),
     )
 
 
@@ -460,7 +457,6 @@ def refuse_late(made: bool) -> None:
 
 
 def refuse_optimizer(optimizer) -> None:
-    clips = getattr(optimizer, "max_grad_norm", None) is not None
     refuse(
         (
             not isinstance(optimizer, Optimizer),
@@ -470,7 +466,7 @@ def refuse_optimizer(optimizer) -> None:
             ),
         ),
         (
-            clips and getattr(optimizer, "ranks", None) is not None,
+            None not in (getattr(optimizer, each, None) for each in ("max_grad_norm", "ranks")),
             "The optimizer has a group of its own: leave its group out, ZeRO gives it one.",
         ),
     )
@@ -486,18 +482,6 @@ def refuse_other_rank(optimizer, state_dict: dict) -> None:
             (of, size) != own,
             f"This state_dict is of rank {of} of {size}, and this is rank {own[0]} of "
             f"{own[1]}: save full_state_dict() and load it by load_full_state_dict().",
-        )
-    )
-
-
-def refuse_no_sync(stage: int) -> None:
-    refuse(
-        (
-            stage == 2,
-            (
-                "Stage 2 keeps no gradients of others, so it has none to add up: leave "
-                "no_sync() out, or take stage 1."
-            ),
         )
     )
 
@@ -598,13 +582,13 @@ class Watch(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-def refuse_inside(model) -> None:
+def refuse_inside(replicas) -> None:
     refuse(
         (
-            any(unit.use or unit.backwards for unit in model.units),
+            any(replicas.rules.open.values()),
             (
-                f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
-                "call finish_gradient_synchronization() before."
+                f"A state of whole tensors was asked for on {who(replicas)} while a unit is in "
+                "use: call finish_gradient_synchronization() before."
             ),
         )
     )

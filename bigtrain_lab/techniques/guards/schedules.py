@@ -31,16 +31,16 @@ def refuse_order(order: Schedule, given: Mapping[str, object], scaled: bool = Fa
         "the mean of replicas": given.get("replicas"),
     }
     needs = next((name for name, value in whole.items() if value), None)
-    for rank, steps in enumerate(order.over(1) if needs else ()):
-        refuse(
+    refuse(
+        *(
             (
                 backward_after_update(steps, range(order.stages)),
-                (
-                    f"{called(order)} updates on rank {rank} before its last backward, and "
-                    f"{needs} needs the whole gradient: put its updates at the end."
-                ),
+                f"{called(order)} updates on rank {rank} before its last backward, and {needs} "
+                "needs the whole gradient: put its updates at the end.",
             )
+            for rank, steps in enumerate(order.over(1) if needs else ())
         )
+    )
 
 
 def backward_after_update(order: list, stages) -> bool:

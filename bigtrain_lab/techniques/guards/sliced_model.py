@@ -46,12 +46,10 @@ def refuse_unlike(module: nn.Module, plan: Mapping, group: Group, sequence: bool
         *(f"{path} by {way}" for path, way in plan.items()),
         *(f"{name}, {Shape.of(p)}" for name, p in module.named_parameters()),
     ]
-    row = replicas.differing(group, lines)
-    refuse_any(
-        (
-            row,
-            f"The ranks slice different models, or by different plans, {row}: give all the same.",
-        )
+    replicas.refuse_differing(
+        group,
+        lines,
+        "The ranks slice different models, or by different plans, {}: give all the same.",
     )
     if not any(p.is_meta for p in module.parameters()):
         replicas.refuse_unlike(module, group)
@@ -114,9 +112,8 @@ def refuse(
         )
     )
     owners: dict[Tensor, list[str]] = {}
-    for path, part in module.named_modules(remove_duplicate=False):
-        for parameter in part.parameters(recurse=False):
-            owners.setdefault(parameter, []).append(path)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
     for paths in owners.values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         refuse_any(

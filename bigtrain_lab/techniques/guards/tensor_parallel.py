@@ -4,25 +4,32 @@ change."""
 from torch import Tensor
 
 from ...core import Impossible
+from . import refuse
 
 
 def refuse_uneven(what: str, size: int, ranks: int) -> None:
-    if size % ranks:
-        below, above = size // ranks * ranks, -(-size // ranks) * ranks
-        raise Impossible(
+    below, above = size // ranks * ranks, -(-size // ranks) * ranks
+    refuse(
+        (
+            size % ranks,
             f"{what} is {size}, which {ranks} ranks cannot share equally: take "
-            f"{f'{below} or {above}' if below else above}, or fewer ranks."
+            f"{f'{below} or {above}' if below else above}, or fewer ranks.",
         )
+    )
 
 
 def refuse_whole(module, of_tokens) -> None:
     """Gradients that are whole already would be added up to several times themselves."""
-    for name, parameter in module.named_parameters():
-        if parameter not in of_tokens:
-            raise Impossible(
+    refuse(
+        *(
+            (
+                parameter not in of_tokens,
                 f"{name} was not sliced with sequence=True, so its gradient is whole, or is not"
-                " known here: call sum_duplicates for a model of sliced(..., sequence=True) alone."
+                " known here: call sum_duplicates for a model of sliced(..., sequence=True) alone.",
             )
+            for name, parameter in module.named_parameters()
+        )
+    )
 
 
 def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None) -> None:
@@ -39,8 +46,10 @@ def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None
 
 def refuse_assign(module, state_dict, prefix: str, local_metadata: dict, *_) -> None:
     """Refuse that parameters are replaced by those of a state, as a hook."""
-    if local_metadata.get("assign_to_params_buffers"):
-        raise Impossible(
+    refuse(
+        (
+            local_metadata.get("assign_to_params_buffers"),
             "load_state_dict(assign=True) would replace slices by parameters of which nobody knows "
-            "how they are cut: load without assign, into a model that has values."
+            "how they are cut: load without assign, into a model that has values.",
         )
+    )
