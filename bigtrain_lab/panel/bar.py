@@ -3,8 +3,6 @@
 They know widgets only: what a press does is the panel's business.
 """
 
-import asyncio
-from collections.abc import Callable
 from html import escape
 
 from ..core.files import printable
@@ -13,8 +11,6 @@ from .controls import fixed
 from .history import Past
 from .rows import Rows
 
-AGAIN_S = 0.05  # after an echo that shows what is still to be heard
-ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 SHUT, OPEN = "none", None  # of a layout's display
 AUTO = widgets.Layout(width="auto")
 WHY, NUMBERS, MORE, HISTORY, COMMAND = (
@@ -43,7 +39,7 @@ class Bar(widgets.HBox):
 
     def __init__(self):
         self._end = None
-        self.run = button("Run", "play", "start the real processes", "150px")
+        self.run = button("Run", "play", "start the real processes", "150px").add_class("btl-run")
         self.run.button_style = "primary"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
@@ -156,71 +152,3 @@ class Foot(widgets.VBox):
         """Copy a command, if there is one."""
         if self.texts:
             self._copy(self.texts[at])
-
-
-class Press:
-    """A press of Run or Pin, once all moves are in: `.now(act)` at a press, `.settled()` after each
-    prediction; `act()` is called when `ready()`, once for presses that came together.
-
-    A browser sends the moves of a slider one at a time: the next one waits until the kernel has
-    answered the last, so a press may overtake the place where the slider was let go. A press
-    therefore asks the player in the browser for an echo, which comes behind all that was still to
-    be sent, and acts when it is there and the last move is predicted. A kernel with a subshell
-    hears messages in two threads, the later one first perhaps: so the echo tells what the controls
-    show in the browser, and until the kernel has `heard` the same it asks again.
-
-    A player says that it is drawn by an echo of 0: what was asked before is asked again. A page
-    that is busy may take seconds to answer, and a kernel that works off its moves as long: an early
-    end of the wait would take other settings. Where no loop runs there is no page to wait for.
-    """
-
-    def __init__(self, player, ready: Callable[[], bool], heard: Callable[[], dict] = dict):
-        self._player, self._ready, self._asked = player, ready, 0
-        self._heard, self._asking = heard, set()  # presses that will be asked again
-        self._open: dict[
-            Callable[[], object], int
-        ] = {}  # what was pressed -> the echo that is still to come
-        self._wanted: list[Callable[[], object]] = []  # of which only the prediction is
-        player.on_msg(lambda _, content, buffers: self._on_message(content))
-
-    def now(self, act: Callable[[], object]) -> None:
-        self._asked += 1
-        self._open[act] = self._asked
-        try:
-            asyncio.get_running_loop().call_later(ECHO_S, self._echo, self._asked)
-        except RuntimeError:  # a program's press
-            self._echo(self._asked)
-        else:
-            self._ask(self._asked)
-
-    def _ask(self, asked: int) -> None:
-        self._asking.discard(asked)
-        self._player.send({"do": "echo", "text": asked, "of": [*self._heard()]})
-
-    def _on_message(self, content: dict) -> None:
-        """An echo, or the number of a move, which goes back: the browser greys what is of other
-        settings until it has come twice, behind all that the control had still to send."""
-        heard = self._heard()
-        if "move" in content:
-            self._player.send({"do": "move", "text": content["move"]})
-        elif content["echo"] == 0:
-            for asked in {*self._open.values()}:
-                self._ask(asked)
-        elif heard | content.get("seen", {}) == heard:
-            self._echo(content["echo"])
-        elif content["echo"] in {*self._open.values()} - self._asking:
-            self._asking.add(content["echo"])  # each view of the panel answers
-            asyncio.get_running_loop().call_later(AGAIN_S, self._ask, content["echo"])
-
-    def _echo(self, asked: int) -> None:
-        """All that was sent before that press is in. Each view of the panel answers: the first one
-        counts."""
-        for act in [act for act, number in self._open.items() if number == asked]:
-            del self._open[act]
-            self._wanted.append(act)
-            self.settled()
-
-    def settled(self) -> None:
-        """A prediction may have come."""
-        while self._wanted and self._ready():
-            self._wanted.pop(0)()

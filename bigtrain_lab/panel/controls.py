@@ -282,11 +282,6 @@ class Graded(widgets.HBox):
             self.value = change["new"]
 
 
-def state(control: widgets.Widget) -> dict:
-    """What a control shows, as the browser tells it."""
-    return control.get_state([key for key in SAID if key in control.keys])
-
-
 def leaves(control: widgets.Widget) -> list[widgets.Widget]:
     """The widgets that a hand can move."""
     inner = [leaf for each in getattr(control, "children", ()) for leaf in leaves(each)]

@@ -18,7 +18,7 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..view import report, table, words
 from . import history, widgets
-from .bar import COMMAND, HISTORY, MORE, WHY, Bar, Foot, Press
+from .bar import COMMAND, HISTORY, MORE, WHY, Bar, Foot
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
@@ -85,14 +85,13 @@ class Panel(widgets.VBox):
             choose=self._choose,
             copy=lambda text: self.player.send({"do": "copy", "text": text}),
         )
-        self._press = Press(
-            self.player,
-            ready=lambda: not self.settings.predicting,
-            heard=lambda: self.settings.heard,
-        )
-        for button, act in ((bar.run, self.start), (bar.pin, self.pin)):
-            button.on_click(lambda _, act=act: self._press.now(act))
-        for button, act in ((bar.stop, self.stop), (bar.unpin, self.unpin)):
+        self.player.on_msg(lambda _, told, buffers: self._on_page(told))
+        for button, act in (
+            (bar.run, self.start),
+            (bar.pin, self.pin),
+            (bar.stop, self.stop),
+            (bar.unpin, self.unpin),
+        ):
             button.on_click(lambda _, act=act: act())
         head = widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto"))
         return [
@@ -121,6 +120,21 @@ class Panel(widgets.VBox):
         if runs:
             self.start()
 
+    def _on_page(self, told: dict) -> None:
+        """Take the moves that a page has made and the kernel has not heard, then press Run or Pin,
+        or answer that the move of this number is heard.
+
+        A browser sends the moves of a slider one at a time, and a kernel hears controls and buttons
+        in several threads: a press by itself would take settings of before, or of after it. No
+        other move is taken until it has acted.
+        """
+        with self._lock:
+            self.settings.take(told["moves"])
+            if "heard" in told:
+                self.player.send({"do": "heard", "text": told["heard"]})
+            elif self.settings.settled():
+                {"run": self.start, "pin": self.pin}[told["press"]]()
+
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class."""
         self.settings.read_menus()
@@ -132,6 +146,7 @@ class Panel(widgets.VBox):
 
     def _on_prediction(self, tried: Prediction | str, offer: dict) -> None:
         self.remove_class("btl-waiting")
+        self.player.controls = [*self.settings.leaves]
         self._refusal, self._offer, self._compared.refused = (
             (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         )
@@ -152,7 +167,6 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
-        self._press.settled()
 
     @property
     def problem(self) -> str:

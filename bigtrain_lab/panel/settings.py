@@ -17,7 +17,6 @@ from .controls import (
     members,
     put,
     refresh,
-    state,
 )
 from .nearest import Prediction, attempt, nearest
 
@@ -42,7 +41,7 @@ class Settings(widgets.GridBox):
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
     the answer takes long; the offer is {setting: value} that mends what cannot be. While the hand
     rests, the places to which it would move its slider next are predicted: the library remembers
-    their dry runs. `goes_on.set()` ends that. `heard`: what each control says, by its model's id.
+    their dry runs. `goes_on.set()` ends that. `leaves`: what a hand can move, by its model's id.
     """
 
     def __init__(
@@ -80,15 +79,7 @@ class Settings(widgets.GridBox):
             for folded in (False, True)
         )
         self.children, self.more.children = first, [*others, self.defaults]
-        self.heard = {}
-        for leaf in leaves(self) + leaves(self.more):
-            self.heard[leaf.model_id] = state(leaf)
-            leaf.observe(self._on_heard, [*state(leaf)])
-
-    def _on_heard(self, change) -> None:
-        """What a control says has been heard once all that it asks for is: of what observes it,
-        this comes last."""
-        self.heard[change.owner.model_id] = state(change.owner)
+        self.leaves = {leaf.model_id: leaf for leaf in leaves(self) + leaves(self.more)}
 
     @property
     def experiment_class(self) -> type:
@@ -104,6 +95,18 @@ class Settings(widgets.GridBox):
         finally:
             self._quiet, self._next = False, []
         self.predict()
+
+    def take(self, moves: dict[str, dict]) -> None:
+        """Move what a page has moved, the last move last: {id of a leaf's model: its state}."""
+        for model_id, state in moves.items():
+            if model_id in self.leaves:
+                self.leaves[model_id].set_state(state)
+
+    def settled(self) -> bool:
+        """Whether what the controls say is predicted; waits for it, unless it takes very long."""
+        if self.predicting:
+            self.predict(STUCK_S)
+        return not self.predicting
 
     def read_menus(self) -> None:
         """Offer what the families now hold; predict again only where a class has been typed or
@@ -130,28 +133,22 @@ class Settings(widgets.GridBox):
 
     def predict(self, patience_s: float | None = None) -> None:
         """Predict what the controls say; what takes longer than `patience_s` comes later, unless a
-        control moves on."""
-        settings, first, moved = (
-            {name: made.value for name, made in self.controls.items()},
-            self.experiment,
-            self._moved,
-        )
-        mark(self.controls, first.idle_settings(settings), IDLE)
-        self._asked = asked = self._asked + 1
-        self.goes_on.set()
+        control moves on. Of several threads one asks at a time."""
+        with self._lock:
+            settings = {name: made.value for name, made in self.controls.items()}
+            first, moved = self.experiment, self._moved
+            mark(self.controls, first.idle_settings(settings), IDLE)
+            self._asked = asked = self._asked + 1
+            self.goes_on.set()
 
-        def compute():
-            tried = attempt(first, settings)
-            return (
-                asked,
-                tried,
-                (nearest(first, settings, moved, tried) or {}) if isinstance(tried, str) else {},
-            )
+            def compute():
+                tried = attempt(first, settings)
+                refused = isinstance(tried, str)
+                return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 
-        if not self._newest.ask(compute, self._on_answer, patience_s):
-            with self._lock:
-                if self.predicting:  # it may have come meanwhile
-                    self._tell_waiting()
+            self._newest.ask(compute, self._on_answer, patience_s)
+            if self.predicting:
+                self._tell_waiting()
 
     @property
     def predicting(self) -> bool:

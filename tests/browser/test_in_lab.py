@@ -79,21 +79,23 @@ panel.controls["micro_batches"].observe(lambda change: time.sleep(1), "value")
 panel"""
 
 
-def test_run_takes_the_last_move(lab):
-    """A press of Run overtakes the moves that a browser has still to send while the kernel is busy,
-    unless it waits for them."""
+def test_pin_and_run_take_the_last_move_and_none_that_comes_later(lab):
+    """A browser has still to send moves while the kernel is busy, which a press overtakes; and a
+    hand goes on at once."""
     page = lab.panel("lab.ipynb", call=SLOW)
     run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
     lab.slider("micro-batches").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
+    page.locator("button.btl-pin").evaluate("button => button.click()")
+    page.keyboard.press("ArrowRight")
     run.evaluate("button => button.click()")
     expect(page.locator(".btl-status")).to_contain_text("done after")
     expect(page.locator(".btl-status")).not_to_contain_text("other settings")
-    expect(page.locator(".btl-results")).not_to_contain_text("settings changed")
+    expect(page.locator(".btl-changes")).to_have_text("pinned: micro-batches 11, now 12")
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator(".btl-command code").first).to_have_text(
-        "bigtrain run pipeline --ranks 2 --micro-batches 11"
+        "bigtrain run pipeline --ranks 2 --micro-batches 12"
     )
 
 

@@ -38,11 +38,11 @@ def trace_of(schedule=OneFOneB, ranks=4, micro_batches=8, **links):
 
 
 def boxes(figure):
-    """(row, start, width, text) of every box that is not idle."""
+    """(row, start, width, text) of every box."""
     return {
         (y, base, x, text)
         for bar in figure.data
-        if bar.name != "idle"
+        if bar.name not in ("waits", "idle")
         for y, base, x, text in zip(bar.y, bar.base, bar.x, bar.text or [None] * len(bar.y))
     }
 
@@ -52,6 +52,22 @@ def test_timeline_has_a_box_for_each_span():
     drawn = boxes(figures.timeline(trace))
     assert len(drawn) == len(trace.spans()) == 4 * (8 + 8 + 1)
     assert drawn >= {("rank 0", 0, 1, "F0"), ("rank 3", 4, 2, "B0"), ("rank 0", 31, 2, "B7")}
+
+
+@pytest.mark.parametrize(
+    "cost", [{}, {"links": {(a, b): Link(9, 1, 10) for a in range(4) for b in range(4)}}]
+)
+def test_gaps_of_the_timeline_are_the_waits_and_the_idle_time_that_the_trace_tells(cost):
+    trace = trace_of(**cost)
+    drawn = {
+        bar.name: sum(bar.x)
+        for bar in figures.timeline(trace).data
+        if bar.name in ("waits", "idle")
+    }
+    shares, whole = trace.shares(), 4 * trace.makespan
+    told = {"waits": shares.waits * whole, "idle": shares.idle * whole}
+    assert drawn == pytest.approx(told)
+    assert bool(cost) == (shares.waits > 0) and shares.idle > 0
 
 
 def test_colour_by_version_prints_the_version():

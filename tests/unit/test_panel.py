@@ -1,10 +1,9 @@
 """The panel without a browser: controls from knobs, prediction at each move, runs, failures, the
 table."""
 
-import asyncio
 import json
 import re
-from types import SimpleNamespace
+import threading
 
 import pytest
 
@@ -24,7 +23,7 @@ from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
 from bigtrain_lab.panel import settings, widgets
-from bigtrain_lab.panel.bar import MORE, WHY, Press
+from bigtrain_lab.panel.bar import MORE, WHY
 from bigtrain_lab.panel.controls import (
     IDLE,
     WRONG,
@@ -32,7 +31,6 @@ from bigtrain_lab.panel.controls import (
     ahead,
     control,
     controls_of,
-    leaves,
     nearby,
     positions,
     put,
@@ -433,67 +431,45 @@ def test_a_number_out_of_range_is_refused_and_its_range_is_under_the_pointer(giv
 # -- presses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "events, acted",
-    [
-        (("press",), 0),  # no player is drawn yet
-        (("press", 0), 0),
-        (("press", 0, "answer"), 1),  # it is asked again
-        (("press", "wait"), 1),  # it never is
-        ((0, "press"), 0),  # one is: moves may be on their way
-        ((0, "press", 0), 0),  # a second view of it
-        ((0, "press", 1, 1), 1),  # both views
-        ((0, "press", 2), 0),  # the echo of another press
-        ((0, "press", "press", 1, 2, 2), 1),
-        ((0, "press", 1, "press", 2), 2),
-        ((0, "press", "wait"), 1),  # its page was closed
-        ((0, "predicting", "press", 1), 0),
-        ((0, "predicting", "press", 1, "predicted", "predicted"), 1),
-        ((0, "press", "behind", 1), 1),  # the kernel has not heard what the browser shows
-        ((0, "press", "behind"), 0),
-    ],
-)
-def test_a_press_waits_for_all_moves_and_acts_once(events, acted, monkeypatch):
-    """A press overtakes the last move of a slider; the echo that it asks for comes behind it."""
-    monkeypatch.setattr("bigtrain_lab.panel.bar.ECHO_S", 0.0 if "wait" in events else 60.0)
-    heard, sent, acts, drawn, predicting = [], [], [], False, "predicting" in events
-
-    def act():
-        acts.append(1)
-
-    async def in_a_kernel():
-        nonlocal drawn, predicting
-        player = SimpleNamespace(
-            on_msg=heard.append, send=lambda asked: drawn and sent.append(asked)
-        )
-        press = Press(player, lambda: not predicting, lambda: {"slider": {"value": 3}})
-        for event in events:
-            if event == "press":
-                press.now(act)
-            elif event == "predicted":
-                predicting = False
-                press.settled()
-            elif event == "wait":
-                await asyncio.sleep(0.01)
-            elif event == "behind":
-                heard[0](None, {"echo": 1, "seen": {"slider": {"value": 4}}}, [])
-            elif event != "predicting":
-                drawn = True
-                for each in [asked["text"] for asked in sent] if event == "answer" else [event]:
-                    heard[0](None, {"echo": each, "seen": {"slider": {"value": 3}}}, [])
-
-    asyncio.run(in_a_kernel())
-    assert len(acts) == acted
+def page(panel, told: dict, **moves) -> None:
+    """What the panel's page sends, with the moves that the kernel has not heard, in their order."""
+    shown = {panel.controls[name].model_id: {"value": value} for name, value in moves.items()}
+    panel.player._handle_custom_msg(told | {"moves": {"gone": {"value": 1}} | shown}, [])
 
 
-def test_a_move_is_heard_once_its_prediction_is_asked(panel):
-    """A press in another thread may come between the two."""
-    (slider,), heard = leaves(panel.controls["micro_batches"]), panel.settings.heard
-    before = dict(heard[slider.model_id])
-    with slider.hold_trait_notifications():
-        slider.value += 1
-        assert heard[slider.model_id] == before
-    assert heard[slider.model_id] == {"value": before["value"] + 1}
+def test_a_press_takes_the_moves_of_its_page_and_none_that_comes_later(panel, monkeypatch):
+    """A kernel may hear a control in another thread than a press, before it has acted."""
+    begun, gate, real = threading.Event(), threading.Event(), Waves.predict
+    monkeypatch.setattr(
+        Waves,
+        "predict",
+        lambda self: (
+            real(self) if self.micro_batches != 5 else begun.set() or gate.wait(60) and real(self)
+        ),
+    )
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 0.01)
+    press = threading.Thread(
+        target=page, args=(panel, {"press": "pin"}), kwargs={"micro_batches": 5}
+    )
+    later = threading.Thread(target=panel.controls["micro_batches"].set_trait, args=("value", 7))
+    press.start()
+    assert begun.wait(60)
+    later.start()
+    until(lambda: panel.controls["micro_batches"].value == 7)
+    gate.set()
+    press.join()
+    later.join()
+    until(lambda: not panel.settings.predicting)
+    assert (panel.pinned.experiment.micro_batches, panel.experiment.micro_batches) == (5, 7)
+
+
+def test_a_page_learns_that_its_move_is_heard(panel):
+    sent = []
+    panel.player.send = sent.append
+    page(panel, {"heard": 3}, micro_batches=5, ranks=3)
+    assert sent == [{"do": "heard", "text": 3}]
+    assert (panel.experiment.micro_batches, panel.experiment.ranks) == (5, 3)
+    assert panel.player.controls == [*panel.settings.leaves]
 
 
 # -- runs ------------------------------------------------------------------------------------------

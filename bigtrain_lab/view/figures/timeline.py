@@ -51,6 +51,12 @@ PAPER.layout.update(
 )
 
 
+GAPS = {  # plotly's patterns of a rank's time in which it does not compute
+    "waits": {"shape": "/", "fgcolor": palette.WAIT, "size": 6, "solidity": 0.3},
+    "idle": {"shape": ".", "fgcolor": palette.INK, "size": 5, "solidity": 0.2},
+}
+
+
 def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> go.Figure:
     """Rows of boxes; `colour` is "phase" (F, B, U) or "version" (the weight version each action
     used)."""
@@ -107,24 +113,21 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
 
     # one legend entry a phase, whatever other rows the figure has
     shown = {drawn.name for drawn in figure.data if drawn.showlegend}
-    idles = any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks))
-    figure.add_trace(
-        go.Bar(
-            y=rows,
-            x=[trace.makespan * factor] * len(rows),
-            base=0,
-            orientation="h",
-            name="idle",
-            hoverinfo="skip",
-            showlegend=idles and "idle" not in shown,
-            marker={
-                "color": "rgba(0,0,0,0)",
-                "line_width": 0,
-                "pattern": {"shape": "/", "fgcolor": palette.IDLE, "size": 6, "solidity": 0.25},
-            },
-        ),
-        **cell,
-    )
+    for name, stretches in gaps(trace).items():
+        figure.add_trace(
+            go.Bar(
+                y=[words.row_name((rank, "compute")) for rank, *_ in stretches],
+                x=[at(end) - at(begin) for _, begin, end in stretches],
+                base=[at(begin) for _, begin, _ in stretches],
+                orientation="h",
+                name=name,
+                legendgroup=name,
+                hoverinfo="skip",
+                showlegend=bool(stretches) and name not in shown,
+                marker={"color": palette.CLEAR, "line_width": 0, "pattern": GAPS[name]},
+            ),
+            **cell,
+        )
     waits, label = waited(trace), words.labels(trace)
     groups: dict = {}
     for span in spans:
@@ -184,6 +187,22 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) ->
     figure.update_yaxes(
         autorange="reversed", categoryorder="array", categoryarray=rows, ticksuffix="  ", **cell
     )
+
+
+def gaps(trace: Trace) -> dict[str, list[tuple[int, int, int]]]:
+    """(rank, start, end) of each stretch in which a rank waits, and of each in which it is idle."""
+    events, found = [*trace.spans(), *trace.transfers()], {"waits": [], "idle": []}
+    first = min((event.start for event in events), default=0)
+    last = max((event.end for event in events), default=0)
+    for rank in range(trace.ranks):
+        free = first
+        for what, start, end in [*trace.spells.get(rank, ()), ("end", last, last)]:
+            if start > free:
+                found["idle"].append((rank, free, start))
+            if what == "waits":
+                found["waits"].append((rank, start, end))
+            free = end
+    return found
 
 
 def order_of(key):

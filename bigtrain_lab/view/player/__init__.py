@@ -46,6 +46,8 @@ class Player(Spoken, anywidget.AnyWidget):
     opens_at = traitlets.Int(None, allow_none=True).tag(sync=True)
     # how wide a panel is, in a browser; until it has told: a laptop's cell beside the list of files
     room = traitlets.Int(900).tag(sync=True)
+    # ids of the models of a panel's controls, whose moves a press brings with it
+    controls = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def __init__(
         self,

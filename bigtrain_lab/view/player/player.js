@@ -305,33 +305,44 @@ function render({ model, el }) {
     frame();
   });
   const theme = new MutationObserver(onTheme);
-  readTheme(); load(); size.observe(d.root); model.send({ echo: 0 });
+  readTheme(); load(); size.observe(d.root);
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
-  let moved = 0, answered = 0;  // the last hand on the panel's controls, and the last that the kernel has heard
-  const once = new Set();  // came back once: twice, and all that the control had to send is in
-  const onMoved = (event) => {
-    const panel = d.root.closest(".btl-panel"), number = ++moved;
-    if (!panel?.contains(event.target) || !event.target.closest(".btl-controls")) { moved--; return; }
-    setTimeout(() => model.send({ move: number }), 100);
-    setTimeout(() => panel.classList.toggle("btl-asked", answered < moved && number === moved), 400);  // what is shown is of other settings
+  // A control sends its moves one at a time: the next waits until the kernel is through with those it has sent, its _pending_msgs (ipywidgets
+  // tells them in no other way). A press does not wait, so it brings what such a control shows.
+  const controls = new Map(), onControl = (control) => { controls.delete(control.model_id); controls.set(control.model_id, control); };  // the last one moved last
+  const onControls = () => (model.get("controls") ?? []).filter((id) => !controls.has(id)).forEach(async (id) => {
+    const control = await model.widget_manager.get_model(id);
+    onControl(control); control.on("change", onControl);
+  });
+  const moves = () => Object.fromEntries([...controls].filter(([, control]) => control._pending_msgs).map(([id, control]) =>
+    [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))]));
+  const onPress = (event) => {
+    const panel = d.root.closest(".btl-panel"), button = event.target.closest?.(".btl-run, .btl-pin");
+    if (!button || !panel?.contains(button)) return;
+    event.stopPropagation();  // else the button sends a press too, without the moves
+    model.send({ press: button.matches(".btl-run") ? "run" : "pin", moves: moves() });
   };
-  for (const what of ["pointerup", "keyup", "change"]) document.addEventListener(what, onMoved, true);
+  let moved = 0, heard = 0;  // the last hand on the panel's controls, and the last that the kernel has heard
+  const onMoved = (event) => {
+    const panel = d.root.closest(".btl-panel");
+    if (!panel?.contains(event.target) || !event.target.closest(".btl-controls")) return;
+    const number = ++moved;
+    setTimeout(() => model.send({ heard: number, moves: moves() }), 100);
+    setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
+  };
+  const onDocument = [["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
+  for (const [what, then] of onDocument) document.addEventListener(what, then, true);
+  onControls();
   const say = (text) => {
     const said = element("div", "btl-said", text, { role: "status" });
     data.said = text;
     (d.root.closest(".btl-panel") ?? d.root).append(said);
     setTimeout(() => said.remove(), 4000);
   };
-  const shown = async (id) => {  // of a control
-    const control = await model.widget_manager.get_model(id);
-    return [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))];
-  };
-  const onMessage = ({ do: what, text, of }) => {
-    if (what === "echo") Promise.all((of ?? []).map(shown)).then((seen) => model.send({ echo: text, seen: Object.fromEntries(seen) }), () => model.send({ echo: text }));
-    else if (what === "move" && !once.delete(text)) { once.add(text); model.send({ move: text }); }
-    else if (what === "move") { answered = Math.max(answered, text); if (answered >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
+  const onMessage = ({ do: what, text }) => {
+    if (what === "heard") { heard = Math.max(heard, text); if (heard >= moved) d.root.closest(".btl-panel")?.classList.remove("btl-asked"); }
     else if (what === "mend") setTimeout(() => {  // the setting to change, where a hand is in this panel
       const panel = d.root.closest(".btl-panel");
       const wrong = panel?.contains(document.activeElement) && panel.querySelector(".btl-pane .btl-wrong :is(.noUi-handle, select, input)");
@@ -341,12 +352,13 @@ function render({ model, el }) {
     else if (v.scene && what === "play" && !still.matches && v.listed === null) { act.seek(0); setPlaying(true); }
   };
   const onLive = () => { if (!model.get("live")) load(); };  // the last data may have come while it was live, when no ranks fold
-  model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage);
+  model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage); model.on("change:controls", onControls);
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
     size.disconnect(); theme.disconnect(); cancelAnimationFrame(asked);
-    for (const what of ["pointerup", "keyup", "change"]) document.removeEventListener(what, onMoved, true);
-    model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage);
+    for (const [what, then] of onDocument) document.removeEventListener(what, then, true);
+    for (const control of controls.values()) control.off("change", onControl);
+    model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage); model.off("change:controls", onControls);
     model.off("change:limit_bytes", onShape); model.off("change:height", onShape);
   };
 }
