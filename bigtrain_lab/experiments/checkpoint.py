@@ -31,6 +31,7 @@ from ..order.recompute.plan import (
     live,
     named,
     peak_bytes,
+    turn,
 )
 from ..runtime.kept import kept
 from .experiment import Quantity
@@ -150,8 +151,7 @@ class Checkpoint(OfGPT, OneDevice):
             forwards, backwards = (
                 [each.seconds(self.profile, self.dtype) for each in passes] for passes in work
             )
-        states = *chain.states[:-1], self.item  # the last one is the loss, one number
-        return Chain.of(states, chain.saved, forwards, backwards, *chain[4:]), {
+        return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {
             "A": tuple(forwards),
             "F": tuple(forwards),
             "B": tuple(backwards),
@@ -260,12 +260,15 @@ class Checkpoint(OfGPT, OneDevice):
     @cached_property
     def foretold(self) -> train.DryRun:
         """What the plan leaves at the end of each action. Gradients come with each backward and go
-        with the update, which first makes its state."""
+        with the update, which first makes its state. In the backward the gradient of the loss, one
+        number, is there, and no output of the chain, which is the loss itself."""
         start = between = {"weights": sum(self.weight_bytes)}
+        first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         actions = {}
         for step in range(min(self.steps, 2)):
             before, gradients = between, 0
-            for op, now in zip(self.ops, held(self.ops, self.chain)):
+            for at, (op, now) in enumerate(zip(self.ops, held(self.ops, self.chain))):
+                now["temporaries"] += more * (at >= first_backward)
                 gradients += self.weight_bytes[op.action.stage] * (op.action.kind == "B")
                 after = {**between, **now, "gradients": gradients}
                 actions[self.numbered(op.action, step)] = before, after
