@@ -181,8 +181,8 @@ def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, l
 
 
 def through(one: np.ndarray, other: np.ndarray, number: Any, parts: int = 1) -> np.ndarray:
-    """On the line through two values, so many parts of the way from one to the other. Of moments
-    that one of them lacks, the highest."""
+    """On the line through two values, `number` / `parts` of the way from one to the other. Of
+    moments that one of them lacks, the highest."""
     if len(one) != len(other):
         one, other = (each.max(0, keepdims=True) for each in (one, other))
     return one + (other - one) * number // parts
@@ -483,8 +483,8 @@ class Run(NamedTuple):
 
 class Stage:
     """A stage of a pipeline, its pieces in order: `runs`, and `units`, in which the first and the
-    last piece of a run stand alone. Seconds of its `forward`, `backward` and `update`; bytes of a
-    micro-batch (`kept`), of state and of a message."""
+    last piece of a run stand alone. Seconds of its `forward` and `backward`; bytes of a micro-batch
+    (`kept`), of `weights` and `gradients`, and of a message."""
 
     def __init__(self, runs: Sequence[Run]):
         self.runs, self.message = runs, runs[-1].message
