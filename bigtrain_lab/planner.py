@@ -13,8 +13,8 @@ Stage s of p stages under 1F1B with m micro-batches; a hop is a message between 
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
 least what their messages take. Beside the labs' own predictions of 64 plans drawn at random, times
-are 0.1% off on average and 1.7% at worst, with ZeRO 0.2% and 0.9%; memory is 2% off on average and
-10% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
+are 0.1% off on average and 1.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
+7% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
 search with inputs=False.
 
 Cost: some 15 dry runs, then some 20 microseconds a plan.
@@ -181,8 +181,8 @@ def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, l
 
 
 def through(one: np.ndarray, other: np.ndarray, number: Any, parts: int = 1) -> np.ndarray:
-    """On the line through two values, so many parts of the way from one to the other. Of moments
-    that one of them lacks, the highest."""
+    """On the line through two values, `number` / `parts` of the way from one to the other. Of
+    moments that one of them lacks, the highest."""
     if len(one) != len(other):
         one, other = (each.max(0, keepdims=True) for each in (one, other))
     return one + (other - one) * number // parts
@@ -483,8 +483,8 @@ class Run(NamedTuple):
 
 class Stage:
     """A stage of a pipeline, its pieces in order: `runs`, and `units`, in which the first and the
-    last piece of a run stand alone. Seconds of its `forward`, `backward` and `update`; bytes of a
-    micro-batch (`kept`), of state and of a message."""
+    last piece of a run stand alone. Seconds of its `forward` and `backward`; bytes of a micro-batch
+    (`kept`), of `weights` and `gradients`, and of a message."""
 
     def __init__(self, runs: Sequence[Run]):
         self.runs, self.message = runs, runs[-1].message
