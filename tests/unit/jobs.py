@@ -1,12 +1,13 @@
 """Ranks of a job as torchrun starts them, without it, and without each importing torch: one process
 does, and forks them.
 
-ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])  # (exit code, what was printed) of each
+ended = ranks_by_hand(where, ["script.py"], 2)  # (exit code, what was printed) of each
 """
 
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -50,6 +51,38 @@ def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tu
         forker().kill()
         forker.cache_clear()
         raise
+
+
+HELD = []
+
+
+def free_port() -> int:
+    """Held while the tests last, so that nobody else is given it before a rank listens there, which
+    it may all the same."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    HELD.append(held)
+    return held.getsockname()[1]
+
+
+def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
+    """The ranks of a job as torchrun would start them, without it: (exit code, output) of each."""
+    port = str(free_port())
+    return forked(
+        where,
+        words,
+        [
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                **each(rank),
+            }
+            for rank in range(ranks)
+        ],
+    )
 
 
 def serve() -> None:
