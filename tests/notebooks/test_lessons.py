@@ -2,12 +2,12 @@
 trains on both sides of the diff."""
 
 import re
-import sys
 from typing import NamedTuple
 
 import pytest
 
 from bigtrain_lab.grading import Topic
+from bigtrain_lab.runtime.process.border import LOOPBACK
 from tests.notebooks.test_notebooks import (
     NOTEBOOKS,
     both_sides,
@@ -189,7 +189,7 @@ SCRIPTS = ON_RANKS | {
     "04_recompute": (2, 20, 0),
     "15_compilers": (12, 20, 1e-5),
 }
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
 
 
 def losses(printed: str) -> list[float]:
@@ -204,7 +204,7 @@ def test_my_script_changed_trains_as_before(lesson, tmp_path):
     most, count, off = SCRIPTS[lesson]
     added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
     if lesson in ON_RANKS:
-        ranks = ranks_by_hand(tmp_path, [after.name], 2, lambda rank: LOOPBACK)
+        ranks = ranks_by_hand(tmp_path, [after.name], 2, lambda rank: ONE_THREAD)
         assert [code for code, _ in ranks] == [0, 0], ranks
         told = "".join(printed for _, printed in ranks)
     else:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -86,9 +87,10 @@ def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[
 
 
 def serve() -> None:
-    import bigtrain_lab.cli  # noqa: F401
-    import bigtrain_lab.experiments  # noqa: F401  (and torch with it)
+    from bigtrain_lab.runtime.process.forks import LOADED
 
+    for name in ("bigtrain_lab.cli", *LOADED):  # what a rank would import first, once for all
+        import_module(name)
     for line in sys.stdin:
         where, words, each = json.loads(line)
         outputs = [Path(where) / f".output-{number}" for number in range(len(each))]
@@ -108,6 +110,8 @@ def fork(where: str, words: list[str], variables: dict[str, str], output: Path) 
         return pid
     os.chdir(where)
     os.environ.update(variables)
+    if "OMP_NUM_THREADS" in variables:  # which torch has read
+        import_module("torch").set_num_threads(int(variables["OMP_NUM_THREADS"]))
     written, nothing = (
         os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND),
         os.open(os.devnull, os.O_RDONLY),
