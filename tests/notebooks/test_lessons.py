@@ -189,7 +189,6 @@ SCRIPTS = ON_RANKS | {
     "04_recompute": (2, 20, 0),
     "15_compilers": (12, 20, 1e-5),
 }
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
 
 
 def losses(printed: str) -> list[float]:
@@ -204,7 +203,12 @@ def test_my_script_changed_trains_as_before(lesson, tmp_path):
     most, count, off = SCRIPTS[lesson]
     added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
     if lesson in ON_RANKS:
-        ranks = ranks_by_hand(tmp_path, [after.name], 2, lambda rank: ONE_THREAD)
+        ranks = ranks_by_hand(
+            tmp_path,
+            [after.name],
+            2,
+            lambda rank: {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK},
+        )
         assert [code for code, _ in ranks] == [0, 0], ranks
         told = "".join(printed for _, printed in ranks)
     else:
