@@ -24,6 +24,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from threading import RLock
@@ -120,10 +121,10 @@ class Box:
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
         """What an answer shows, scene by scene, or in those of these names; each in new
         processes."""
-        for name, *inputs in exercise.scenes(random.Random(seed)):
+        for name, *inputs in exercise.drawn_scenes(seed):
             if names is not None and name not in names:
                 continue
-            yield (row := self.row(exercise, name, inputs, pieces, seed))
+            yield (row := self.row(exercise, name, deepcopy(inputs), pieces, seed))
             if row.scene != name:
                 return
 
@@ -225,8 +226,8 @@ def answer():
 """
 
     @staticmethod
-    def scenes(draw) -> Iterator[tuple]:
-        yield "reach", {}
+    def drawn_scenes(seed: int) -> list[tuple]:
+        return [("reach", {})]
 
     @staticmethod
     def shown(inputs: dict, came: dict) -> dict:

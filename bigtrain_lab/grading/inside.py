@@ -38,6 +38,7 @@ from types import SimpleNamespace
 MOST_BYTES = 256 * 1024**2  # of a message
 ANSWER = "<answer "  # how the file names of an answer's pieces begin
 MAIN = 0  # the group of all ranks, outside of lanes
+WIRE, FILES = 200, 201  # a child's descriptors: its socket, and the files that it may use
 ALLOW, REFUSE, NO_CALL = 0x7FFF0000, 0x00050000 | 13, 0x00050000 | 38  # what seccomp does
 # Of each machine: its name for seccomp, clone, clone3, and the calls that make processes, programs,
 # sockets and signals, trace others or read their memory.
@@ -472,7 +473,7 @@ def seeded(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
+def child(wire, bench, left: Left, fence: "Fence", limits: dict) -> None:
     """A rank: behind the fence of the operating system, then the answer."""
     import resource
 
@@ -490,7 +491,7 @@ def child(wire, bench, left: Left, folders: list[str], limits: dict) -> None:
         hard = value + (2 if name == "CPU" else 0)
         with suppress(OSError, ValueError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
-    fence(folders, told["room"])
+    fence.shut(told["room"])
     warnings.simplefilter("ignore")
     try:
         answer = defined(told["pieces"])
@@ -511,38 +512,59 @@ def in_memory(which: int) -> int:
     return 0
 
 
-def fence(folders: list[str], room: str) -> None:
-    """No file but these folders', to read, and the room's (Landlock); no process, program, socket
-    or signal (seccomp). OSError where Linux has them and they do not hold."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(38, 1, 0, 0, 0)  # no new privileges
-    if (version := libc.syscall(444, None, 0, 1)) > 0:
-        every = (1 << min(16, 13 + (version > 1) + (version > 2) + (version > 4))) - 1
-        rules = struct.pack("QQQ", every, 3 * (version > 3), 3 * (version > 5))
-        held = libc.syscall(444, rules, 8 if version < 4 else 16 if version < 6 else 24, 0)
-        for folder in [*folders, *filter(None, [room])]:
-            at = os.open(folder, os.O_PATH)
-            rights = every if folder == room else 4 | 8 * os.path.isdir(folder)
-            libc.syscall(445, held, 1, struct.pack("=Qi", rights, at), 0)
-            os.close(at)
-        if libc.syscall(446, held, 0):
-            raise OSError("Landlock does not hold.")
-        os.close(held)
-    if platform.machine() in CALLS:
-        machine, clone, clone3, calls = CALLS[platform.machine()]
-        steps = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), (6, 0, 0, REFUSE), (0x20, 0, 0, 0)]
-        steps += [(0x35, 0, 1, 2**30), (6, 0, 0, REFUSE)]  # calls of another convention
-        steps += [(0x15, 0, 1, clone3), (6, 0, 0, NO_CALL)]
-        for call in map(int, f"{calls} {NEW_CALLS}".split()):
-            steps += [(0x15, 0, 1, call), (6, 0, 0, REFUSE)]
-        # of clone, threads alone
-        steps += [(0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 1, 0, 0x10000), (6, 0, 0, REFUSE)]
-        steps += [(6, 0, 0, ALLOW)]
-        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-        if libc.prctl(22, 2, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)), 0, 0):
-            raise OSError("seccomp does not hold.")
+class Fence:
+    """Of the processes that are forked from this one: no file but these folders', to read, and the
+    room's (Landlock); no process, program, socket or signal (seccomp). The folders are hundreds,
+    and opened once."""
+
+    def __init__(self, folders: list[str]):
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        version = max(0, self.libc.syscall(444, None, 0, 1)) if sys.platform == "linux" else 0
+        self.every = (1 << min(16, 13 + (version > 1) + (version > 2) + (version > 4))) - 1
+        self.files = version > 0
+        if self.files:
+            rules = struct.pack("QQQ", self.every, 3 * (version > 3), 3 * (version > 5))
+            size = 8 if version < 4 else 16 if version < 6 else 24
+            os.dup2(self.libc.syscall(444, rules, size, 0), FILES, False)
+            for folder in folders:
+                self.allow(folder, 4 | 8 * os.path.isdir(folder))
+
+    def allow(self, path: str, rights: int) -> None:
+        at = os.open(path, os.O_PATH)
+        self.libc.syscall(445, FILES, 1, struct.pack("=Qi", rights, at), 0)
+        os.close(at)
+
+    def shut(self, room: str) -> None:
+        """Hold this process. OSError where Linux has what holds it, and it does not."""
+        if sys.platform != "linux":
+            return
+        self.libc.prctl(38, 1, 0, 0, 0)  # no new privileges
+        if self.files:
+            if room:
+                self.allow(room, self.every)
+            if self.libc.syscall(446, FILES, 0):
+                raise OSError("Landlock does not hold.")
+            os.close(FILES)
+        if platform.machine() in CALLS:
+            machine, clone, clone3, calls = CALLS[platform.machine()]
+            steps = [
+                *((0x20, 0, 0, 4), (0x15, 1, 0, machine), (6, 0, 0, REFUSE), (0x20, 0, 0, 0)),
+                *((0x35, 0, 1, 2**30), (6, 0, 0, REFUSE)),  # calls of another convention
+                *((0x15, 0, 1, clone3), (6, 0, 0, NO_CALL)),
+                *(
+                    step
+                    for call in f"{calls} {NEW_CALLS}".split()
+                    for step in ((0x15, 0, 1, int(call)), (6, 0, 0, REFUSE))
+                ),
+                # of clone, threads alone
+                *((0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 1, 0, 0x10000), (6, 0, 0, REFUSE)),
+                (6, 0, 0, ALLOW),
+            ]
+            code = b"".join(struct.pack("HBBI", *step) for step in steps)
+            held = ctypes.create_string_buffer(code)
+            program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(held))
+            if self.libc.prctl(22, 2, program, 0, 0):
+                raise OSError("seccomp does not hold.")
 
 
 def main(control: int, path: list[str]) -> None:
@@ -591,16 +613,16 @@ def serve(control, texts: Texts, limits: dict) -> None:
     except Exception as error:
         return send(control, f"{type(error).__name__}: {error}")
     texts.once = take(task["forbids"])
-    left = Left(*task["allows"])
+    left, fence = Left(*task["allows"]), Fence(task["folders"])
     gc.freeze()  # a child's collector looks at its own alone
     send(control, "")
     while wires := handed(control):
         pids = []
         for wire in wires:
             if not (pid := os.fork()):
-                own = os.dup2(wire, 200, False)
-                os.closerange(3, 200), os.closerange(201, 4096)
-                child(socket.socket(fileno=own), bench, left, task["folders"], limits)
+                own = os.dup2(wire, WIRE, False)
+                os.closerange(3, WIRE), os.closerange(FILES + 1, 4096)
+                child(socket.socket(fileno=own), bench, left, fence, limits)
                 os._exit(0)
             pids.append(pid)
         for wire in wires:

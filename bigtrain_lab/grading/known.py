@@ -145,8 +145,7 @@ def found_in(folder: Path):
 
 def scene_by_scene(exercise, pieces: list[Piece], seed: int, left, names) -> Iterator[Row]:
     """What a text shows, scene by scene."""
-    scenes = exercise.probe(partial(defined, pieces), random.Random(seed))
-    for name, run, near in scenes:
+    for name, run, near in exercise.probe(partial(defined, pieces), seed):
         if names is not None and name not in names:
             continue
         seeded(seed)

@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -200,12 +201,18 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     bench: ClassVar[str]
 
     @classmethod
-    def probe(cls, answer, draw: random.Random) -> Iterator[Scene]:
+    @lru_cache(maxsize=8)
+    def drawn_scenes(cls, seed: int) -> list[tuple]:
+        """The scenes of a seed, drawn once for all texts: each plays a copy."""
+        return [*cls.scenes(random.Random(seed))]
+
+    @classmethod
+    def probe(cls, answer, seed: int) -> Iterator[Scene]:
         """The scenes for a known answer, in this process. `answer()` defines it anew."""
         play = import_module(cls.bench).play
-        for name, *inputs in cls.scenes(draw):
+        for name, *inputs in cls.drawn_scenes(seed):
             shows = known.in_one_process if len(inputs) == 1 else known.on_ranks
-            yield Scene(name, partial(shows, cls, play, answer, *inputs), cls.near)
+            yield Scene(name, partial(shows, cls, play, answer, *deepcopy(inputs)), cls.near)
 
     @classmethod
     def findings(cls, answer, seed: int | None = None) -> list[str]:
@@ -325,8 +332,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         def step_of(name: str) -> int:
             return beginnings[max(filter(name.startswith, beginnings), key=len)]
 
-        drawn = (name for name, *_ in cls.scenes(random.Random(seed)))
-        return frozenset(name for name in drawn if step_of(name) == step)
+        return frozenset(name for name, *_ in cls.drawn_scenes(seed) if step_of(name) == step)
 
     @classmethod
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:

@@ -84,7 +84,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     given = [*SETTINGS, *(["--pyodide", PYTHON] if PYTHON else [])]
     command = [sys.executable, "-m", "bigtrain_lab", "site", str(folder), *given]
-    subprocess.run(command, check=True, env=os.environ | {"XDG_CACHE_HOME": str(folder / "made")})
+    subprocess.run(command, check=True)
     with served(folder) as address:
         yield address
 

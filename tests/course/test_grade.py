@@ -2,7 +2,7 @@
 
 import csv
 import json
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,14 +11,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from nbgrader.api import Gradebook
+from nbgrader.plugins import CsvExportPlugin
 
 from benchmarks.course import members
 from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.cli import main
 from bigtrain_lab.course import doctor, grade
+from bigtrain_lab.course.build import CONFIG
 from bigtrain_lab.course.reports import alike_pairs
 from bigtrain_lab.course.submissions import sources, submissions
+from tests.course.test_build import nbgrader_course, succeeds
 
 TOPIC, NAME = Topic.named("timing"), "my_seconds"
 RIGHT = next(iter(TOPIC.right.values())).replace("answer", NAME)
@@ -181,7 +183,7 @@ def test_what_was_played_is_not_played_again_unless_the_check_changes(course, mo
 def test_grading_killed_in_the_middle_goes_on_where_it_was(course, monkeypatch):
     monkeypatch.setattr(grade, "SEEDS", (1, 2, 3))  # the process has its own
     folder = course(["right", "wrong", "helped", "no python"])
-    words = [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "2"]
+    words = [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "1"]
     process = subprocess.Popen(words, start_new_session=True)
     store, deadline = folder / "marks" / "verdicts.json", time.monotonic() + 120
     while not store.exists() and time.monotonic() < deadline:
@@ -255,44 +257,34 @@ def test_the_doctor_plays_the_key_and_what_is_handed_out(course, key, start, lev
 
 
 @pytest.mark.slow
-def test_nbgraders_own_commands_work_on_what_was_graded(course, monkeypatch):
+def test_nbgrader_works_on_what_was_graded(course):
     """Hand out, grade, mark a question by hand, grade again, feedback, export."""
     folder = course(["right", "wrong", "mangled", "copied check", "deleted check"])
-    nbgrader(folder, "generate_assignment", "timing")
+    shutil.copy(CONFIG, folder)
+    theirs, where = nbgrader_course(folder), ("timing", "timing", "right")
+    with grade.scripts_in_path():
+        succeeds(theirs.generate_assignment("timing", force=True, create=True))
     assert grade.grade(folder, cores=2).notes == []
-    with Gradebook(f"sqlite:///{folder}/gradebook.db") as book:
-        where = "timing", "timing", "right"
+    with theirs.gradebook as book:
         question = book.find_grade("question-1", *where)
         assert question.needs_manual_grade and question.auto_score is None
         assert not book.find_grade("question-1", "timing", "timing", "wrong").needs_manual_grade
         question.manual_score, question.needs_manual_grade = 1.5, False
         book.db.commit()
     grade.grade(folder, cores=2)
-    with Gradebook(f"sqlite:///{folder}/gradebook.db") as book:
+    succeeds(theirs.generate_feedback("timing", force=True))
+    with theirs.gradebook as book:
         question = book.find_grade("question-1", *where)
         assert question.manual_score == 1.5 and not question.needs_manual_grade
-    nbgrader(folder, "generate_feedback", "timing")
+        CsvExportPlugin(to=str(folder / "grades.csv"), parent=theirs).export(book)
     page = (folder / "feedback" / "right" / "timing" / "timing.html").read_text()
     assert "right." in page and "Since the device works on." in page
     assert "# a way of my own" in page
     mangled = (folder / "feedback" / "mangled" / "timing" / "timing.html").read_text()
     assert not any("# of the key" in each for each in (page, mangled))
-    nbgrader(folder, "export")
     scores = {row["student_id"]: row for row in csv.DictReader((folder / "grades.csv").open())}
     assert float(scores["right"]["score"]) == POINTS + 1.5
     assert (
         float(scores["copied check"]["score"]) == float(scores["deleted check"]["score"]) == POINTS
     )
     assert float(scores["mangled"]["score"]) == 0 < float(scores["wrong"]["max_score"])
-
-
-def nbgrader(folder: Path, *words: str) -> None:
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "nbgrader", *words],
-        cwd=folder,
-        env={**os.environ, "PATH": scripts},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr

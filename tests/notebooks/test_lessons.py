@@ -1,16 +1,13 @@
 """Of each lesson: its exercises can be solved, what follows uses the solutions, and its script
 trains on both sides of the diff."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from bigtrain_lab.grading import Topic
+from bigtrain_lab.runtime.process.border import LOOPBACK
 from tests.notebooks.test_notebooks import (
     NOTEBOOKS,
     both_sides,
@@ -20,6 +17,7 @@ from tests.notebooks.test_notebooks import (
     script_prints,
     texts,
 )
+from tests.unit.jobs import ranks_by_hand
 
 pytestmark = pytest.mark.slow
 SAME = "ranks that differ: 0\n"
@@ -191,54 +189,6 @@ SCRIPTS = ON_RANKS | {
     "04_recompute": (2, 20, 0),
     "15_compilers": (12, 20, 1e-5),
 }
-# One torchrun for all scripts, since each rank of each would import torch anew. Each script has two
-# processes and a store of its own.
-IN_TURN = """
-import os, runpy, sys
-from torch.distributed import TCPStore
-
-agents = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-for script in sys.argv[1:]:
-    if os.environ["RANK"] == "0":
-        own = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
-        agents.set(script, str(own.port))
-    port = agents.get(script).decode()
-    if not (child := os.fork()):
-        os.environ["MASTER_PORT"] = port
-        os.dup2(os.open(f"{script}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT), 1)
-        try:
-            runpy.run_path(script, run_name="__main__")
-            sys.stdout.flush()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(f"{script} failed")
-"""
-
-
-@pytest.fixture(scope="module")
-def scripts(tmp_path_factory):
-    """lesson -> (lines that its diff adds, the script before, and after), as files; those on ranks
-    have been run there, and what each rank printed lies beside."""
-    found = {
-        lesson: both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path_factory.mktemp(lesson))
-        for lesson in SCRIPTS
-    }
-    where = tmp_path_factory.mktemp("on_ranks")
-    (where / "in_turn.py").write_text(IN_TURN)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    changed = [str(found[lesson][2]) for lesson in ON_RANKS]
-    torchrun = subprocess.run(
-        [*words, "in_turn.py", *changed],
-        cwd=where,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"},
-        capture_output=True,
-        text=True,
-    )
-    assert torchrun.returncode == 0, torchrun.stdout + torchrun.stderr
-    return found
 
 
 def losses(printed: str) -> list[float]:
@@ -247,16 +197,22 @@ def losses(printed: str) -> list[float]:
 
 
 @pytest.mark.parametrize("lesson", SCRIPTS)
-def test_my_script_changed_trains_as_before(lesson, scripts):
-    """Both sides of the lesson's diff run, the second with torchrun where it is for ranks, and
-    print the same losses."""
+def test_my_script_changed_trains_as_before(lesson, tmp_path):
+    """Both sides of the lesson's diff run, the second on two ranks where it is for ranks, and print
+    the same losses."""
     most, count, off = SCRIPTS[lesson]
-    added, before, after = scripts[lesson]
-    told = (
-        "".join(Path(f"{after}.{rank}").read_text() for rank in (0, 1))
-        if lesson in ON_RANKS
-        else script_prints(after)
-    )
+    added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
+    if lesson in ON_RANKS:
+        ranks = ranks_by_hand(
+            tmp_path,
+            [after.name],
+            2,
+            lambda rank: {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK},
+        )
+        assert [code for code, _ in ranks] == [0, 0], ranks
+        told = "".join(printed for _, printed in ranks)
+    else:
+        told = script_prints(after)
     first, then = losses(script_prints(before)), losses(told)
     assert added <= most and len(first) >= 10
     assert first[-1] < first[0] or lesson[:2] == "02"  # whose labels are drawn anew at each step

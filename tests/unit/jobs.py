@@ -1,15 +1,17 @@
 """Ranks of a job as torchrun starts them, without it, and without each importing torch: one process
 does, and forks them.
 
-ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])  # (exit code, what was printed) of each
+ended = ranks_by_hand(where, ["script.py"], 2)  # (exit code, what was printed) of each
 """
 
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +54,43 @@ def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tu
         raise
 
 
-def serve() -> None:
-    import bigtrain_lab.cli  # noqa: F401
-    import bigtrain_lab.experiments  # noqa: F401  (and torch with it)
+HELD = []
 
+
+def free_port() -> int:
+    """Held while the tests last, so that nobody else is given it before a rank listens there, which
+    it may all the same."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    HELD.append(held)
+    return held.getsockname()[1]
+
+
+def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
+    """The ranks of a job as torchrun would start them, without it: (exit code, output) of each."""
+    port = str(free_port())
+    return forked(
+        where,
+        words,
+        [
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                **each(rank),
+            }
+            for rank in range(ranks)
+        ],
+    )
+
+
+def serve() -> None:
+    from bigtrain_lab.runtime.process.forks import LOADED
+
+    for name in ("bigtrain_lab.cli", *LOADED):  # what a rank would import first, once for all
+        import_module(name)
     for line in sys.stdin:
         where, words, each = json.loads(line)
         outputs = [Path(where) / f".output-{number}" for number in range(len(each))]
@@ -75,6 +110,8 @@ def fork(where: str, words: list[str], variables: dict[str, str], output: Path) 
         return pid
     os.chdir(where)
     os.environ.update(variables)
+    own = variables.get("OMP_NUM_THREADS", os.cpu_count())
+    import_module("torch").set_num_threads(int(own))  # it has read the variable already
     written, nothing = (
         os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND),
         os.open(os.devnull, os.O_RDONLY),

@@ -77,11 +77,10 @@ def test_text_is_read_and_written_as_utf_8():
 
 
 @pytest.mark.slow
-def test_what_predicts_needs_no_torch(monkeypatch, tmp_path):
+def test_what_predicts_needs_no_torch():
     """In a fresh process that cannot import it: every file of these wings, what the command line
     tells of labs, of each lab the prediction that another made, and the same again from the dry
     runs alone. The batches of `translate` are drawn by torch."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = [["predict", name] for name in Experiment.all()]
     wings = "core", "order", "view", "experiments", "cli"
     files = [path for path in FILES if path.relative_to(PACKAGE).parts[0] in wings]

@@ -5,7 +5,8 @@
     pages      a lab, the run of its defaults, an exercise, the front page
     lessons    as they are read, with their outputs
 
-Cost: minutes of dry runs, kept for the next build of the same sources.
+Cost: a run of each lab; with Python minutes of dry runs, kept for the next build of the same
+sources.
 """
 
 from pathlib import Path
@@ -36,7 +37,7 @@ def site(
     chosen = {name: Experiment.named(name) for name in labs or Experiment.all()}
     (directory / "lessons").mkdir(parents=True, exist_ok=True)
     build = kept.made_by()[:16]
-    used = python.made(chosen, build)
+    used = python.made(chosen, build) if pyodide else {}
     for name, cls in chosen.items():
         told = pages.recorded(cls, directory)
         write_whole(directory / f"{name}.html", pages.lab_page(cls, bool(pyodide), told))
