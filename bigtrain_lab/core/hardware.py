@@ -104,7 +104,8 @@ class Hardware:
     def links(self, ranks: int) -> dict[tuple[int, int], Link]:
         """The link of every ordered pair of ranks."""
         pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-        return {pair: wire.link() if (wire := self.wire(*pair)) else FREE for pair in pairs}
+        links = {wire: wire.link() if wire else FREE for wire in (self.inside, self.between)}
+        return {pair: links[self.wire(*pair)] for pair in pairs}
 
     def prices(self, ranks: int) -> dict:
         """A Cost's keyword arguments that this hardware knows, all but durations and bytes."""

@@ -100,7 +100,7 @@ def placed(start: int, end: int, count: int) -> list[int]:
 def followed(trace: Trace) -> bool:
     """Whether readings inside actions tell of all kinds of memory, as a ledger's do; a coarse one's
     may tell of activations alone."""
-    return any(isinstance(e, Memory) and e.inside and e.kind != "activations" for e in trace.events)
+    return any(e.inside and e.kind != "activations" for e in trace._sorted_out[Memory, None])
 
 
 def peak(trace: Trace, rank: int) -> Peak | None:

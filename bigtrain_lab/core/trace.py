@@ -125,19 +125,11 @@ class Trace:
         return replace(self, events=kept)
 
     def spans(self, rank: int | None = None) -> list[Span]:
-        return (
-            [e for e in self.events if isinstance(e, Span)]
-            if rank is None
-            else self._sorted_out[Span, rank]
-        )
+        return self._sorted_out[Span, rank]
 
     def transfers(self, rank: int | None = None) -> list[Transfer]:
         """Messages, those that `rank` sent where one is given."""
-        return (
-            [e for e in self.events if isinstance(e, Transfer)]
-            if rank is None
-            else self._sorted_out[Transfer, rank]
-        )
+        return self._sorted_out[Transfer, rank]
 
     def boxes(self) -> list[Span]:
         """The work of each lane; of a lane that does none, the messages that it received, one after
@@ -153,10 +145,13 @@ class Trace:
 
     @cached_property
     def _sorted_out(self) -> dict[tuple, list]:
-        """(type, rank) -> its events in order; a transfer is filed under the rank that sent it."""
+        """(type, rank) -> its events in order; a transfer is filed under the rank that sent it.
+        (type, None) -> those of all ranks."""
         files = defaultdict(list)
         for e in self.events:
-            files[type(e), e.src if isinstance(e, Transfer) else e.rank].append(e)
+            kind = type(e)
+            files[kind, e.src if kind is Transfer else e.rank].append(e)
+            files[kind, None].append(e)
         return files
 
     def __iter__(self) -> Iterator:
@@ -171,19 +166,18 @@ class Trace:
         return ticks / self.ticks_per_unit
 
     def _begin(self) -> int:
-        return next((e.start for e in self.events if isinstance(e, (Span, Transfer))), 0)
+        firsts = [found[0].start for found in (self.spans(), self.transfers()) if found]
+        return min(firsts, default=0)
 
+    @cached_property
     def _makespan_ticks(self) -> int:
-        begin = self._begin()
-        return (
-            max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin)
-            - begin
-        )
+        ends = (event.end for event in (*self.spans(), *self.transfers()))
+        return max(ends, default=self._begin()) - self._begin()
 
     @cached_property
     def makespan(self) -> float:
         """First start to last end over all ranks."""
-        return self.units(self._makespan_ticks())
+        return self.units(self._makespan_ticks)
 
     @cached_property
     def step_ends(self) -> tuple[int, ...]:
@@ -216,7 +210,7 @@ class Trace:
         if each:
             latest = [*accumulate(whole, max)][each - 1 :: each]
             return tuple(max(latest[step], gathered[step]) for step in range(self.steps))
-        begin, length = self._begin(), self._makespan_ticks()
+        begin, length = self._begin(), self._makespan_ticks
         return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))
 
     @property
@@ -252,7 +246,7 @@ class Trace:
     def shares(self, rank: int | None = None) -> Shares:
         """Compute, waits and idle as shares of the makespan, of a rank or of all together."""
         ranks = range(self.ranks) if rank is None else (rank,)
-        whole = self._makespan_ticks() * len(ranks)
+        whole = self._makespan_ticks * len(ranks)
         if not whole:
             return Shares(0.0, 0.0, 1.0)
         spent = Counter()
@@ -282,7 +276,7 @@ class Trace:
                 start = max(e.start, arrived[e.rank, e.lane])
                 changes[e.rank] += (start, "message", 1), (e.end, "message", -1)
                 arrived[e.rank, e.lane] = e.end
-        end = self._begin() + self._makespan_ticks()
+        end = self._begin() + self._makespan_ticks
         for rank in self.left("waits"):  # for what never comes
             since = max(
                 (tick for tick, what, _ in changes[rank] if what != "message"),

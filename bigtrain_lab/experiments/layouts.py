@@ -7,6 +7,7 @@ small that every sum is exact in float32, in whatever order.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
@@ -264,7 +265,8 @@ class Layouts(OnNodes):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the figure draws: (start, stop) of rows and columns of each matrix on each rank."""
+        """What the figure draws of this layout: (start, stop) of rows and columns of each matrix on
+        each rank."""
         boxes = {
             matrix: [
                 [(each.start, each.stop) for each in self.box(matrix, rank)]
@@ -275,10 +277,16 @@ class Layouts(OnNodes):
         return {
             **super().facts,
             "layout": self.layout,
-            "compared": self.compared,
             "boxes": boxes,
             "sizes": self.sizes,
         }
+
+    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Trace:
+        """For the figure of its name with all layouts, which take as long as so many moves."""
+        if figure != "layouts":
+            return trace
+        facts = trace.settings["facts"] | {"compared": self.compared}
+        return replace(trace, settings=trace.settings | {"facts": facts})
 
     relief: ClassVar[str] = (
         "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."

@@ -54,7 +54,7 @@ class Settings(widgets.GridBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved, self._next = False, None, []
-        self._ahead, self.goes_on = Newest(), threading.Event()
+        self.goes_on = threading.Event()
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
@@ -162,10 +162,11 @@ class Settings(widgets.GridBox):
             mark(self.controls, offer, WRONG)
             if not self.predicting:
                 self.goes_on.clear()
-                self._ahead.ask(self._look_ahead, lambda _: None, 0)
+                self._newest.ask(self._look_ahead, lambda _: None, 0)
             self._tell(tried, offer)
 
     def _look_ahead(self) -> None:
+        """A move waits for the end of the place that is predicted, which is often its own."""
         first, asked = self.experiment, self._asked
         now = {name: made.value for name, made in self.controls.items()}
         typed = {name for knob in first.knobs().values() for name in knob.typed()}

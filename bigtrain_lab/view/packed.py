@@ -11,6 +11,7 @@ from ..core.waited import waited
 from ..order.holdings import holdings
 from . import palette, words
 
+LEAST = 0.0005  # of the ranks' time that is idle, which a legend tells: as 0.1%
 LISTED = 12  # storages of a peak that are told one by one
 TOGETHER = re.compile(r"(\d+) smaller ones")  # a run's log tells those together
 # readings between action boundaries that all are shown; of more, each action's highest
@@ -91,6 +92,7 @@ def stacked(told: dict, pinned: Trace) -> dict:
         "levels": told["levels"] + [[]] * own,
         "peaks": told["peaks"] + [None] * own,
         "waits": told["waits"] + under["waits"],
+        "idles": told["idles"] or under["idles"],
         "failed": told["failed"] + [ranks + rank for rank in under["failed"]],
     }
 
@@ -148,6 +150,7 @@ def packed(
         "step_ends": [tick - start for tick in step_ends or trace.step_ends],
         "unfinished": bool(trace.settings.get("unfinished")),
         "failed": trace.left("failed"),
+        "idles": trace.shares().idle > LEAST,
         "parts": [[trace.ranks, end - start]],
         "end": end - start,
         "rows": rows,

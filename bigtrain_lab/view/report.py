@@ -89,8 +89,9 @@ def column(quantities, trace: Trace) -> Column:
         for q in ([] if unfinished else quantities)
         if (value := q.of(trace)) is not None
     }
+    shares = trace.shares()
     return told | {
-        name: Amount(100 * of(trace.shares()), "%", "the run broke off" if unfinished else "")
+        name: Amount(100 * of(shares), "%", "the run broke off" if unfinished else "")
         for name, of in SHARES.items()
         if trace.ranks > 1
     }

@@ -458,9 +458,8 @@ def test_a_press_takes_the_moves_of_its_page_and_none_that_comes_later(panel, mo
     until(lambda: panel.controls["micro_batches"].value == 7)
     gate.set()
     press.join()
-    later.join()
-    until(lambda: not panel.settings.predicting)
-    assert (panel.pinned.experiment.micro_batches, panel.experiment.micro_batches) == (5, 7)
+    until(lambda: panel.experiment.micro_batches == 7)
+    assert panel.pinned.experiment.micro_batches == 5
 
 
 def test_a_page_learns_that_its_move_is_heard(panel):
@@ -469,7 +468,6 @@ def test_a_page_learns_that_its_move_is_heard(panel):
     page(panel, {"heard": 3}, micro_batches=5, ranks=3)
     assert sent == [{"do": "heard", "text": 3}]
     assert (panel.experiment.micro_batches, panel.experiment.ranks) == (5, 3)
-    assert panel.player.controls == [*panel.settings.leaves]
 
 
 # -- runs ------------------------------------------------------------------------------------------

@@ -20,14 +20,15 @@ GAP = 1.16  # from a matrix to the next
 
 
 def layouts(trace: Trace) -> go.Figure:
-    """Two pictures side by side: the parts, and the layouts compared, the chosen one bold."""
+    """Two pictures side by side: the parts, and the layouts compared, the chosen one bold, where
+    the lab has handed them (Layouts.shown)."""
     facts = words.facts_of(trace, "boxes", "knows no layouts", "layouts")
     figure = make_subplots(cols=2, column_widths=[0.36, 0.64], horizontal_spacing=0.14)
     for matrix, boxes in facts["boxes"].items():
         draw_parts(figure, matrix, boxes, facts["sizes"])
     figure.update_xaxes(visible=False, range=[-0.2, 1 + GAP], row=1, col=1)
     figure.update_yaxes(visible=False, range=[-0.06, 1.12 + GAP], row=1, col=1)
-    draw_compared(figure, facts["compared"], facts["layout"])
+    draw_compared(figure, facts.get("compared", {}), facts["layout"])
     ranks = len(facts["boxes"]["X"])
     return framed(
         figure,
@@ -155,7 +156,7 @@ def draw_compared(figure: go.Figure, compared: dict, chosen: str) -> None:
             row=1,
             col=2,
         )
-    most = max(forward + backward for forward, backward, *_ in compared.values())
+    most = max((forward + backward for forward, backward, *_ in compared.values()), default=0)
     figure.update_xaxes(
         title="bytes that each rank sends; time; memory of a rank",
         row=1,

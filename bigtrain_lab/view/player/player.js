@@ -256,8 +256,10 @@ function render({ model, el }) {
     help() { d.keys.hidden = !d.keys.hidden; d.help.setAttribute("aria-pressed", !d.keys.hidden); } });
   const list = peakList(d, v, act);
   function load() {
-    const old = v.scene, live = model.get("live"), opensAt = model.get("opens_at");
-    v.scene = readScene(model.get("data"), v.look, v.unfolded || live); v.under = null; d.tip.style.display = "none";
+    const old = v.scene, live = model.get("live");
+    v.scene = readScene(model.get("data"), v.look, v.unfolded || live);
+    const opensAt = model.get("opens_at") ?? (v.scene?.chunks && !live && model.get("controls")?.length ? 0 : null);  // at their end all collectives look alike
+    v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
     for (const part of [d.canvas, d.bar, d.now]) part.style.display = has ? "" : "none";
@@ -295,7 +297,7 @@ function render({ model, el }) {
     const room = Math.floor(d.root.closest(".btl-panel")?.clientWidth ?? 0) - 24;
     if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
   };
-  setTimeout(tellRoom, 300);
+  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) size.observe(panel); }, 300);  // also where a figure stands in its place
   const size = new ResizeObserver(() => {
     tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view

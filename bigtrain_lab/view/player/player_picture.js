@@ -88,7 +88,7 @@ function readScene(bytes, look, unfolded) {
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
   scene.chunks = readChunks(raw.chunks);
   if (scene.chunks) scene.kinds.fill(false);
-  scene.idles = !scene.chunks && scene.byRow.some((row, i) => raw.rows[i][1] === "compute" && row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
+  scene.idles = raw.idles && !scene.chunks;
   scene.exposes = !scene.chunks && raw.rows.some(([, lane]) => lane !== "compute");
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind) || scene.plan.some(([, planned]) => planned === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
