@@ -68,7 +68,7 @@ def run(*words: Words) -> int:
         warnings.simplefilter("ignore")  # main puts it back
     from . import labs
 
-    runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings))
+    runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings), words)
     return runs(words, exit_on_error=False, print_error=False)
 
 
@@ -78,7 +78,8 @@ def predict(*words: Words) -> int:
     from ..experiments.known import known
     from . import labs
 
-    return labs.menu("predict", labs.predict, known)(words, exit_on_error=False, print_error=False)
+    predictions = labs.menu("predict", labs.predict, known, words)
+    return predictions(words, exit_on_error=False, print_error=False)
 
 
 @app.command(name="list")

@@ -1,7 +1,7 @@
 """`run` and `predict`: one command an experiment, whose options are made from its knobs when they
 are asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import Parameter as Option
 from inspect import Signature, getdoc, signature
@@ -23,9 +23,9 @@ def option(help: str) -> Parameter:
     return Parameter(help=help, group=OWN)
 
 
-def menu(verb: str, act: Callable, make: Callable) -> App:
-    """A command for each experiment, with its knobs and the keyword options of `act(experiment, *,
-    ...)`, on what `make(cls, settings)` returns."""
+def menu(verb: str, act: Callable, make: Callable, words: Sequence[str]) -> App:
+    """A command for the experiment that the words begin with, else for each, with its knobs and the
+    keyword options of `act(experiment, *, ...)`, on what `make(cls, settings)` returns."""
     from ..experiments import Experiment
 
     commands = App(
@@ -35,8 +35,9 @@ def menu(verb: str, act: Callable, make: Callable) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for name, cls in Experiment.all().items():
-        commands.command(command(cls, act, make), name=name)
+    labs = Experiment.all()
+    for name in [name for name in labs if name in words[:1]] or labs:
+        commands.command(command(labs[name], act, make), name=name)
     return commands
 
 

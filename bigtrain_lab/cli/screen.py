@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -152,11 +151,13 @@ def amounts_apart(letters, clock: str, lines) -> Table:
 def follow(run, predicted: Trace, errors: Console) -> None:
     """A progress bar of each rank until the run has ended: its spans so far, of those that the
     prediction has."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
+    from rich import progress
+
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(),
         console=errors,
         transient=True,
         disable=not errors.is_terminal,

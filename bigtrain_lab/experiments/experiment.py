@@ -60,7 +60,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), among
     them `ranks` and `steps` (training steps of a run), and the methods below."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # pydantic's checks of a class are built when it first checks something
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+    )
 
     is_shared: ClassVar[bool] = True  # in a class of its own: its fields are shown last
     name: ClassVar[str]
@@ -130,8 +133,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         for base in [base for base in cls.__mro__ if vars(base).get("is_shared")]:
             for name in [name for name, each in base.knobs().items() if own.get(name) is each]:
                 fields[name] = fields.pop(name)
-        if varied:
-            cls.model_rebuild(force=True)
 
     def __init__(self, **settings: Any):
         facts = settings.pop(
