@@ -256,40 +256,35 @@ class Checkpoint(OfGPT, OneDevice):
             *map(sum, zip(*(acted.work for acted in each)))
         )
 
-    def bytes_held(self) -> dict[str, dict]:
-        """What the plan holds, by kind; weights' gradients come with each backward and go with the
-        update, which first makes its state. In the backward the gradient of the loss, one number,
-        is there, and no output of the chain, which is the loss itself.
-        """
-        weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
-        state = self.update[0]
+    @cached_property
+    def foretold(self) -> train.DryRun:
+        """What the plan leaves at the end of each action. Gradients come with each backward and go
+        with the update, which first makes its state. In the backward the gradient of the loss, one
+        number, is there, and no output of the chain, which is the loss itself."""
+        start = between = {"weights": sum(self.weight_bytes)}
         first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
-        for step in range(self.steps):
-            before = dict.fromkeys(levels[0], 0)
-            for at, (op, now) in enumerate(zip(self.ops, levels)):
-                now = {**now, "temporaries": now["temporaries"] + more * (at >= first_backward)}
-                gradient = (
-                    [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
-                )
-                found[self.numbered(op.action, step)] = (
-                    *gradient,
-                    *(
-                        (kind, now[kind] - before[kind])
-                        for kind in now
-                        if now[kind] != before[kind]
-                    ),
-                )
-                before = now
-            found[Action("U", 0, step)] = (
-                ("gradients", -sum(weights)),
-                ("temporaries", -before["temporaries"]),
-                *[("optimizer", state)] * (state > 0 == step),
-            )
-        return {"changes": found, "resident": {0: (("weights", sum(weights)),)}}
+        actions = {}
+        for step in range(min(self.steps, 2)):
+            before, gradients = between, 0
+            for at, (op, now) in enumerate(zip(self.ops, held(self.ops, self.chain))):
+                now["temporaries"] += more * (at >= first_backward)
+                gradients += self.weight_bytes[op.action.stage] * (op.action.kind == "B")
+                after = {**between, **now, "gradients": gradients}
+                actions[self.numbered(op.action, step)] = before, after
+                before = after
+            between = start | {"optimizer": self.update[0]}
+            actions[Action("U", 0, step)] = before, between
+        ends = {str(at): train.Acted(train.Work(), *each, (), ()) for at, each in actions.items()}
+        return train.DryRun(start, ends)
 
-    def looked_into(self, trace: Trace) -> Trace:
-        """Of a long plan the ends of actions are predicted, and not what happens inside them."""
-        return super().looked_into(trace) if len(self.ops) <= MOST_FOLLOWED else trace
+    @cached_property
+    def dry(self) -> train.DryRun:
+        """Of a long plan what is foretold, and not what happens inside actions."""
+        return super().dry if len(self.ops) <= MOST_FOLLOWED else self.foretold
+
+    def bytes_held(self) -> dict[str, dict]:
+        """Without a dry run, since many plans are compared."""
+        return self.likened(self.foretold).held(self.ranks, self.counted)
 
     # -- what is told ------------------------------------------------------------------------------
 

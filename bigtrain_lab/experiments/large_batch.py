@@ -320,12 +320,6 @@ class LargeBatch(Replicated):
             "batch": max(BASE, self.rows * min(self.replicas, 2)),
         }
 
-    def durations(self) -> dict:
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "U": 0}
-        part = self.stage_run(0, train.WHOLE)
-        return {kind: self.time(part.work(kind), part.tensors_of(kind)) for kind in "FBU"}
-
     @cached_property
     def lowered(self) -> Plan:
         stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}

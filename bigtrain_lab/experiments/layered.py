@@ -29,12 +29,10 @@ from ..techniques.precision_levels import LEVELS
 from .experiment import MB
 from .of_gpt import OfGPT
 from .on_hardware import with_links
-from .pipeline import slice_run, training
+from .pipeline import arriving, slice_run, training
 from .pipelined import Pipelined
 
 with later():
-    import torch
-
     from ..runtime import devices
     from ..train import dry_run
 
@@ -264,26 +262,9 @@ class Layered(OfGPT, Pipelined):
             **self.further,
         )
 
-    @property
-    def messages(self) -> dict[str, list[int]]:
-        stages = range(len(self.pieces)) if self.pipeline > 1 else ()  # else there are none
-        parts = [self.stage_run(at, train.WHOLE) for at in stages]
-        return {
-            kind: [part.message_bytes(kind.replace("I", "B")) for part in parts] for kind in "FBI"
-        }
-
-    def durations(self) -> dict:
-        """Slots on the textbook profile, where all layers are equal, else seconds."""
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
-        return {
-            kind: [self.seconds(kind, at) for at in range(len(self.pieces))]
-            for kind in ("FBIWU" if self.halves else "FBU")
-        }
-
     def seconds(self, kind: str, layer: int) -> float:
         tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
-        return self.time(self.usual(kind, layer).work, tensors)
+        return self.usual(kind, layer).work.seconds(self.profile, self.format, tensors)
 
     def usual(self, kind: str, layer: int) -> train.Acted:
         """A later action of a layer; a backward that finds no gradients."""
@@ -356,14 +337,6 @@ class Layered(OfGPT, Pipelined):
         settings["micro_batches"] = self.few * (self.micro_batches // self.own_micro_batches)
         return settings, self.members(settings)
 
-    @property
-    def arriving(self) -> "torch.Tensor":
-        """What comes from the stage before, on meta."""
-        level = self.further.get("precision")
-        length = self.sequence // (self.slices if self.further.get("sequence_parallel") else 1)
-        dtype = LEVELS[level].dtype if level else self.config.torch_dtype
-        return torch.empty(self.rows, length, self.width, dtype=dtype, device=dry_run.META)
-
     @cached_property
     def first(self) -> dict[tuple[str, int], Action]:
         """(kind, layer) -> the first such action of the dry run's second step."""
@@ -382,10 +355,10 @@ class Layered(OfGPT, Pipelined):
         return action._replace(micro_batch=min(batch, 1) * self.few + number)
 
     @cached_property
-    def account(self) -> train.Holdings:
+    def memory(self) -> train.Holdings:
         """Where replicas share, as each rank's own dry run tells."""
         if not self.sharded:
-            return self.rehearsed
+            return super().memory
         work = self.order.over(self.steps)
         own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
         return train.Likened(self.dry, self.like, own)
@@ -453,6 +426,6 @@ def dried(
         asked.recipe,
         index=pp,
         size=asked.pipeline,
-        arriving=asked.arriving,
+        arriving=arriving(asked.config, asked.rows, {"slices": asked.slices, **asked.further}),
         slices=asked.slices,
     )

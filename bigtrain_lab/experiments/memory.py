@@ -119,10 +119,11 @@ class MemoryExperiment(OfGPT, OneDevice):
             f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest"
             f" that live then: {largest}."
         )
-        if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
+        highest = {action[2:]: held for action, _, held in dry.rises}  # of each step that rose
+        if len(highest) > 1:
             yield (
-                f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the"
-                " first update."
+                f"Step 2 peaks {size(highest['1'] - highest['0'])} above step 1: the optimizer's"
+                " state is born in the first update."
             )
 
     # -- reality -----------------------------------------------------------------------------------

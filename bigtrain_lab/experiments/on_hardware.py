@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core import PROFILES, Cost, Hardware, knob
+from .. import train
+from ..core import PROFILES, Cost, Hardware, Trace, knob
 from ..runtime.calibrate import NAME as MACHINE
 from ..runtime.calibrate import remembered, this_machine
 from ..runtime.failure.faults import Fault
@@ -62,18 +63,34 @@ class OnHardware(Experiment):
 
     # -- the account: from dry runs to what a Cost charges ----------------------------------------
 
+    slots: ClassVar[dict] = {}  # kind -> time on the textbook profile; or a property
+
     def durations(self) -> dict[str, Any]:
         """Kind -> time, in slots on the textbook profile and in seconds on any other."""
+        return self.slots if self.profile.textbook else self.priced()
+
+    def priced(self) -> dict[str, Any]:
+        """Kind -> seconds, by the profile."""
         return {}
 
     def charged(self) -> dict[str, Any]:
         """What else an action costs: messages, collectives inside it, exceptions by batch."""
         return {}
 
+    @property
+    def memory(self) -> train.Holdings:
+        """What its ranks hold."""
+        return train.Holdings()
+
     def bytes_held(self) -> dict[str, dict]:
         """What a Cost says of memory: `resident` before the first action, and the `changes` at the
         end of each."""
-        return {}
+        return self.memory.held(self.ranks, self.counted)
+
+    def predict(self) -> Trace:
+        """Also what is held inside actions, where a ledger follows its runs."""
+        trace = super().predict()
+        return self.memory.looked_into(trace) if self.ledger else trace
 
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from .. import train
-from ..core import Trace
 from ..order import Action, Compute, Plan, Step, last
 from ..runtime.kept import kept
 from .experiment import Quantity
@@ -35,11 +34,6 @@ class OneDevice(OnOneRank):
     @abstractmethod
     def order(self) -> Iterable[Step]:
         """All that the device does in the whole run, each action once."""
-
-    @property
-    @abstractmethod
-    def slots(self) -> dict:
-        """Kind -> time on the textbook profile, in slots."""
 
     # -- the dry run -------------------------------------------------------------------------------
 
@@ -65,26 +59,19 @@ class OneDevice(OnOneRank):
 
     # -- theory ------------------------------------------------------------------------------------
 
-    def durations(self) -> dict:
-        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action
-        of the kind."""
-        if self.profile.textbook:
-            return self.slots
+    def priced(self) -> dict:
+        """That of the last action of the kind."""
         last = {action.kind: str(self.like(action)) for step in self.order() for action in step}
         return {
             kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()
         }
 
     @cached_property
-    def held(self) -> train.Likened:
-        own = chain.from_iterable(self.order())
-        return train.Likened(lambda rank: self.dry, self.like, [own])
+    def memory(self) -> train.Holdings:
+        return self.likened(self.dry)
 
-    def bytes_held(self) -> dict[str, dict]:
-        return self.held.held(1)
-
-    def predict(self) -> Trace:
-        return self.looked_into(super().predict())
+    def likened(self, dry: train.DryRun) -> train.Likened:
+        return train.Likened(lambda rank: dry, self.like, [chain.from_iterable(self.order())])
 
     @property
     def lowered(self) -> Plan:
@@ -94,9 +81,6 @@ class OneDevice(OnOneRank):
             operations.append(Compute(step, updates))
             updates += step[0].kind == "U"
         return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
-
-    def looked_into(self, trace: Trace) -> Trace:
-        return self.held.looked_into(trace)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

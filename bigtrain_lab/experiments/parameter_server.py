@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import Cost, Impossible, Scalar, Trace, counted, knob, size
+from ..core import Impossible, Scalar, Trace, counted, knob, size
 from ..core.later import np, torch
 from ..data.digits import CLASSES, POINTS, digits
 from ..order import ACCURACY, TEST_LOSS, Action, Applied, Plan, applied, last
@@ -124,9 +124,17 @@ class ParameterServing(OnHardware):
     def shapes(self) -> tuple[int, int, int, int, str]:
         return self.rows, self.layers, self.width, self.servers, self.dtype
 
+    def dry(self, rank: int) -> train.DryRun:
+        """Of a worker's batches, or of a request at a server, which adds a round up."""
+        if rank < self.workers:
+            return dried(self.shapes, None)
+        run = dried(self.shapes, rank - self.workers)
+        sums = self.mode == "synchronous" and self.workers > 1
+        return replace(run, start=run.start | {"gradients": run.start["weights"] * sums})
+
     @property
     def server_bytes(self) -> list[int]:
-        return [dried(self.shapes, number).start["weights"] for number in range(self.servers)]
+        return [self.dry(rank).start["weights"] for rank in range(self.workers, self.ranks)]
 
     def order(self, requests) -> Plan:
         return techniques.server_plan.order(requests, self.server_bytes, **self.how)
@@ -140,13 +148,7 @@ class ParameterServing(OnHardware):
         ahead = self.bound + 1 if self.mode == "bounded" else round(self.steps * (slowest - 1))
         most = self.steps + ahead + 1
         while most * self.workers <= MOST:
-            cost = Cost(
-                self.durations(),
-                **self.charged(most),
-                **self.profile.clock(self.ticks_per_slot),
-                **self.profile.prices(self.ranks),
-            )
-            trace = simulate(self.order((most,) * self.workers), self.misfortune.priced(cost))
+            trace = simulate(self.order((most,) * self.workers), self.cost(memory=False))
             ends = [
                 [span.end for span in trace.spans(worker) if span.kind == "B"]
                 for worker in range(self.workers)
@@ -163,46 +165,41 @@ class ParameterServing(OnHardware):
 
     # -- theory ------------------------------------------------------------------------------------
 
-    def durations(self) -> dict[str, Fraction]:
+    slots: ClassVar[dict] = {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": 0}
+
+    def priced(self) -> dict[str, Fraction]:
         """Of a batch's forward and backward, and of the update of the largest shard."""
-        if self.profile.textbook:
-            return {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": Fraction(0)}
-        largest = max(range(self.servers), key=lambda number: self.server_bytes[number])
-        actions = dried(self.shapes, None).actions | dried(self.shapes, largest).actions
+        largest = self.server_bytes.index(max(self.server_bytes))
+        actions = self.dry(0).actions | self.dry(self.workers + largest).actions
         return {
             name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
             for name, acted in actions.items()
         }
 
-    def charged(self, batches: int = 0) -> dict[str, Any]:
-        """Which batches take long, of runs of at most so many of each worker."""
+    def charged(self) -> dict[str, Any]:
+        """Which batches take long, of all that a run may have."""
         draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
         usual = self.durations()
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
         late = {
             (worker, number): long
-            for number in range(batches or max(self.requests))
+            for number in range(MOST // self.workers)
             for worker, draw in enumerate(draws)
             if draw.random() < self.hiccups
         }
         return {"of_batch": late, "slowdown": {self.workers - 1: self.slow}}
 
-    def bytes_held(self) -> dict[str, dict]:
+    @property
+    def memory(self) -> train.Holdings:
         own = [
             [Action(kind, worker, number) for number in range(max(self.requests)) for kind in "FB"]
             for worker in range(self.workers)
         ]
-        likened = train.Likened(
-            lambda rank: dried(self.shapes, rank - self.workers if rank >= self.workers else None),
+        return train.Likened(
+            self.dry,
             lambda action: Action(action.kind, 0, min(action.micro_batch, 1)),
             own + [[]] * self.servers,
         )
-        held = likened.held(self.ranks, self.counted)
-        if self.mode == "synchronous" and self.workers > 1:  # a server adds a round up
-            for server in range(self.workers, self.ranks):
-                ((_, size),) = held["resident"][server]
-                held["resident"][server] += (("gradients", size),)
-        return held
 
     @property
     def lowered(self) -> Plan:

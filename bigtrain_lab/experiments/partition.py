@@ -150,23 +150,23 @@ class Partition(PipelineExperiment):
     def durations(self) -> dict:
         return self.priced()
 
-    def times(self, first: int, last: int) -> dict:
+    def time_of(self, kind: str, first: int, last: int) -> float | Fraction:
         """Measured: the sum of the pieces' times, B halved as its products are. On the unit
-        profile: shares of all products."""
-        flops = self.flops(first, last)
+        profile: its share of all products."""
         if self.profiled == "measured":
             forward, backward = (sum(times) for times in zip(*self.measured[first:last]))
-            late = backward * flops.get("W", 0) / flops["B"] if flops["B"] else 0.0
-            return {"F": forward, "B": backward, "I": backward - late, "W": late}
+            if kind in "FB":
+                return forward if kind == "F" else backward
+            late = backward * self.flops("W", first, last) / (self.flops("B", first, last) or 1)
+            return late if kind == "W" else backward - late
         if self.profile.textbook:
             whole = models.theory.forward_flops(self.config, self.rows)
-            return {kind: Fraction(self.ranks * own, whole) for kind, own in flops.items()}
-        return super().times(first, last)
+            return Fraction(self.ranks * self.flops(kind, first, last), whole)
+        return super().time_of(kind, first, last)
 
-    def flops(self, first: int, last: int) -> dict[str, int]:
-        """Kind -> FLOPs of a slice for one micro-batch."""
-        works = self.works(first, last)
-        return {kind: sum(work[kind].flops for work in works) for kind in works[0]}
+    def flops(self, kind: str, first: int, last: int) -> int:
+        """Of a slice for one micro-batch."""
+        return sum(work.flops for work in self.works(kind, first, last))
 
     # -- what is told ------------------------------------------------------------------------------
 

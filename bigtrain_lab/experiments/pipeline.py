@@ -4,7 +4,7 @@ A byte-level GPT is cut into one stage a rank and trained on real text by the sc
 choice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -117,11 +117,11 @@ class PipelineExperiment(OfGPT, Pipelined):
         micro-batch."""
         rows = []
         for at, name in enumerate(self.config.piece_names):
-            times = self.times(at, at + 1)
+            time = self.time_of("F", at, at + 1) + self.time_of("B", at, at + 1)
             weights = slice_run(self.config, at, at + 1, self.rows, self.optimizer_class).start[
                 "weights"
             ]
-            rows.append(Piece(name, times["F"] + times["B"], self.message_bytes, weights))
+            rows.append(Piece(name, time, self.message_bytes, weights))
         return rows
 
     @property
@@ -141,60 +141,35 @@ class PipelineExperiment(OfGPT, Pipelined):
 
     @property
     def message_bytes(self) -> int:
-        return models.boundary_bytes(self.config, self.rows)
+        """Of the activation of one micro-batch between two pieces."""
+        return slice_run(self.config, 0, 1, self.rows, self.optimizer_class).message_bytes("F")
 
     @property
-    def messages(self) -> dict[str, int]:
-        return dict.fromkeys("FBI", self.message_bytes)
+    def slots(self) -> dict:
+        """A chunk costs 1/v of a rank's work."""
+        v = self.order.stages // self.ranks
+        return {kind: Fraction(slots, v) for kind, slots in super().slots.items()}
 
-    def durations(self) -> dict:
-        """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's
-        work), else `times`."""
-        if self.profile.textbook:
-            v = self.order.stages // self.ranks
-            return {
-                "F": Fraction(1, v),
-                "B": Fraction(2, v),
-                "I": Fraction(1, v),
-                "W": Fraction(1, v),
-                "U": 0,
-            }
-        return self.priced()
+    def seconds(self, kind: str, stage: int) -> float:
+        if kind != "U":
+            return self.time_of(kind, *self.slices[stage])
+        return 0 if self.profile.textbook else super().seconds(kind, stage)
 
-    def priced(self) -> dict[str, list]:
-        """Kind -> the time of each stage."""
-        stages = [self.times(first, last) for first, last in self.slices]
-        parts = [self.stage_run(number, train.WHOLE) for number in range(len(stages))]
-        updates = [
-            0 if self.profile.textbook else self.time(part.work("U"), part.tensors)
-            for part in parts
-        ]
-        return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
-
-    def times(self, first: int, last: int) -> dict[str, float]:
-        """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of
-        its pieces', rounded once, so that every Python has the same."""
+    def time_of(self, kind: str, first: int, last: int) -> float:
+        """Seconds of a kind of action on a slice: the sum of its pieces', rounded once, so that
+        every Python has the same."""
         if self.profile.textbook:
             raise Impossible(
                 "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
                 " to balance: take other hardware, or partition equal."
             )
-        works = self.works(first, last)
-        return {kind: fsum(self.time(work[kind]) for work in works) for kind in works[0]}
+        return fsum(map(self.time, self.works(kind, first, last)))
 
-    def works(self, first: int, last: int) -> list[dict[str, train.Work]]:
-        """Of each piece of a slice: kind -> what it computes and moves for one micro-batch."""
-        shown = dict.fromkeys("FB", train.WHOLE) | (
-            dict.fromkeys("IW", train.HALVES) if self.halves else {}
-        )
-        about = self.rows, self.optimizer_class
-        return [
-            {
-                kind: slice_run(self.config, at, at + 1, *about, rehearsal).work(kind)
-                for kind, rehearsal in shown.items()
-            }
-            for at in range(first, last)
-        ]
+    def works(self, kind: str, first: int, last: int) -> list[train.Work]:
+        """What each piece of a slice computes and moves for one micro-batch."""
+        rehearsal = train.HALVES if kind in "IW" else train.WHOLE
+        about = self.rows, self.optimizer_class, rehearsal
+        return [slice_run(self.config, at, at + 1, *about).work(kind) for at in range(first, last)]
 
     # -- reality -----------------------------------------------------------------------------------
 
@@ -275,17 +250,6 @@ def run_slice(
     further: tuple,
 ) -> "train.Part":
     further = dict(further)
-    length = config.sequence // (
-        further.get("slices", 1) if further.get("sequence_parallel") else 1
-    )
-    level = further.get("precision")
-    hidden = torch.empty(
-        rows,
-        length,
-        config.width,
-        dtype=techniques.precision_levels.LEVELS[level].dtype if level else config.torch_dtype,
-        device=train.dry_run.META,
-    )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
     def data(number: int) -> "train.Sample":
@@ -301,4 +265,13 @@ def run_slice(
         replicas=replicas,
         **further,
     )
-    return train.rehearse(recipe, rehearsal, stage, stages, hidden)
+    return train.rehearse(recipe, rehearsal, stage, stages, arriving(config, rows, further))
+
+
+def arriving(config: "models.GPTConfig", rows: int, further: Mapping) -> "torch.Tensor":
+    """What a stage receives from the one before, on meta. `further`: settings of the Recipe."""
+    shared = further.get("slices", 1) if further.get("sequence_parallel") else 1
+    level = further.get("precision")
+    dtype = techniques.precision_levels.LEVELS[level].dtype if level else config.torch_dtype
+    shape = rows, config.sequence // shared, config.width
+    return torch.empty(shape, dtype=dtype, device=train.dry_run.META)

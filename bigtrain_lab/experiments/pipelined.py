@@ -65,20 +65,13 @@ class Pipelined(OnHardware):
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         """What each action of the rehearsal does on a stage."""
 
-    @property
-    @abstractmethod
-    def messages(self) -> dict:
-        """Kind -> bytes of the activation of one micro-batch between two stages, or its gradient;
-        one number a stage where they differ."""
-
     def place(self, rank: int) -> int:
         """The schedule's rank that a rank of the run is."""
         return rank % self.order.ranks
 
-    def time(self, work: train.Work, tensors: int = 1) -> float:
+    def time(self, work: train.Work) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
-        textbook = self.profile.textbook
-        return work.flops if textbook else work.seconds(self.profile, self.format, tensors)
+        return work.flops if self.profile.textbook else work.seconds(self.profile, self.format)
 
     @property
     def format(self) -> str:
@@ -113,8 +106,7 @@ class Pipelined(OnHardware):
         return found
 
     @cached_property
-    def rehearsed(self) -> train.Rehearsed:
-        """What each action does to what its rank holds."""
+    def memory(self) -> train.Holdings:
         needed = train.rehearsals(
             self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
         )
@@ -131,25 +123,34 @@ class Pipelined(OnHardware):
         """Each of a rank's chunks costs a fraction of a slot."""
         return self.ticks_of_chunk * self.order.stages // self.order.ranks
 
-    def charged(self) -> dict[str, Any]:
-        return {"messages": self.messages}
+    slots: ClassVar[dict] = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}  # all stages are equal
+
+    def priced(self) -> dict[str, list]:
+        """Kind -> the time of each stage."""
+        kinds = "FBIWU" if self.halves else "FBU"
+        stages = range(self.order.stages)
+        return {kind: [self.seconds(kind, stage) for stage in stages] for kind in kinds}
+
+    def seconds(self, kind: str, stage: int) -> float:
+        """Of a later action of a stage; of a backward that finds no gradients."""
+        run = self.stage_run(stage, train.HALVES if kind in "IW" else train.WHOLE)
+        return run.seconds(kind, self.profile, self.format)
 
     @property
-    def account(self) -> train.Holdings:
-        """What its ranks hold."""
-        return self.rehearsed
+    def messages(self) -> dict[str, list[int]]:
+        """Kind -> bytes of what each stage sends on of one micro-batch, or back."""
+        stages = range(self.order.stages if self.order.ranks > 1 else 0)  # else there are none
+        runs = [self.stage_run(stage, train.WHOLE) for stage in stages]
+        return {kind: [run.message_bytes(kind.replace("I", "B")) for run in runs] for kind in "FBI"}
 
-    def bytes_held(self) -> dict[str, dict]:
-        return self.account.held(self.ranks, self.counted)
+    def charged(self) -> dict[str, Any]:
+        return {"messages": self.messages}
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,
         those of one."""
         lanes = lower(self.order, self.steps if self.order.asynchronous else 1).lanes
         return [[*place, ops] for place, ops in lanes.items()]
-
-    def predict(self) -> Trace:
-        return self.account.looked_into(super().predict())
 
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[self.place(rank)]]
@@ -159,7 +160,7 @@ class Pipelined(OnHardware):
         """The order of all steps, with the messages of tied weights."""
         if not (tied := self.tied_copies):
             return lower(self.order, self.steps)
-        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
+        sizes = {site: size for part in self.memory.parts for site, size in part.sent.items()}
         return techniques.tied_plan.with_exchanges(self.order, self.steps, tied, sizes)
 
     @property

@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from ..core import Mesh
-from .experiment import Experiment
 from .pipelined import Pipelined
 
 
@@ -12,9 +11,6 @@ class Replicated(Pipelined):
 
     ledger: ClassVar[bool] = False
     schedule: ClassVar[str] = "1f1b"
-    messages: ClassVar[dict[str, int]] = {}  # a rank has all stages
-
-    predict = Experiment.predict
 
     @property
     def ranks(self) -> int:

@@ -8,7 +8,6 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is 
 w(t) - lr lambda w(t-tau).
 """
 
-from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
@@ -18,8 +17,6 @@ from ..core.later import torch
 from ..order import Action, Schedule
 from ..runtime.kept import kept
 from .pipelined import Pipelined
-
-ITEM = 8  # bytes of a float64
 
 
 class Staleness(Pipelined):
@@ -56,13 +53,6 @@ class Staleness(Pipelined):
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
         return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)
-
-    @property
-    def messages(self) -> dict[str, int]:
-        return dict.fromkeys("FBI", self.rows * self.width * ITEM)
-
-    def durations(self) -> dict:
-        return {"F": 1, "B": 2, "I": 1, "W": 1, "U": Fraction(0)}
 
     @property
     def recipe(self) -> "train.Recipe":

@@ -259,7 +259,7 @@ class Translate(Replicated):
 
     @property
     def stages(self) -> "dict[int, techniques.weight_shapes.Shapes]":
-        return pieces_on_meta(self.config)
+        return models.translator_pieces.pieces_on_meta(self.config)
 
     @property
     def weights(self) -> int:
@@ -288,7 +288,7 @@ class Translate(Replicated):
         return self.part(number, self.shape(0, 0), rehearsal)
 
     @cached_property
-    def rehearsed(self) -> train.Rehearsed:
+    def memory(self) -> train.Holdings:
         needed = train.rehearsals(self.order, min(self.steps, 2))
         parts = partial(self.needed_part, needed)
         return train.Rehearsed(self.order, self.steps, parts, self.place)
@@ -326,7 +326,7 @@ class Translate(Replicated):
             return {"F": 1, "B": 2, "U": 0, "C": 0}
         parts = [self.part(at, shape) for at in range(models.translator_pieces.count(self.config))]
         found = {
-            kind: [self.time(part.work(kind), part.tensors_of(kind)) for part in parts]
+            kind: [part.seconds(kind, self.profile, self.format) for part in parts]
             for kind in "FBU"
         }
         rows, source, target = shape
@@ -491,22 +491,6 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
 
 
 # -- dry runs --------------------------------------------------------------------------------------
-
-
-@kept
-def pieces_on_meta(
-    config: "models.TranslatorConfig",
-) -> "dict[int, techniques.weight_shapes.Shapes]":
-    """The weights of each piece of the chain."""
-    return {
-        at: techniques.weight_shapes.Shapes.of(
-            models.built(
-                lambda at=at: models.translator_pieces.TranslatorPiece(config, at),
-                train.dry_run.META,
-            )
-        )
-        for at in range(models.translator_pieces.count(config))
-    }
 
 
 @kept

@@ -9,19 +9,16 @@ travel in buckets beside the backward, which is slower meanwhile. `assumed()` li
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from ..core import Cost
-from ..core.hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware
+from ..core.hardware import PROFILES, Constant, Hardware
 from ..order.schedule import Schedule
 from ..order.simulate import simulate
-from ..runtime.devices import built
 from ..techniques.reducers import BUCKET_BYTES
 from ..techniques.replica_plan import with_replicas
-from ..train.dry_run import META
 from .config import TranslatorConfig
-from .translator_pieces import TranslatorPiece, count, part
+from .translator_pieces import count, part, pieces_on_meta
 
 
 class Epoch(NamedTuple):
@@ -117,12 +114,12 @@ def step(
     priced = layer_seconds(alone, hardware, config)
     longer = step_s / sum(map(sum, priced.values()))
     durations = {kind: [seconds * longer for seconds in each] for kind, each in priced.items()}
-    cost = Cost(durations, unit="s", ticks_per_unit=TICKS_PER_SECOND, **hardware.prices(ranks))
-    modules = {at: built(partial(TranslatorPiece, config, at), META) for at in range(count(config))}
+    cost = Cost(durations, **hardware.clock(1), **hardware.prices(ranks))
+    pieces = pieces_on_meta(config)
     order = Schedule.of(
-        " ".join([*(f"{at}F0" for at in modules), *(f"{at}B0" for at in reversed(modules))])
+        " ".join([*(f"{at}F0" for at in pieces), *(f"{at}B0" for at in reversed(pieces))])
     )
-    return simulate(with_replicas(order, 2, ranks, modules, BUCKET_BYTES), cost).step_time
+    return simulate(with_replicas(order, 2, ranks, pieces, BUCKET_BYTES), cost).step_time
 
 
 def layer_seconds(
@@ -131,9 +128,4 @@ def layer_seconds(
     """Kind of action -> what each piece takes for a batch, by the hardware's profile alone."""
     config, shape = replace(config, padding=0), (alone.pairs, alone.tokens, alone.tokens)
     parts = [part(config, at, shape) for at in range(count(config))]
-    return {
-        kind: [
-            each.work(kind).seconds(hardware, "float32", each.tensors_of(kind)) for each in parts
-        ]
-        for kind in "FBU"
-    }
+    return {kind: [each.seconds(kind, hardware, "float32") for each in parts] for kind in "FBU"}

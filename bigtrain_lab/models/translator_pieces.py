@@ -13,6 +13,7 @@ Shapes: B batch, S source, T target, D width, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from ..runtime.devices import built
 from ..runtime.kept import kept
 from ..techniques.one_process import Sample
 from ..techniques.precision_levels import LEVELS
+from ..techniques.weight_shapes import Shapes
 from ..train.recipe import Recipe
 from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
 from .blocks import word_cross_entropy
@@ -111,6 +113,13 @@ def joined(pieces: Mapping[int, TranslatorPiece], config: TranslatorConfig) -> T
 
 
 # -- dry runs --------------------------------------------------------------------------------------
+
+
+@kept
+def pieces_on_meta(config: TranslatorConfig) -> dict[int, Shapes]:
+    """The weights of each piece of the chain."""
+    pieces = range(count(config))
+    return {at: Shapes.of(built(partial(TranslatorPiece, config, at), META)) for at in pieces}
 
 
 def part(

@@ -7,8 +7,8 @@ dry_run.py finds it; runtime/kept.py keeps it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -65,8 +65,7 @@ class Acted(NamedTuple):
     after: dict[str, int]
     kinds: tuple[str, ...]
     inside: tuple[tuple[int, ...], ...]
-    early: int
-    highest_bytes: int
+    early: int = 0
     called: tuple[Called, ...] = ()
 
     def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
@@ -86,11 +85,11 @@ class DryRun:
 
     start: dict[str, int]
     actions: dict[str, Acted]
-    alive: tuple[Alive, ...]
-    peak_action: str
-    peak_at: int | None
-    rises: tuple[tuple[str, str, int], ...]
-    sent: dict[str, int]
+    alive: tuple[Alive, ...] = ()
+    peak_action: str = ""
+    peak_at: int | None = None
+    rises: tuple[tuple[str, str, int], ...] = ()
+    sent: Mapping[str, int] = field(default_factory=dict)
     set_up_bytes: int = 0
 
     @property
@@ -105,10 +104,6 @@ class DryRun:
             sums[row.kind] += row.bytes
         return {kind: sums[kind] for kind in MEMORY_KINDS if sums[kind]}
 
-    def highest(self, step: int) -> int:
-        """Most bytes held in one training step, counted from 0."""
-        return max(acted.highest_bytes for name, acted in self.actions.items() if is_of(name, step))
-
     def seconds(self, name: str, hardware, dtype: str) -> float:
         """Of an action on this hardware."""
         tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
@@ -120,11 +115,6 @@ class DryRun:
             return span.end
         told = read(self.actions[self.peak_action].inside)
         return placed(span.start, span.end, len(told))[told.index(self.peak_at)]
-
-
-def is_of(action: str, step: int) -> bool:
-    """Whether an action of one device, as "0B1", is of this training step."""
-    return action[2:] == str(step)
 
 
 def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
@@ -161,12 +151,15 @@ class Moves(NamedTuple):
 
 
 class Holdings:
-    """What ranks hold: the one way from dry runs to what a Cost says of memory, and to a trace. A
+    """What ranks hold, here nothing: the one way to what a Cost says of memory, and to a trace. A
     subclass says what each rank starts with, and of each of its steps what changes since the last
     one, and what the step does."""
 
-    start: Callable[[int], dict[str, int]]
-    steps: Callable[[int], Iterator[tuple[Step, dict[str, int], Moves]]]
+    def start(self, rank: int) -> dict[str, int]:
+        return {}
+
+    def steps(self, rank: int) -> Iterable[tuple[Step, dict[str, int], Moves]]:
+        return ()
 
     def held(self, ranks: int, kinds: Sequence[str] = MEMORY_KINDS) -> dict[str, dict]:
         """What a Cost says of memory: `resident` before the first action, and the `changes` of
@@ -186,7 +179,7 @@ class Holdings:
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action, the highest among them."""
         held = [Counter(self.start(rank)) for rank in range(trace.ranks)]
-        to_come = [self.steps(rank) for rank in range(trace.ranks)]
+        to_come = [iter(self.steps(rank)) for rank in range(trace.ranks)]
 
         def inside(span):
             (_, before, moves), now = next(to_come[span.rank]), held[span.rank]
@@ -313,7 +306,9 @@ class Account:
     def peak_of(self, step: int) -> int:
         """Peak of one training step, counted from 0."""
         return max(
-            level for level, moment in zip(self.levels, self.moments) if is_of(moment.action, step)
+            level
+            for level, moment in zip(self.levels, self.moments)
+            if moment.action[2:] == str(step)  # as "0B1"
         )
 
     def alive(self, moment: int) -> list[Held]:

@@ -517,7 +517,7 @@ class Journal(Balance):
 
     def __init__(self, replica: int = 0):
         super().__init__()
-        self.replica, self.action, self.highest_now = replica, "", 0
+        self.replica, self.action = replica, ""
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.work, self.called = Work(), []  # of an action, this replica's alone
@@ -533,7 +533,6 @@ class Journal(Balance):
             return
         super().change(storage, state, wall)
         self._changes.append((self.action, storage, before, state))
-        self.highest_now = max(self.highest_now, self.total)
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
 
@@ -543,7 +542,7 @@ class Journal(Balance):
         self._changes.append(("", None, None, None))
 
     def begin(self, action: str) -> None:
-        self.action, self.highest_now, self._found = action, self.total, self.held
+        self.action, self._found = action, self.held
         self.work, self.called = Work(), []
 
     def end(self, action: str, work: Work, began: int) -> None:
@@ -562,7 +561,6 @@ class Journal(Balance):
             tuple(kinds),
             tuple(rows),
             sum(wall <= began for wall in walls),
-            self.highest_now,
             tuple(self.called),
         )
         self._changes.append((action, None, None, None))

@@ -186,9 +186,9 @@ class Part(NamedTuple):
         """Of a later action of this kind; of a backward that finds no gradients."""
         return self.usual(kind).work
 
-    def tensors_of(self, kind: str) -> int:
-        """How many tensors an action of this kind updates, each by the same operators; else 1."""
-        return self.tensors if kind == "U" else 1
+    def seconds(self, kind: str, hardware, dtype: str) -> float:
+        """Of that action on this hardware, with products in this format."""
+        return self.work(kind).seconds(hardware, dtype, self.tensors if kind == "U" else 1)
 
     def message_bytes(self, kind: str) -> int:
         """Of what a stage sends on after F, or back after B."""

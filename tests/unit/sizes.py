@@ -55,7 +55,7 @@ class ByHand(defaultdict):
         self.sizes = sizes
 
     def __missing__(self, like):
-        self[like] = Acted(Work(), {}, self.sizes.change(like), (), (), 0, 0)
+        self[like] = Acted(Work(), {}, self.sizes.change(like), (), ())
         return self[like]
 
 
