@@ -110,8 +110,8 @@ def fork(where: str, words: list[str], variables: dict[str, str], output: Path) 
         return pid
     os.chdir(where)
     os.environ.update(variables)
-    own = variables.get("OMP_NUM_THREADS", os.cpu_count())
-    import_module("torch").set_num_threads(int(own))  # it has read the variable already
+    # torch has read the variable already
+    import_module("torch").set_num_threads(int(variables.get("OMP_NUM_THREADS", os.cpu_count())))
     written, nothing = (
         os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND),
         os.open(os.devnull, os.O_RDONLY),
