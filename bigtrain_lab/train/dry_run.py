@@ -26,11 +26,14 @@ formulas of the FLOPs.
 """
 
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib import import_module
 from itertools import count
+from types import ModuleType
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -74,14 +77,13 @@ def account(program: Callable, unobserved: bool = False, **place) -> Account:
 def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["Journal"]:
     """Run it once; the journal of each of so many replicas, of which `only` tells what is its
     own."""
-    wake()
     operators, journals = Operators(unobserved), [Journal(at) for at in range(replicas or 1)]
     balance = Journals(journals)
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=balance)
     rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
     operators.copied = ledger.ignore
     try:
-        with ALONE, ledger, kernels():
+        with ALONE, compiler_asleep(), ledger, kernels():
             program(rank)
         for journal in journals:
             journal.ended(ledger.at_peak(journal), rank.sent)
@@ -90,10 +92,33 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
         ledger.forget()
 
 
-@cache
-def wake() -> None:
-    """Torch's first quotient on meta imports modules, and keeps the frames that led there."""
-    torch.ones(1, device=META) / 2
+@contextmanager
+def compiler_asleep():
+    """What torch hides from its compiler imports the compiler first, which takes two seconds; and
+    nothing is compiled here. What is hidden within is hidden anew afterwards. Whoever asks for more
+    of the compiler gets it."""
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    hidden, stand_in = [], ModuleType("torch._dynamo")
+
+    def awake(name: str):
+        sys.modules.pop(stand_in.__name__)
+        return getattr(import_module(stand_in.__name__), name)
+
+    def disable(function, *_, **__):
+        hidden.append(function)
+        return function
+
+    stand_in.disable, stand_in.graph_break, stand_in.__getattr__ = disable, lambda: None, awake
+    sys.modules[stand_in.__name__] = torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        if torch._dynamo is stand_in:
+            del sys.modules[stand_in.__name__], torch._dynamo
+        for function in hidden:
+            del function.__dynamo_disable
 
 
 class DryRank:
