@@ -54,7 +54,7 @@ class Settings(widgets.GridBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved, self._next = False, None, []
-        self.goes_on = threading.Event()
+        self._ahead, self.goes_on = Newest(), threading.Event()
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
@@ -105,7 +105,7 @@ class Settings(widgets.GridBox):
     def settled(self) -> bool:
         """Whether what the controls say is predicted; waits for it, unless it takes very long."""
         if self.predicting:
-            self.predict(STUCK_S)
+            self.predict(STUCK_S, self._asked_of)  # a control may have moved on in another thread
         return not self.predicting
 
     def read_menus(self) -> None:
@@ -127,15 +127,17 @@ class Settings(widgets.GridBox):
             if not self._quiet:
                 self._moved = name
                 self._next = [{name: at} for at in ahead(self.controls[name], change["old"])]
-                self.predict(PATIENCE_S)
+                self.predict(PATIENCE_S, {name: change["new"]})
 
         return move
 
-    def predict(self, patience_s: float | None = None) -> None:
-        """Predict what the controls say; what takes longer than `patience_s` comes later, unless a
-        control moves on. Of several threads one asks at a time."""
+    def predict(self, patience_s: float | None = None, known: dict[str, Any] | None = None) -> None:
+        """Predict what the controls say, and of some what is `known`; what takes longer than
+        `patience_s` comes later, unless a control moves on. Of several threads one asks at a
+        time."""
         with self._lock:
-            settings = {name: made.value for name, made in self.controls.items()}
+            settings = {name: made.value for name, made in self.controls.items()} | (known or {})
+            self._asked_of = settings
             first, moved = self.experiment, self._moved
             mark(self.controls, first.idle_settings(settings), IDLE)
             self._asked = asked = self._asked + 1
@@ -162,11 +164,10 @@ class Settings(widgets.GridBox):
             mark(self.controls, offer, WRONG)
             if not self.predicting:
                 self.goes_on.clear()
-                self._newest.ask(self._look_ahead, lambda _: None, 0)
+                self._ahead.ask(self._look_ahead, lambda _: None, 0)
             self._tell(tried, offer)
 
     def _look_ahead(self) -> None:
-        """A move waits for the end of the place that is predicted, which is often its own."""
         first, asked = self.experiment, self._asked
         now = {name: made.value for name, made in self.controls.items()}
         typed = {name for knob in first.knobs().values() for name in knob.typed()}
