@@ -48,3 +48,34 @@ def later():
 
 
 np, torch = Later("numpy"), Later("torch")
+
+
+@contextmanager
+def compiler_asleep():
+    """What torch hides from its compiler imports the compiler first, which takes two seconds; and
+    nothing is compiled here. What is hidden within is hidden anew afterwards. Whoever asks for more
+    of the compiler gets it."""
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    import torch
+
+    hidden, stand_in = [], ModuleType("torch._dynamo")
+
+    def awake(name: str):
+        sys.modules.pop(stand_in.__name__)
+        return getattr(import_module(stand_in.__name__), name)
+
+    def disable(function, *_, **__):
+        hidden.append(function)
+        return function
+
+    stand_in.disable, stand_in.graph_break, stand_in.__getattr__ = disable, lambda: None, awake
+    sys.modules[stand_in.__name__] = torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        if torch._dynamo is stand_in:
+            del sys.modules[stand_in.__name__], torch._dynamo
+        for function in hidden:
+            vars(function).pop("__dynamo_disable", None)

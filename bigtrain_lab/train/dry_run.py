@@ -26,14 +26,11 @@ formulas of the FLOPs.
 """
 
 import math
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib import import_module
 from itertools import count
-from types import ModuleType
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -43,6 +40,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..core import Alive
+from ..core.later import compiler_asleep
 from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, together, with_units
@@ -77,6 +75,7 @@ def account(program: Callable, unobserved: bool = False, **place) -> Account:
 def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["Journal"]:
     """Run it once; the journal of each of so many replicas, of which `only` tells what is its
     own."""
+    wake()
     operators, journals = Operators(unobserved), [Journal(at) for at in range(replicas or 1)]
     balance = Journals(journals)
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=balance)
@@ -92,33 +91,13 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
         ledger.forget()
 
 
-@contextmanager
-def compiler_asleep():
-    """What torch hides from its compiler imports the compiler first, which takes two seconds; and
-    nothing is compiled here. What is hidden within is hidden anew afterwards. Whoever asks for more
-    of the compiler gets it."""
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
-    hidden, stand_in = [], ModuleType("torch._dynamo")
-
-    def awake(name: str):
-        sys.modules.pop(stand_in.__name__)
-        return getattr(import_module(stand_in.__name__), name)
-
-    def disable(function, *_, **__):
-        hidden.append(function)
-        return function
-
-    stand_in.disable, stand_in.graph_break, stand_in.__getattr__ = disable, lambda: None, awake
-    sys.modules[stand_in.__name__] = torch._dynamo = stand_in
-    try:
-        yield
-    finally:
-        if torch._dynamo is stand_in:
-            del sys.modules[stand_in.__name__], torch._dynamo
-        for function in hidden:
-            del function.__dynamo_disable
+@cache
+@compiler_asleep()
+def wake() -> None:
+    """Torch's first lookup on meta imports modules, and keeps the frames that led there."""
+    torch.nn.functional.embedding(
+        torch.zeros(1, dtype=torch.int64, device=META), torch.ones(1, 1, device=META)
+    )
 
 
 class DryRank:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ..core import Family, Impossible
-from ..core.later import later
+from ..core.later import compiler_asleep, later
 from ..runtime.kept import kept
 
 with later():
@@ -41,6 +41,7 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
 
     @classmethod
     @kept
+    @compiler_asleep()
     def moments(cls) -> float:
         """Numbers that it keeps of each weight: 0 by SGD, 1 by momentum, 2 by Adam. A count of
         steps is none."""
@@ -60,6 +61,7 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
 
     @classmethod
     @kept
+    @compiler_asleep()
     def element_wise(cls) -> bool:
         """Whether it steps each weight by itself, so that a rank may step a part of a tensor."""
         weight = torch.nn.Parameter(torch.ones(4, 6))
@@ -67,6 +69,7 @@ class Optimizer(Family, ABC, family="bigtrain_lab.train.optimizers"):
 
     @classmethod
     @kept
+    @compiler_asleep()
     def steps_parts(cls) -> bool:
         """Whether ranks may step parts: element by element, or as LAMB and LARS do, which sum their
         norms among the ranks."""

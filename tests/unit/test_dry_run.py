@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab import Impossible, Optimizer
+from bigtrain_lab.core.later import compiler_asleep
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (
     GPT,
@@ -544,6 +546,20 @@ def test_a_model_is_on_meta_even_where_torch_makes_nothing_there_before():
         lambda rank: seen.extend(built(lambda: nn.BatchNorm1d(4), torch.device("meta")).buffers())
     )
     assert [buffer.is_meta for buffer in seen] == [True] * 3
+
+
+def test_the_compiler_is_not_imported_for_what_is_hidden_from_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delattr(torch, "_dynamo", raising=False)
+
+    def plain(x):
+        return x + 1
+
+    with compiler_asleep():
+        assert (
+            torch._disable_dynamo(plain)(1) == 2 and len(sys.modules["torch._dynamo"].__dict__) < 10
+        )
+    assert "torch._dynamo" not in sys.modules and not vars(plain)
 
 
 def test_what_is_written_into_a_given_tensor_counts_as_what_is_new():
