@@ -467,21 +467,19 @@ ODD = {
     "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
     "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
     "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
-    "fused attention": lambda x: attention_of(x, is_causal=True),
-    "fused attention, of a mask": lambda x: attention_of(x, x.new_ones(16, 16).bool()),
-    "attention that cannot be fused": lambda x: attention_of(x, dropout_p=0.1),
-    "torch's own transformer": lambda x: torch_s_layer(x.device)(x.reshape(1, 8, 4)),
+    "fused attention": lambda x: scaled_dot_product_attention(
+        *[x.view(1, 1, 8, 4)] * 3, is_causal=True
+    ),
+    "fused attention, of a mask": lambda x: scaled_dot_product_attention(
+        *[x.view(1, 1, 8, 4)] * 3, x.new_ones(8, 8).bool()
+    ),
+    "attention that cannot be fused": lambda x: scaled_dot_product_attention(
+        *[x.view(1, 1, 8, 4)] * 3, dropout_p=0.1
+    ),
+    "torch's own transformer": lambda x: nn.TransformerEncoderLayer(
+        4, 2, 8, 0.0, batch_first=True, device=x.device
+    )(x.reshape(1, 8, 4)),
 }
-
-
-def attention_of(x, mask=None, **settings):
-    """By the name under which this module has torch's function; 16 tokens."""
-    x = x.repeat(2, 1).view(1, 1, 16, 4)
-    return scaled_dot_product_attention(x, x, x, mask, **settings)
-
-
-def torch_s_layer(device):
-    return nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, device=device)
 
 
 @pytest.mark.parametrize("odd", ODD)
