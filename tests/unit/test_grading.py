@@ -47,7 +47,7 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 # A class that an answer defines joins the schedules, as a student's does.
 pytestmark = pytest.mark.usefixtures("family")
 TOPICS = dict(Topic.all())
-# Of the others test_assignments plays the key and what is handed out.
+# Of the others test_assignments plays the key.
 IN_NO_ASSIGNMENT = TOPICS.keys() - {
     part.word for text in build.texts().values() for part in build.parts(text)
 }
@@ -466,7 +466,7 @@ def test_marks_are_the_least_of_all_seeds():
     assert all("NameError" in " ".join(told) for told in undefined.findings.values())
 
 
-@pytest.mark.parametrize("name", sorted(IN_NO_ASSIGNMENT))
+@pytest.mark.parametrize("name", TOPICS)
 def test_what_is_handed_out_has_no_points(name):
     topic, seed = TOPICS[name], 5  # as above, whose known answers are kept
     judged = topic.judged([Piece(1, topic.start_text())], seed, patience=2)

@@ -312,26 +312,26 @@ function render({ model, el }) {
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   // A control sends its moves one at a time: the next waits until the kernel is through with those it has sent, its _pending_msgs (ipywidgets
-  // tells them in no other way). A press does not wait, so it brings what such a control shows.
+  // tells them in no other way). A press does not wait, so it brings what all of them show, also where the kernel has heard a later move first.
   const controls = new Map(), onControl = (control) => { controls.delete(control.model_id); controls.set(control.model_id, control); };  // the last one moved last
   const onControls = () => (model.get("controls") ?? []).filter((id) => !controls.has(id)).forEach(async (id) => {
     const control = await model.widget_manager.get_model(id);
     onControl(control); control.on("change", onControl);
   });
-  const moves = () => Object.fromEntries([...controls].filter(([, control]) => control._pending_msgs).map(([id, control]) =>
+  const moves = (all) => Object.fromEntries([...controls].filter(([, control]) => all || control._pending_msgs).map(([id, control]) =>
     [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))]));
   const onPress = (event) => {
     const panel = d.root.closest(".btl-panel"), button = event.target.closest?.(".btl-run, .btl-pin");
     if (!button || !panel?.contains(button)) return;
     event.stopPropagation();  // else the button sends a press too, without the moves
-    model.send({ press: button.matches(".btl-run") ? "run" : "pin", moves: moves() });
+    model.send({ press: button.matches(".btl-run") ? "run" : "pin", moves: moves(true) });
   };
   let moved = 0, heard = 0;  // the last hand on the panel's controls, and the last that the kernel has heard
   const onMoved = (event) => {
     const panel = d.root.closest(".btl-panel");
     if (!panel?.contains(event.target) || !event.target.closest(".btl-controls")) return;
     const number = ++moved;
-    setTimeout(() => model.send({ heard: number, moves: moves() }), 100);
+    setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
   const onDocument = [["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
