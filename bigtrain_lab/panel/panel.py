@@ -55,7 +55,7 @@ class Panel(widgets.VBox):
             False,
         )
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
-        self._refusal, self._offer = "", {}
+        self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
         super().__init__(self._build(first))
         self.add_class("btl-panel")
@@ -132,8 +132,15 @@ class Panel(widgets.VBox):
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
-            elif self.settings.settled():
-                {"run": self.start, "pin": self.pin}[told["press"]]()
+            else:
+                self._pressed.append({"run": self.start, "pin": self.pin}[told["press"]])
+                self.settings.settle()
+                self._act()
+
+    def _act(self) -> None:
+        """Do what was pressed, once its settings are predicted."""
+        while self._pressed and not self.settings.predicting:
+            self._pressed.pop(0)()
 
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class."""
@@ -167,6 +174,7 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
+        self._act()
 
     @property
     def problem(self) -> str:

@@ -102,11 +102,10 @@ class Settings(widgets.GridBox):
             if model_id in self.leaves:
                 self.leaves[model_id].set_state(state)
 
-    def settled(self) -> bool:
-        """Whether what the controls say is predicted; waits for it, unless it takes very long."""
+    def settle(self) -> None:
+        """Wait until what the controls say is predicted, unless it takes very long."""
         if self.predicting:
             self.predict(STUCK_S, self._asked_of)  # a control may have moved on in another thread
-        return not self.predicting
 
     def read_menus(self) -> None:
         """Offer what the families now hold; predict again only where a class has been typed or

@@ -462,6 +462,18 @@ def test_a_press_takes_the_moves_of_its_page_and_none_that_comes_later(panel, mo
     assert panel.pinned.experiment.micro_batches == 5
 
 
+def test_a_press_waits_for_a_prediction_that_takes_very_long(panel, monkeypatch):
+    gate, real = threading.Event(), Waves.predict
+    monkeypatch.setattr(Waves, "predict", lambda self: gate.wait(60) and real(self))
+    for patience in ("PATIENCE_S", "STUCK_S"):
+        monkeypatch.setattr(f"bigtrain_lab.panel.settings.{patience}", 0.01)
+    page(panel, {"press": "pin"}, micro_batches=5)
+    assert panel.pinned is None
+    gate.set()
+    until(lambda: panel.pinned)
+    assert panel.pinned.experiment.micro_batches == 5
+
+
 def test_a_page_learns_that_its_move_is_heard(panel):
     sent = []
     panel.player.send = sent.append
