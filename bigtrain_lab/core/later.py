@@ -58,9 +58,7 @@ def compiler_asleep():
     if "torch._dynamo" in sys.modules:
         yield
         return
-    import torch
-
-    hidden, stand_in = [], ModuleType("torch._dynamo")
+    torch, hidden, stand_in = import_module("torch"), [], ModuleType("torch._dynamo")
 
     def awake(name: str):
         sys.modules.pop(stand_in.__name__)
