@@ -52,9 +52,9 @@ np, torch = Later("numpy"), Later("torch")
 
 @contextmanager
 def compiler_asleep():
-    """What torch hides from its compiler imports the compiler first, which takes two seconds; and
-    nothing is compiled here. What is hidden within is hidden anew afterwards. Whoever asks for more
-    of the compiler gets it."""
+    """Keep torch from importing its compiler, which takes two seconds, only to hide functions from
+    it. Nothing is compiled meanwhile. Afterwards torch hides these functions anew. Whoever asks for
+    more of the compiler gets the real one."""
     if "torch._dynamo" in sys.modules:
         yield
         return

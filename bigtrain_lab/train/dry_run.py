@@ -490,14 +490,14 @@ def in_backward() -> bool:
 
 @contextmanager
 def kernels():
-    """Attention as it is on a CPU. What a function of several kernels calls depends on the device,
-    and on meta tensors it is always the plain one, which keeps all probabilities."""
+    """Run attention as a CPU does. torch chooses its kernel by the device. On meta tensors it would
+    take the plain one, which keeps all probabilities."""
     with replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention), Named():
         yield
 
 
 class Named(TorchFunctionMode):
-    """Finds the function under a name of the caller's own too."""
+    """A mode that finds torch's attention where a module imported it by name."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
@@ -506,8 +506,8 @@ class Named(TorchFunctionMode):
 def attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """torch's scaled_dot_product_attention. Which kernel it is, torch says of tensors like these on
-    the host, of at most two tokens."""
+    """Call torch's scaled_dot_product_attention. torch itself names the kernel, asked about tensors
+    on the host that are alike but for their tokens: two at most."""
     given, asked = (query, key, value, attn_mask), {"scale": scale, "enable_gqa": enable_gqa}
     if query.is_meta:
         with _DisableTorchDispatch():
@@ -526,7 +526,8 @@ def attention(
 
 
 def of_two_tokens(tensor: torch.Tensor, mask: bool) -> torch.Tensor:
-    """On the host, with no more tokens: those of a mask are in its two last dimensions."""
+    """Return a tensor of at most two tokens on the host. A mask has them in its last two
+    dimensions."""
     shape, tokens = list(tensor.shape), (-2, -1) if mask else (-2,)
     for at in tokens[: len(shape)]:
         shape[at] = min(2, shape[at])
