@@ -109,6 +109,24 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     assert not [url for url in front.requests if not url.startswith(site)]
 
 
+def test_a_page_of_a_lesson_asks_before_it_shows(browser, site):
+    page = Opened(browser, site, "lessons/05_ring_all_reduce").page
+    first, asks = page.get_by_text("it is 2,984 MB"), page.locator(".btl-asks")
+    asks.nth(0).locator("input").first.fill("3,000")
+    assert not first.is_visible()
+    asks.nth(0).get_by_text("Lock").click()
+    assert first.is_visible() and not asks.nth(2).is_visible()
+    page.reload()  # what was typed stays
+    assert first.is_visible() and asks.nth(0).locator("input").first.input_value() == "3,000"
+    asks.nth(1).locator("input").fill("chunk 2")
+    asks.nth(1).get_by_text("Lock").click()
+    assert page.get_by_text("You said chunk 2").is_visible()
+    page.get_by_text("without predicting").click()
+    assert asks.last.is_visible()
+    page.get_by_text("Forget").click()
+    assert not first.is_visible()
+
+
 @pytest.mark.pyodide
 def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site):
     """In one lab after the other, also once a service worker keeps what they share."""

@@ -46,7 +46,8 @@ def site(
     if pyodide:
         python.put(pyodide, used, directory)
     write_whole(directory / "site.js", Player._esm + asset("stand_in.js") + asset("lab.js"))
-    write_whole(directory / "exercise.js", asset("exercise.js"))
+    for script in ("exercise.js", "lesson.js"):
+        write_whole(directory / script, asset(script))
     write_whole(directory / "site.css", pages.style())
     write_whole(directory / "offline.js", asset("offline.js").replace("$build", build))
     read = lessons.lessons(directory / "lessons")
