@@ -17,13 +17,16 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 def diff_of(lesson: str) -> tuple[str, list[str]]:
     """The lesson whose script this one's diff changes, and the diff: of each hunk its first line's
     number in that script, and its lines."""
-    (path,) = NOTEBOOKS.glob(f"{lesson}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = [
+        cell
+        for path in NOTEBOOKS.glob(f"{lesson}_*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]
     prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    before, diff = re.search(
-        r"```diff\n--- train.py\tlesson (\d+)\n.*\n((?s:.*?))```", prose
-    ).groups()
-    return before, re.split(r"^@@ -(\d+).*\n", diff, flags=re.MULTILINE)[1:]
+    found = re.search(r"```diff\n--- train.py\tlesson (\d+)\n.*\n((?s:.*?))```", prose)
+    if not found:
+        sys.exit(f"No lesson {lesson!r} changes the script: give two digits, 01 to 15 or 18.")
+    return found[1], re.split(r"^@@ -(\d+).*\n", found[2], flags=re.MULTILINE)[1:]
 
 
 def script(lesson: str) -> list[str]:
