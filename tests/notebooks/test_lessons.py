@@ -1,16 +1,20 @@
-"""Of each lesson: its exercises can be solved, what follows uses the solutions, and its script
-trains on both sides of the diff."""
+"""Of each lesson: its exercises can be solved, what follows uses the solutions, and its diff applies
+to the script that grows, which trains on."""
 
 import re
+from functools import cache
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
 
 from bigtrain_lab.grading import Topic
 from bigtrain_lab.runtime.process.border import LOOPBACK
+from examples.script import diff_of, script
 from tests.notebooks.test_notebooks import (
     NOTEBOOKS,
-    both_sides,
     each_lesson,
     executed,
     read,
@@ -166,29 +170,52 @@ def test_a_decimal_of_the_prose_stands_in_a_cell_or_its_paragraph_names_a_source
             assert off <= 0.5001 / 10 ** len(digits), (told, paragraph)
 
 
-# lesson -> lines that its diff may add, losses that the script prints then, how far they may be off
-ON_RANKS = dict.fromkeys(
-    (
-        "05_ring_all_reduce",
-        "06_data_parallel",
-        "07_parameter_server",
-        "09_zero",
-        "10_train_a_translator",
-        "11_pipeline",
-        "12_tensor_slicing",
-        "13_layouts",
-        "14_all_together",
-        "18_cutting_a_model",
-    ),
-    (12, 20, 1e-5),  # float32, another order of sums
-)
-SCRIPTS = ON_RANKS | {
-    "01_accumulation": (10, 10, 1e-4),  # the last window is short
-    "02_where_did_the_memory_go": (12, 2, 1e-6),  # and then a table of the memory
-    "03_mixed_precision": (10, 20, 0.02),  # bf16 has 8 bits
-    "04_recompute": (2, 20, 0),
-    "15_compilers": (12, 20, 1e-5),
+ALIKE, ROUNDED = 1e-5, 0.01  # losses, relative: another order of sums; bf16 has 8 bits
+# lesson -> the ranks of its script, how many losses it prints, and how far they may be off those of
+# the script that its diff changes: as shown, and with SGD in float32.
+SCRIPTS = {
+    "00": (1, 16, ALIKE, ALIKE),
+    "01": (1, 16, ALIKE, ALIKE),
+    "02": (1, 2, ALIKE, ALIKE),  # and then a table of the memory
+    "03": (1, 16, ROUNDED, inf),  # gradients are clipped
+    "04": (1, 16, 0, 0),
+    "05": (2, 16, ALIKE, ALIKE),
+    "06": (2, 16, ALIKE, ALIKE),
+    "07": (2, 16, ALIKE, ALIKE),
+    "08": (2, 16, inf, inf),  # trains otherwise
+    "09": (2, 16, ROUNDED, ALIKE),  # half gradients travel
+    "10": (2, 16, 0, 0),
+    "11": (2, 16, ALIKE, ALIKE),
+    "12": (2, 16, ROUNDED, ALIKE),
+    "13": (2, 16, ROUNDED, ALIKE),
+    "14": (4, 16, ROUNDED, ALIKE),
+    "15": (1, 16, ALIKE, ALIKE),
+    "18": (2, 16, ALIKE, ALIKE),
 }
+# In the place of what hides a wrong scale.
+PLAIN = {
+    'MixedPrecision("bf16")': "MixedPrecision(None)",
+    "optim.Adam": "optim.SGD",
+    "0.001": "0.1",
+}
+
+
+@cache
+def printed_by(lesson: str, plain: bool) -> str:
+    """What the script prints as the lesson leaves it, on all of its ranks; `plain`: with SGD, in
+    float32."""
+    text = "\n".join(script(lesson))
+    for shown, other in PLAIN.items() if plain else ():
+        text = text.replace(shown, other)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "train.py")
+        path.write_text(text)
+        if SCRIPTS[lesson][0] == 1:
+            return script_prints(path)
+        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
+        ended = ranks_by_hand(folder, [path.name], SCRIPTS[lesson][0], lambda rank: own)
+        assert {code for code, _ in ended} == {0}, ended
+        return "".join(printed for _, printed in ended)
 
 
 def losses(printed: str) -> list[float]:
@@ -196,25 +223,16 @@ def losses(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^(?:\d+ )?(\d+\.\d+)(?: \d+)?$", printed, re.M)]
 
 
-@pytest.mark.parametrize("lesson", SCRIPTS)
-def test_my_script_changed_trains_as_before(lesson, tmp_path):
-    """Both sides of the lesson's diff run, the second on two ranks where it is for ranks, and print
-    the same losses."""
-    most, count, off = SCRIPTS[lesson]
-    added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
-    if lesson in ON_RANKS:
-        ranks = ranks_by_hand(
-            tmp_path,
-            [after.name],
-            2,
-            lambda rank: {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK},
-        )
-        assert [code for code, _ in ranks] == [0, 0], ranks
-        told = "".join(printed for _, printed in ranks)
-    else:
-        told = script_prints(after)
-    first, then = losses(script_prints(before)), losses(told)
-    assert added <= most and len(first) >= 10
-    assert first[-1] < first[0] or lesson[:2] == "02"  # whose labels are drawn anew at each step
-    assert len(then) == count and then == pytest.approx(first[:count], rel=off)
-    assert lesson[:2] != "02" or "MB at the peak" in told
+@pytest.mark.parametrize("lesson", [*SCRIPTS][1:])
+def test_the_script_grows_by_diffs_that_train_as_before(lesson):
+    """Each lesson's diff applies to the script that it names, and both print the same losses."""
+    (before, hunks), (_, steps, *offs) = diff_of(lesson), SCRIPTS[lesson]
+    for plain, off in enumerate(offs):
+        first, then = (losses(printed_by(each, bool(plain))) for each in (before, lesson))
+        assert len(then) == steps and first[-1] < first[0]
+        assert then == pytest.approx(first[:steps], rel=off)
+    told = printed_by(lesson, False)
+    assert sum(line[:1] == "+" for each in hunks for line in each.splitlines()) <= 20
+    assert lesson != "02" or "MB at the peak" in told
+    assert lesson != "08" or losses(told)[-1] < losses(printed_by(before, False))[-1]
+    assert told.count("held-out loss") == 4 * (lesson in ("10", "14"))

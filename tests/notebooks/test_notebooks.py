@@ -115,17 +115,6 @@ def executed(path, solutions, chosen, tmp_path, monkeypatch) -> dict[str, str]:
     return printed
 
 
-def both_sides(lesson: Path, folder: Path) -> tuple[int, Path, Path]:
-    """Of the lesson's diff: the number of lines that it adds, and the script before and after, as
-    files."""
-    source = "\n".join(cell.source for cell in read(lesson).cells if cell.cell_type == "markdown")
-    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
-    scripts = folder / "before.py", folder / "after.py"
-    for script, sign in zip(scripts, "-+"):
-        script.write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
-    return sum(line.startswith("+") for line in lines), *scripts
-
-
 def script_prints(path: Path) -> str:
     """What the script prints, run in this process, which has imported torch."""
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -433,11 +433,14 @@ MASTERS = {
     "prepare the model before it, by": partial(
         with_masters, lambda model, mp: model.parameters(), False
     ),
+    "^The parameters are slices: take a Recipe, with slices= and zero=2, or": partial(
+        with_masters, lambda model, mp: over_slices()
+    ),
 }
 
 
 @pytest.mark.parametrize("told", MASTERS)
-def test_masters_that_zero_does_not_keep_are_refused(told):
+def test_masters_that_zero_does_not_keep_and_slices_are_refused(told):
     with pytest.raises(Impossible, match=told):
         MASTERS[told]()
     for given in (lambda model, mp: model.parameters(), lambda model, mp: mp.parameters()):

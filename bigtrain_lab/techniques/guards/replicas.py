@@ -92,7 +92,7 @@ def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str,
         path
         for path, part in module.named_modules()
         if any(CUTS.get(p) for p in part.parameters(recurse=False))
-        and len(world_ranks(group) & world_ranks(part.group)) > 1
+        and (stage or len(world_ranks(group) & world_ranks(part.group)) > 1)
     ]
     refuse_module(
         module,
@@ -107,6 +107,11 @@ def refuse_buckets(module: nn.Module, group: Group, bucket_bytes, settings: str,
             any((of := WRAPPED.get(p)) and of() for p in module.parameters()),
             "Ranks average parameters of the module already: wrap a module once, or give a "
             "ZeroOptimizer parameters that nobody averages.",
+        ),
+        (
+            stage and sliced,
+            f"The parameters are slices: take a Recipe, with slices= and zero={stage}, or average "
+            "their gradients by DistributedDataParallel over the replicas.",
         ),
         (
             sliced,
