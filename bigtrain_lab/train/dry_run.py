@@ -24,12 +24,11 @@ values takes the plain path: a number that the program reads from a tensor is 1,
 False, so no step is skipped.
 
 Bytes held are a CPU's, as the ledger of a run counts them. A GPU's RMS norm keeps its input and one
-number a row, and a CPU's the normed input too; a GPU's attention with dropout keeps no
-probabilities; its update holds the temporaries of all tensors at once. Workspaces inside a kernel
-are not seen. Not exact: nn.LSTM, nn.GRU and nn.RNN, which a CPU joins into other kernels (an LSTM
-keeps ten times as much), and the moment at which a batch norm that learns from raw inputs, or
-nn.Mish, holds most in its backward. Of a split backward the half that finds dL/dx is spared what a
-GPU does without in both.
+number a row, and a CPU's the normed input too. A GPU's update holds the temporaries of all tensors
+at once. Its attention with dropout is one kernel that keeps no probabilities; here it is a CPU's,
+in time too. Workspaces inside a kernel are not seen. Not exact: nn.LSTM, nn.GRU and nn.RNN, which a
+CPU joins into other kernels (an LSTM keeps ten times as much), and the moment at which a batch norm
+that learns from raw inputs, or nn.Mish, holds most in its backward.
 Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the
 formulas of the FLOPs.
 """
@@ -339,16 +338,12 @@ class Operators:
         self.copied: Callable = lambda tensor: None
 
     def work(self) -> Work:
-        return Work(self.flops, self.moved_bytes, self.operators, *self._spared)
+        return Work(self.flops, self.moved_bytes, self.operators, *self.spared[1:3])
 
     def done(self, work: Work) -> None:
         """Count on from this work."""
-        self.flops, self.moved_bytes, self.operators, *self._spared = work
-
-    def spare(self, work: Work) -> None:
-        """A GPU does without this work."""
-        bytes_spared, operators_spared = self._spared
-        self._spared = bytes_spared + work.moved_bytes, operators_spared + work.operators
+        self.flops, self.moved_bytes, self.operators, *spared = work
+        self.spared = Work(0, *spared)  # what a GPU does without
 
     def __call__(self, operator, args, kwargs):
         way = self._ways.get(operator) or self._way(operator)
@@ -545,10 +540,13 @@ class Named(TorchFunctionMode):
         result = (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
         if function in ON_GPU and result.is_meta:
             forward, backward = self._spared(function, args, kwargs or {})
-            self._operators.spare(forward)
+            self._spare(forward)
             if result.requires_grad:
-                result.grad_fn.register_hook(lambda *gradients: self._operators.spare(backward))
+                result.grad_fn.register_hook(lambda *gradients: self._spare(backward))
         return result
+
+    def _spare(self, work: Work) -> None:
+        self._operators.spared += work
 
     def _spared(self, function, args, kwargs) -> tuple[Work, Work]:
         """The work of a CPU's operators less that of a GPU's kernels, forward and backward. It is

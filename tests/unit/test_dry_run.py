@@ -575,15 +575,15 @@ def test_what_is_written_into_a_given_tensor_counts_as_what_is_new():
     assert actions["given"].work == actions["new"].work == Work(0, 2 * 64 * 8 * 4, 1)
 
 
-FUSED = [
-    (partial(torch.optim.SGD, fused=True), 3, 0),
-    (partial(torch.optim.SGD, momentum=0.9, fused=True), 5, 0),
-    (partial(torch.optim.Adagrad, fused=True), 5, 4),  # its operator says it writes the count
-    (partial(torch.optim.AdamW, fused=True), 7, 3),
-]
-
-
-@pytest.mark.parametrize("rule, numbers, counts", FUSED)
+@pytest.mark.parametrize(
+    "rule, numbers, counts",
+    [
+        (partial(torch.optim.SGD, fused=True), 3, 0),
+        (partial(torch.optim.SGD, momentum=0.9, fused=True), 5, 0),
+        (partial(torch.optim.Adagrad, fused=True), 5, 4),  # its schema says it writes the count
+        (partial(torch.optim.AdamW, fused=True), 7, 3),
+    ],
+)
 def test_a_fused_update_reads_and_writes_each_tensor_once(rule, numbers, counts):
     """`numbers` of a weight; of a tensor its count of steps is raised, and read."""
 
@@ -614,11 +614,13 @@ def test_a_norm_is_one_kernel_each_way_on_a_gpu(norm):
 
     forward, backward = (acted.work for acted in dry_run(program).actions.values())
     x, w, rows = 4 * 6 * 16, 4 * 16, 4 * 6
-    assert forward.on_gpu() == Work(0, 2 * x + w + rows, 1)
-    assert backward.on_gpu() == Work(0, 3 * x + 2 * w + rows, 1)
+    assert [forward.on_gpu(), backward.on_gpu()] == [
+        Work(0, 2 * x + w + rows, 1),
+        Work(0, 3 * x + 2 * w + rows, 1),
+    ]
     gpu = Hardware.named("a100-nvlink")
-    assert forward.seconds(gpu, "float32") == gpu.launch_s
-    assert forward.seconds(replace(gpu, launches_ahead=False), "float32") > 6 * gpu.launch_s
+    on_cpu = forward.seconds(replace(gpu, launches_ahead=False), "float32")
+    assert forward.seconds(gpu, "float32") == gpu.launch_s < on_cpu / 6
 
 
 def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
