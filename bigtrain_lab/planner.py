@@ -130,7 +130,7 @@ class Facts(NamedTuple):
             for each in (forward, backward)
         ]
         return Facts(
-            np.array([each.work for each in acted]),
+            np.array([each.work.on_gpu()[:3] for each in acted]),
             np.array([[(len(sizes), sum(sizes)) for sizes in kinds] for kinds in called]),
             levels(backward),
             levels(backward, "gradients"),

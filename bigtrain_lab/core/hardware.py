@@ -47,7 +47,8 @@ class Hardware:
     """A device and its links. FLOP/s by dtype name; ranks fill nodes of `node_size` one by one.
 
     launch_s                what the host spends on each operator it launches
-    launches_ahead          whether the host launches ahead of the device, as a CPU cannot
+    launches_ahead          whether the host launches ahead of the device, as a CPU cannot: this is
+                            a GPU, and torch calls a GPU's kernels (train/dry_run.py)
     matmul_share            of the peak FLOP/s, and
     memory_share            of the memory's bandwidth: what large kernels reach
     overlap_slowdown        factor on kernels beside which the device communicates

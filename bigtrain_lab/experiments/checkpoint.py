@@ -219,6 +219,7 @@ class Checkpoint(OfGPT, OneDevice):
         "dropout",
         "optimizer",
         "dtype",
+        "hardware",  # by which the optimal plan is found
     )
 
     def like(self, action: Action) -> Action:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from .. import data, models, train
-from ..core import Impossible, Trace, knob, readings, size
+from ..core import Impossible, Trace, counted, knob, readings, size
 from ..order import Action, Step, last
 from .experiment import Quantity
 from .of_gpt import OfGPT
@@ -126,6 +126,13 @@ class MemoryExperiment(OfGPT, OneDevice):
                 f"Step 2 peaks {size(highest['1'] - highest['0'])} above step 1: the optimizer's"
                 " state is born in the first update."
             )
+        *_, update = dry.actions.values()
+        weights = dry.start["weights"] // self.config.item_bytes
+        launched = update.work.on_gpu(sum(row.kind == "weights" for row in dry.alive))
+        yield (
+            f"The update moves {launched.moved_bytes / weights:.3g} bytes a weight, by"
+            f" {counted(launched.operators, 'operator')} on a GPU."
+        )
 
     # -- reality -----------------------------------------------------------------------------------
 

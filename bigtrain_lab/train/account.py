@@ -26,11 +26,14 @@ from ..runtime.record.log import changed
 
 class Work(NamedTuple):
     """What a device does: FLOPs of products, bytes that its other operators read and write, how
-    many operators it starts."""
+    many operators it starts. `spared_bytes` and `spared_operators`: of these a GPU does without,
+    by kernels that a CPU has not."""
 
     flops: int = 0
     moved_bytes: int = 0
     operators: int = 0
+    spared_bytes: int = 0
+    spared_operators: int = 0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(add, self, other))
@@ -38,12 +41,16 @@ class Work(NamedTuple):
     def __sub__(self, other: "Work") -> "Work":
         return Work(*(own - less for own, less in zip(self, other)))
 
+    def on_gpu(self, tensors: int = 1) -> "Work":
+        """With a GPU's kernels. `tensors`: of an update, in which torch on a GPU launches each
+        operator once for all of them (foreach)."""
+        launched = -(-(self.operators - self.spared_operators) // max(1, tensors))
+        return Work(self.flops, self.moved_bytes - self.spared_bytes, launched)
+
     def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
-        """On this hardware, with products in this format. `tensors`: of an update, in which torch
-        on a GPU launches each operator once for all of them (foreach)."""
-        together = max(1, tensors) if hardware.launches_ahead else 1
-        launched = -(-self.operators // together)
-        return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
+        """On this hardware, with products in this format; `tensors`: see `on_gpu`."""
+        work = self.on_gpu(tensors) if hardware.launches_ahead else self
+        return hardware.seconds(work.flops, work.moved_bytes, dtype, work.operators)
 
 
 class Called(NamedTuple):

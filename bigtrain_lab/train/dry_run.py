@@ -11,16 +11,24 @@ model is described a second time.
     FLOPs        2 m n k of each matrix product; for convolutions and attention what torch counts
     attention    torch's own function is the kernel that it is on a CPU: fused, where that can be
     bytes moved  of every other operator: each reads its inputs once and writes its result once;
-                 views are free; nothing is fused
-    operators    that a device would start, one kernel each; views are none
+                 views are free; nothing is fused but what torch calls one operator, such as the
+                 update of Adam(fused=True)
+    operators    that a device would start, one kernel each; views are none; of a list of tensors
+                 one each
+    on a GPU     `Work.on_gpu`: an update launches an operator once for all tensors, and what
+                 ON_GPU names is one kernel. A profile that launches ahead is priced so
 
 What an operator returns depends on shapes alone, so each operator is asked once for each shape; an
 operator of a model of equal layers then costs about 20 us, whatever its width. What depends on
 values takes the plain path: a number that the program reads from a tensor is 1, and a condition is
-False, so no step is skipped. Exact where kernels are those of the CPU: workspaces inside a kernel
-and a GPU's fused optimizers are not seen. Not exact: nn.LSTM, nn.GRU and nn.RNN, which a CPU joins
-into other kernels (an LSTM keeps ten times as much), and the moment at which a batch norm that
-learns from raw inputs, or nn.Mish, holds most in its backward.
+False, so no step is skipped.
+
+Bytes held are a CPU's, as the ledger of a run counts them. A GPU's RMS norm keeps its input and one
+number a row, and a CPU's the normed input too. A GPU's update holds the temporaries of all tensors
+at once. Its attention with dropout is one kernel that keeps no probabilities; here it is a CPU's,
+in time too. Workspaces inside a kernel are not seen. Not exact: nn.LSTM, nn.GRU and nn.RNN, which a
+CPU joins into other kernels (an LSTM keeps ten times as much), and the moment at which a batch norm
+that learns from raw inputs, or nn.Mish, holds most in its backward.
 Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the
 formulas of the FLOPs.
 """
@@ -28,15 +36,16 @@ formulas of the FLOPs.
 import math
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import count
 
 import torch
 from torch._C import _DisableTorchDispatch
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from ..core import Alive
@@ -82,7 +91,7 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
     rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
     operators.copied = ledger.ignore
     try:
-        with ALONE, compiler_asleep(), ledger, kernels():
+        with ALONE, compiler_asleep(), ledger, kernels(ledger, operators):
             program(rank)
         for journal in journals:
             journal.ended(ledger.at_peak(journal), rank.sent)
@@ -147,7 +156,7 @@ class DryRank:
         with self._ledger.only(replica):
             yield
         journal.work += operators.work() - before
-        operators.flops, operators.moved_bytes, operators.operators = before
+        operators.done(before)
         self._now = self._journals
 
     def watch(self, holdings) -> None:
@@ -192,9 +201,10 @@ class DryRank:
     @contextmanager
     def aside(self):
         """What is done within is not followed, and has no values either."""
-        self._loaded = True
+        self._loaded, before = True, self._operators.work()
         with self._ledger.aside(), Aside(self._operators):
             yield
+        self._operators.done(before)
 
 
 class OnMeta(Alone):
@@ -324,11 +334,16 @@ class Operators:
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         self._ways: dict[object, str] = {}
-        self.flops = self.moved_bytes = self.operators = 0
+        self.done(Work())
         self.copied: Callable = lambda tensor: None
 
     def work(self) -> Work:
-        return Work(self.flops, self.moved_bytes, self.operators)
+        return Work(self.flops, self.moved_bytes, self.operators, *self.spared[1:3])
+
+    def done(self, work: Work) -> None:
+        """Count on from this work."""
+        self.flops, self.moved_bytes, self.operators, *spared = work
+        self.spared = Work(0, *spared)  # what a GPU does without
 
     def __call__(self, operator, args, kwargs):
         way = self._ways.get(operator) or self._way(operator)
@@ -427,7 +442,7 @@ class Operators:
             ):
                 self._ways[operator] = CALL
                 return result
-        self._known[key] = isinstance(result, torch.Tensor), looks, *(self.work() - before)
+        self._known[key] = isinstance(result, torch.Tensor), looks, *(self.work() - before)[:3]
         return result
 
     def _called(self, operator, args, kwargs):
@@ -438,14 +453,16 @@ class Operators:
             one = torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype)
             self.copied(host := one.expand(args[0].shape))
             return host
-        result = operator(*args, **kwargs)
+        unknown = operator.overloadpacket in NOT_ON_META and args[0][0].is_meta
+        result = None if unknown else operator(*args, **kwargs)
         if operator in AS_ON_CPU:
             result = AS_ON_CPU[operator](result, *args)
         self._count(operator, args, kwargs, result)
         return result
 
     def _count(self, operator, args, kwargs, result) -> None:
-        made = on_meta(result)
+        """A list of tensors is one operator each, as on a CPU."""
+        made = on_meta(result if operator._schema.returns else written(operator, args, kwargs))
         name = operator._schema.name.removeprefix("aten::")
         if not made or name.startswith(("empty", "new_empty")):
             return  # nothing that the device does
@@ -457,15 +474,25 @@ class Operators:
         if formula := flop_registry.get(SAME_WORK.get(kernel, kernel)):
             self.flops += formula(*args, **kwargs, out_val=result)
         else:
-            written = sum(t.nbytes for t in made)
+            size = sum(t.nbytes for t in made)
             if name.endswith("_like") or name.startswith("new_") or name in UNREAD:
                 given = given[1:]
             elif name in INDEXED:
                 given = [*given[1:], *made]
             elif name in SCATTERED:
-                given, written = given[1:], given[-1].nbytes
-            self.moved_bytes += written + sum(t.nbytes for t in given)
-        self.operators += 1
+                given, size = given[1:], given[-1].nbytes
+            self.moved_bytes += size + sum(t.nbytes for t in given)
+        self.operators += len(args[0]) if name.startswith(("_foreach", "_fused")) else 1
+
+
+def written(operator, args, kwargs) -> list:
+    """What an operator writes that returns nothing. A fused update writes gradients where it undoes
+    the scale of their loss."""
+    return [
+        value
+        for each, value in zip(operator._schema.arguments, args)
+        if each.alias_info and (each.name != "grads" or kwargs.get("grad_scale") is not None)
+    ]
 
 
 def storages_of(values) -> set[int]:
@@ -489,18 +516,66 @@ def in_backward() -> bool:
 
 
 @contextmanager
-def kernels():
-    """Run attention as a CPU does. torch chooses its kernel by the device. On meta tensors it would
-    take the plain one, which keeps all probabilities."""
-    with replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention), Named():
+def kernels(ledger: Ledger, operators: Operators):
+    """Run attention and fused updates as a CPU does. torch chooses its kernel by the device. On
+    meta tensors it would take the plain attention, which keeps all probabilities, and refuse a
+    fused update. It has no public name for where those run: without this one they are refused."""
+    taken = replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention)
+    where = "_get_fused_kernels_supported_devices"
+    with taken, Named(ledger, operators), ExitStack() as more:
+        if hasattr(optimizer, where):
+            more.enter_context(replaced(optimizer, where, lambda own: lambda: [*own(), META.type]))
         yield
 
 
 class Named(TorchFunctionMode):
-    """A mode that finds torch's attention where a module imported it by name."""
+    """A mode that finds torch's attention where a module imported it by name, and what a GPU calls
+    in place of several operators."""
+
+    def __init__(self, ledger: Ledger, operators: Operators):
+        super().__init__()
+        self._ledger, self._operators = ledger, operators
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        return (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
+        result = (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
+        if function in ON_GPU and result.is_meta:
+            forward, backward = self._spared(function, args, kwargs or {})
+            self._spare(forward)
+            if result.requires_grad:
+                result.grad_fn.register_hook(lambda *gradients: self._spare(backward))
+        return result
+
+    def _spare(self, work: Work) -> None:
+        self._operators.spared += work
+
+    def _spared(self, function, args, kwargs) -> tuple[Work, Work]:
+        """The work of a CPU's operators less that of a GPU's kernels, forward and backward. It is
+        found on tensors that are alike, aside."""
+        operators = Operators()
+        with self._ledger.aside(), Aside(operators):
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), (args, kwargs)
+            )
+            result, backward = function(*args, **kwargs), Work()
+            forward = operators.work()
+            if result.requires_grad:
+                leaves = [t for t in on_meta((args, kwargs)) if t.requires_grad]
+                torch.autograd.grad(result, leaves, torch.empty_like(result))
+                backward = operators.work() - forward
+        on_gpu = ON_GPU[function](result, *args, **kwargs)
+        return forward - on_gpu[0], backward - on_gpu[1]
+
+
+def rms_norm(y, input, normalized_shape, weight=None, eps=None) -> tuple[Work, Work]:
+    """A kernel each way: y = weight x r, dL/dx and dL/dweight. r, of a row, is kept in float32."""
+    own = [input] if weight is None else [input, weight]
+    moved = sum(t.nbytes for t in (y, *own)) + 4 * input.numel() // math.prod(normalized_shape)
+    return Work(0, moved, 1), Work(0, moved + sum(t.nbytes for t in own), 1)
+
+
+# What a GPU calls in place of several operators of a CPU: its work forward and backward. Attention
+# and layer norm are one kernel on both; an update's operators are launched once for all tensors.
+ON_GPU = {torch.nn.functional.rms_norm: rms_norm, torch.rms_norm: rms_norm}
 
 
 def attention(
@@ -561,6 +636,7 @@ AS_ON_CPU = {
     torch.ops.aten.mse_loss.default: in_full,
     torch.ops.aten.smooth_l1_loss.default: in_full,
 }
+NOT_ON_META = {torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_}
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient
 # of a gather.
 WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
@@ -574,11 +650,7 @@ class Aside(TorchDispatchMode):
         self._operators = operators
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        of = self._operators
-        before = of.work()
-        result = of(operator, args, kwargs or {})
-        of.flops, of.moved_bytes, of.operators = before
-        return result
+        return self._operators(operator, args, kwargs or {})
 
 
 # -- storage by storage ---------------------------------------------------------------------------

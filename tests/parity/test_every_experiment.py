@@ -68,7 +68,8 @@ SETTINGS: dict[str, list[dict]] = {
     "checkpoint": over(
         {**TINY, "layers": 6, "rows": 2, "budget": 45},
         *({"plan": plan} for plan in Recompute.all()),
-        {"plan": "optimal", "dtype": "float32", "steps": 3},
+        {"plan": "optimal", "dtype": "float32", "steps": 3, "optimizer": "adam-fused"}
+        | {"budget": 30, "hardware": "a100-nvlink"},  # another plan than by textbook times
         {"plan": "optimal", "model": "mlp", "budget": 60, "hardware": "rtx3090-pcie"},
         {"plan": "revolve", "model": "mlp", "budget": 80, "dtype": "float32"},
         {"plan": "every-k", "k": 4, "model": "mlp", "dropout": 0.0, "optimizer": "momentum"},
@@ -135,7 +136,7 @@ SETTINGS: dict[str, list[dict]] = {
     ),
     "memory": over(
         {**TINY, "layers": 2, "rows": 2, "sequence": 24, "vocabulary": 256},
-        {"steps": 3},
+        {"steps": 3, "optimizer": "adam-fused", "hardware": "a100-nvlink"},
         {"optimizer": "momentum", "tied": True, "dropout": 0.1, "dtype": "float32"},
         {"rows": 1, "optimizer": "sgd", "hardware": "a100-nvlink", "fused_attention": True},
     ),
@@ -163,7 +164,7 @@ SETTINGS: dict[str, list[dict]] = {
         *over(
             {**STAGES, "ranks": 2, "micro_batches": 4, "tied": True, "hardware": "a100-nvlink"},
             {"schedule": "1f1b", "steps": 3},
-            {"schedule": "interleaved"},
+            {"schedule": "interleaved", "optimizer": "adam-fused", "learning_rate": 1e-3},
             {"schedule": "zb-v"},
         ),
         {**STAGES, "schedule": "interleaved", "ranks": 1, "micro_batches": 2},  # sends to itself
@@ -173,7 +174,7 @@ SETTINGS: dict[str, list[dict]] = {
     "plan": [{**LAYERS, "heads": 8, "devices": 4, "pipeline": 2, "batch": 8, "rows": 2, "zero": 2}],
     "precision": over(
         {"layers": 1, "width": 32, "rows": 4, "train_size": 32, "dev_size": 64, "steps": 3},
-        {"level": "fp16", "every": 2},
+        {"level": "fp16", "every": 2, "optimizer": "adam-fused"},
         *({"level": level} for level in LEVELS if level not in ("fp16", "fp16-no-masters")),
     ),
     "staleness": [{"schedule": "pipedream-2bw"}, {"schedule": "zb-h2"}],
@@ -208,7 +209,7 @@ SETTINGS: dict[str, list[dict]] = {
     ),
     "zero": over(
         {**LAYERS, "bucket_mb": 0.02},
-        {"stage": 3, "replicas": 4, "micro_batches": 6, "clip": 0.5},
+        {"stage": 3, "replicas": 4, "micro_batches": 6, "clip": 0.5, "optimizer": "adam-fused"},
         {"stage": 1, "replicas": 2, "micro_batches": 2, "recompute": True}
         | {"fused_attention": True},
         {"stage": 2, "replicas": 3, "micro_batches": 5, "clip": 0.5},

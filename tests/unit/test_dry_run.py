@@ -6,6 +6,7 @@ import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigtrain_lab import Impossible, Optimizer
+from bigtrain_lab import Hardware, Impossible, Optimizer
 from bigtrain_lab.core.later import compiler_asleep
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (
@@ -48,6 +49,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 1e-3),
     "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, 1e-3),
+    "adam-fused": lambda p: torch.optim.Adam(p, 1e-3, fused=True),
 }
 
 SGD = Optimizer.named("sgd")
@@ -140,7 +142,7 @@ def random_gpt(seed):
         tied=draw.random() < 0.3,
         dtype=draw.choice([torch.float32, torch.float32, torch.float64]),
     )
-    batch, optimizer = draw.randint(1, 6), draw.choice(["adam", "adam", "sgd", "momentum"])
+    batch, optimizer = draw.randint(1, 6), draw.choice(["adam", "adam-fused", "sgd", "momentum"])
     model, ids = GPT(config), torch.randint(config.vocabulary, (batch, config.sequence))
     return (
         gpt_steps(config, batch, optimizer),
@@ -466,6 +468,7 @@ ODD = {
     "2 and 2.0": lambda x: x * (x.detach().long().pow(2).sum() + x.detach().long().pow(2.0).sum()),
     "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
     "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
+    "norm of squares": lambda x: nn.functional.rms_norm(x, (8,), x.new_ones(8)),
     "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
     "fused attention": lambda x: scaled_dot_product_attention(
         *[x.view(1, 1, 8, 4)] * 3, is_causal=True
@@ -570,6 +573,55 @@ def test_what_is_written_into_a_given_tensor_counts_as_what_is_new():
 
     actions = dry_run(program).actions
     assert actions["given"].work == actions["new"].work == Work(0, 2 * 64 * 8 * 4, 1)
+
+
+@pytest.mark.parametrize(
+    "rule, numbers, counts",
+    [
+        (partial(torch.optim.SGD, fused=True), 3, 0),
+        (partial(torch.optim.SGD, momentum=0.9, fused=True), 5, 0),
+        (partial(torch.optim.Adagrad, fused=True), 5, 4),  # its schema says it writes the count
+        (partial(torch.optim.AdamW, fused=True), 7, 3),
+    ],
+)
+def test_a_fused_update_reads_and_writes_each_tensor_once(rule, numbers, counts):
+    """`numbers` of a weight; of a tensor its count of steps is raised, and read."""
+
+    def program(rank):
+        weights = [torch.empty(n, device=rank.device, requires_grad=True) for n in (8, 24)]
+        optimizer = rule(weights)
+        for step in "01":
+            for weight in weights:
+                weight.grad = torch.empty_like(weight)
+            with rank.span(step):
+                optimizer.step()
+
+    work, launched = dry_run(program).actions["1"].work, 1 + bool(counts)
+    assert work == Work(0, 4 * (numbers * 32 + counts * 2), 2 * launched)
+    assert work.on_gpu(tensors=2) == Work(0, work.moved_bytes, launched)
+
+
+@pytest.mark.parametrize("norm", [nn.functional.rms_norm, torch.rms_norm])
+def test_a_norm_is_one_kernel_each_way_on_a_gpu(norm):
+    """It reads x and w, and writes y and a number a row; the backward reads dL/dy too."""
+
+    def program(rank):
+        x, w = (torch.empty(n, device=rank.device, requires_grad=True) for n in ((6, 16), (16,)))
+        with rank.span("F"):
+            y = norm(x, (16,), w)
+        with rank.span("B"):
+            torch.autograd.grad(y, (x, w), torch.empty_like(y))
+
+    forward, backward = (acted.work for acted in dry_run(program).actions.values())
+    x, w, rows = 4 * 6 * 16, 4 * 16, 4 * 6
+    assert [forward.on_gpu(), backward.on_gpu()] == [
+        Work(0, 2 * x + w + rows, 1),
+        Work(0, 3 * x + 2 * w + rows, 1),
+    ]
+    gpu = Hardware.named("a100-nvlink")
+    assert forward.seconds(gpu, "float32") == gpu.launch_s and (
+        forward.seconds(replace(gpu, launches_ahead=False), "float32") > 6 * gpu.launch_s
+    )
 
 
 def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():

@@ -47,6 +47,7 @@ def test_what_an_optimizer_keeps_and_how_it_steps_is_found(typed):
         "momentum": (1, True),
         "adam": (2, True),
         "adamw": (2, True),
+        "adam-fused": (2, True),
         "lars": (1, False),
         "lamb": (2, False),
         "typed-lion": (1, True),
