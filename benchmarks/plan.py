@@ -3,7 +3,7 @@
 Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when a slider
 moves memory, links or devices. Beside the labs: plans drawn at random from all of four trainings,
 each priced by closed forms and simulated action by action. Beside what was published: the steps of
-four GPTs, each with full and with selective recompute.
+four GPTs, each with full and with selective recompute; then parts of them, a layer and all-reduces.
 """
 
 import os
@@ -15,8 +15,19 @@ from statistics import mean
 
 from bigtrain_lab.core import Hardware
 from bigtrain_lab.core.peak import readings
-from bigtrain_lab.data.published import PUBLISHED_STEPS
-from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds, run_gpt
+from bigtrain_lab.data.published import (
+    PUBLISHED_ALL_REDUCES,
+    PUBLISHED_LAYERS,
+    PUBLISHED_STEPS,
+)
+from bigtrain_lab.experiments.plan import (
+    PlanACluster,
+    gpt_job,
+    published_layer_seconds,
+    published_search,
+    published_seconds,
+    run_gpt,
+)
 from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.planner import Search
 
@@ -43,7 +54,32 @@ SMALLEST = {
 
 
 def rows():
-    return [*speeds(), *beside_labs(), *beside_published()]
+    return [*speeds(), *beside_labs(), *beside_published(), *beside_parts()]
+
+
+def beside_parts():
+    """A layer, and all-reduces by size."""
+    step, told, off = PUBLISHED_STEPS[0], {}, {}
+    for layer in PUBLISHED_LAYERS:
+        ours = published_layer_seconds(step, layer)
+        for which, mine, theirs in zip(("forward", "backward"), ours, layer[-2:]):
+            told["a layer", f"{layer.name}, {which}"] = mine / theirs - 1
+    search = published_search(step)
+    for where, ranks, seconds in PUBLISHED_ALL_REDUCES:
+        ring = search.ring(range(ranks), "all_reduce")
+        for power, theirs in enumerate(seconds):
+            what = f"all-reduces on {ranks} A100s"
+            told[what, f"{2**power} MiB, {where}"] = ring.seconds(2.0 ** (20 + power)) / theirs - 1
+    for (what, _), each in told.items():
+        off.setdefault(what, []).append(abs(each))
+    return [
+        *(row(f"{what}, {which}", each, "relative") for (what, which), each in told.items()),
+        *(row(f"{what}: how far off, mean", mean(each), "relative") for what, each in off.items()),
+        *(
+            row(f"{what}: how far off, worst", max(each), "relative", at_most=0.15)
+            for what, each in off.items()
+        ),
+    ]
 
 
 def beside_published():
@@ -70,9 +106,8 @@ def speeds():
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing is kept there
         for what, most in (("cold", 1.0), ("known", 0.2)):
             begin = time.process_time()
-            search = Search(job, profile, devices)
+            plans = len(Search(job, profile, devices).all)
             spent = time.process_time() - begin
-            plans = len(search.fitting) + len(search.large)
             told = f"{plans:,} plans of {LARGE['layers']} layers on {devices:,} devices, {what}"
             found.append(row(f"{told}: CPU time", spent, "s", at_most=most))
     return found

@@ -23,17 +23,19 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, product
+from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .core import Cost, Impossible
 from .core.cost import COLLECTIVES
-from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
+from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
 from .core.later import later
 from .core.words import size
 from .order.plan import collector_paused
@@ -85,6 +87,16 @@ class Planned(NamedTuple):
     plan: Plan
     seconds: float
     bytes: int
+
+
+class Change(NamedTuple):
+    """A change of the machine or of the training. Its best plan, and seconds of as many samples:
+    of the best plan `before`, and of this one."""
+
+    name: str
+    plan: Plan
+    before: float
+    seconds: float
 
 
 # -- a piece of the model --------------------------------------------------------------------------
@@ -229,7 +241,7 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
     dtype = LEVELS[level].format if level else own
-    return Job(blocks, run, lambda tp: tp == 1, batch, dtype, ("none", "full"))
+    return Job(blocks, cache(run), lambda tp: tp == 1, batch, dtype, ("none", "full"))
 
 
 # -- all plans -------------------------------------------------------------------------------------
@@ -240,7 +252,6 @@ class Search:
     `.large` for the memory, and products that are `.refused`, each with the first reason. `inputs`:
     whether the inputs of pieces count, as on a device; what labs tell leaves them out."""
 
-    @collector_paused()
     def __init__(
         self,
         job: Job,
@@ -258,14 +269,24 @@ class Search:
             cache, (job.run, self.facts, self.run, self.update, self.ring)
         )  # each is asked once for the same
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
+
+    @cached_property
+    @collector_paused()
+    def all(self) -> list[Planned]:
+        """The fastest first."""
         alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
         for plan in self.plans():
             alike[plan.pp, plan.zero].append(plan)
         priced = [found for plans in alike.values() for found in self.priced(plans)]
-        priced.sort(key=lambda each: each[1:])
-        limit = self.memory_bytes or float("inf")
-        self.fitting = [each for each in priced if each.bytes <= limit]
-        self.large = [each for each in priced if each.bytes > limit]
+        return sorted(priced, key=lambda each: each[1:])
+
+    @cached_property
+    def fitting(self) -> list[Planned]:
+        return [each for each in self.all if each.bytes <= (self.memory_bytes or float("inf"))]
+
+    @cached_property
+    def large(self) -> list[Planned]:
+        return [each for each in self.all if each.bytes > (self.memory_bytes or float("inf"))]
 
     @property
     def best(self) -> Planned:
@@ -367,6 +388,52 @@ class Search:
             return step(m)
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
+
+    # -- what would move a plan --------------------------------------------------------------------
+
+    def elasticities(self, plan: Plan) -> list[tuple[Constant, float]]:
+        """Of each constant of the hardware, by how many percent it moves the plan's step when it
+        grows by one percent: d log step / d log constant. Those that move it most first."""
+        step, found, more = self.seconds(plan), [], 1.01
+        for each in self.hardware.constants():
+            if each.value and each.name != "node_size":
+                hardware = scaled(self.hardware, each.name, more)
+                other = Search(self.job, hardware, self.devices).seconds(plan)
+                found.append((each, log(other / step) / log(more)))
+        return sorted(found, key=lambda each: -abs(each[1]))
+
+    def changes(self, jobs: Mapping[str, Job] = {}, least: float = 0.01) -> list[Change]:
+        """At most two, of a few of the machine and of the named `jobs`: those that save most, and
+        at least this share of a step. Closed forms find them, and each is then simulated, beside
+        the best plan as it is."""
+        found = sorted(self.others(jobs), key=lambda each: each[2].seconds / each[3])
+        before = self.scheduled(self.best.plan, "1f1b")
+        told = [
+            Change(name, best.plan, before, other.scheduled(best.plan, "1f1b") / samples)
+            for name, other, best, samples in found[:2]
+        ]
+        return [each for each in told if each.seconds < (1 - least) * before]
+
+    def others(self, jobs: Mapping[str, Job]) -> "Iterator[tuple[str, Search, Planned, int]]":
+        """What is changed, the search with it, its best plan, and how many times as many samples
+        a step has."""
+        search = partial(
+            Search, devices=self.devices, memory_bytes=self.memory_bytes, inputs=self.inputs
+        )
+        room = [each for each in self.large if each.bytes <= 2 * self.memory_bytes]
+        if room:
+            near = 1.01 * min(each.seconds for each in room)
+            lean = min((e for e in room if e.seconds <= near), key=lambda each: each.bytes)
+            yield f"{size(lean.bytes - self.memory_bytes)} more memory a device", self, lean, 1
+        for place, where in (("inside", "within nodes"), ("between", "between nodes")):
+            if self.devices > (self.hardware.node_size if place == "between" else 1):
+                other = search(self.job, faster_links(self.hardware, place))
+                yield f"links twice as fast {where}", other, other.best, 1
+        twice = replace(self.job, batch=2 * self.job.batch)
+        for name, job in {**jobs, "twice the batch, for as many samples,": twice}.items():
+            other = search(job, self.hardware)
+            with suppress(Impossible):  # none fits, or the device has no such format
+                yield name, other, other.best, job.batch // self.job.batch
 
     # -- what pieces and messages take -------------------------------------------------------------
 
@@ -702,6 +769,31 @@ class Alike:
         update = updated + np.max([unit.most for unit in units], 0) // sharers
         most = np.maximum(most + standing, update)
         return whole + stage.total("others") // sharers + most
+
+
+def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:
+    """With this constant so many times as large; "inside.alpha_s" is the wire's."""
+    field, _, part = name.partition(".")
+    value = getattr(hardware, field)
+    if part:
+        value = replace(value, **{part: factor * getattr(value, part)})
+    elif isinstance(value, Mapping):
+        value = {dtype: factor * rate for dtype, rate in value.items()}
+    elif isinstance(value, tuple):
+        value = tuple((nodes, factor * rate) for nodes, rate in value)
+    else:
+        value = factor * value
+    return replace(hardware, **{field: value})
+
+
+def faster_links(hardware: Hardware, place: str) -> Hardware:
+    """With links twice as fast "inside" nodes, or "between" them, also for collectives there."""
+    rates = (
+        (nodes, rate * (2 if (nodes > 1) == (place == "between") else 1))
+        for nodes, rate in hardware.collective_bytes_per_s
+    )
+    hardware = replace(hardware, collective_bytes_per_s=tuple(rates))
+    return scaled(hardware, f"{place}.bytes_per_s", 2)
 
 
 @lru_cache(maxsize=64)

@@ -139,6 +139,35 @@ def test_the_frontier_is_what_no_plan_beats(search):
         ]
 
 
+def test_what_next_is_what_saves_most(search):
+    """Of a machine that lacks something: more of that, and what it says comes true."""
+    job, real, roomy = search.job, search.hardware, Search(search.job, search.hardware, 4)
+    leanest = min(each.bytes for each in roomy.fitting)
+    small = Search(job, real, 4, memory_bytes=leanest)
+    (first, *_) = small.changes()
+    assert first.name.endswith("more memory a device")
+    grown = Search(job, real, 4, memory_bytes=roomy.bytes(first.plan))
+    assert grown.best.seconds < small.best.seconds and roomy.bytes(first.plan) <= 2 * leanest
+    assert first.seconds == pytest.approx(grown.best.seconds, rel=0.05)
+    slow = replace(real, inside=Wire("slow", 1e-6, 1e8), collective_bytes_per_s=())
+    far = Search(job, slow, 4, memory_bytes=2 * leanest)
+    told = far.changes()
+    assert "links twice as fast within nodes" in [each.name for each in told]
+    assert all(each.seconds < 0.99 * each.before for each in told) and len(told) <= 2
+    assert far.changes(least=1) == []
+
+
+def test_elasticities_are_those_of_a_time(search):
+    """Twice all rates and half of all latencies make half of a step."""
+    for plan in (Plan(2, 1, Way(2), 1, 1), Plan(1, 2, Way(2), 1, 0)):
+        told = {constant.name: moves for constant, moves in search.elasticities(plan)}
+        assert told.pop("matmul_share") == pytest.approx(told["flops_per_s"])
+        assert told.pop("memory_share") == pytest.approx(told["memory_bytes_per_s"])
+        rates = sum(told[name] for name in told if "per_s" in name)
+        times = sum(told[name] for name in ("launch_s", "inside.alpha_s", "between.alpha_s"))
+        assert times - rates == pytest.approx(1, abs=0.02) and times > 0 > rates
+
+
 def test_what_cannot_be_says_why(search):
     refused = {
         Plan(1, 8, Way(), 1, 0): "stages",
@@ -178,7 +207,8 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
 def test_the_command_names_the_fastest_plan(capsys):
     small = "--layers 4 --width 128 --heads 16 --sequence 64 --vocabulary 512 --batch 8 --devices 2"
     assert main(["plan", *small.split(), "--show", "2"]) == 0
-    assert "The fastest is" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(words in told for words in ("The fastest is", "1% more", "launch_s, fitted"))
     assert main(["plan", "--hardware", "unit"]) == 2
 
 
@@ -276,7 +306,7 @@ def test_what_is_no_model_of_blocks_is_refused(own):
         ("frozen", "1 weights get no gradient"),
     ):
         with pytest.raises(Impossible, match=told):
-            Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1)
+            Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1).best
 
 
 def test_the_command_plans_a_file(own, capsys):
