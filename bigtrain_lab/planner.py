@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial, reduce
 from itertools import accumulate, product
 from math import log
 from typing import Any, NamedTuple
@@ -396,7 +396,7 @@ class Search:
         grows by one percent: d log step / d log constant. Those that move it most first."""
         step, found, more = self.seconds(plan), [], 1.01
         for each in self.hardware.constants():
-            if each.value and each.name != "node_size":
+            if each.value and each.name not in ("node_size", "protocols"):
                 hardware = scaled(self.hardware, each.name, more)
                 other = Search(self.job, hardware, self.devices).seconds(plan)
                 found.append((each, log(other / step) / log(more)))
@@ -427,7 +427,12 @@ class Search:
             yield f"{size(lean.bytes - self.memory_bytes)} more memory a device", self, lean, 1
         for place, where in (("inside", "within nodes"), ("between", "between nodes")):
             if self.devices > (self.hardware.node_size if place == "between" else 1):
-                other = search(self.job, faster_links(self.hardware, place))
+                rates = (
+                    (nodes, rate * (2 if (nodes > 1) == (place == "between") else 1))
+                    for nodes, rate in self.hardware.collective_bytes_per_s
+                )  # of collectives there
+                hardware = scaled(self.hardware, f"{place}.bytes_per_s", 2)
+                other = search(self.job, replace(hardware, collective_bytes_per_s=tuple(rates)))
                 yield f"links twice as fast {where}", other, other.best, 1
         twice = replace(self.job, batch=2 * self.job.batch)
         for name, job in {**jobs, "twice the batch, for as many samples,": twice}.items():
@@ -476,8 +481,10 @@ class Search:
         if copying:
             backward = backward + [none, 2 * gradients, tensors]
         seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
-        rings = np.array([self.ring(range(way.tp), kind) for kind in COLLECTIVES])
-        calls = (facts.called * rings[..., None]).sum((1, 2))
+        calls = sum(
+            self.ring(range(way.tp), kind).seconds(called[:, 1], called[:, 0])
+            for kind, called in zip(COLLECTIVES, facts.called.swapaxes(0, 1))
+        )
         return np.array(
             [
                 *seconds + calls,
@@ -495,7 +502,7 @@ class Search:
         return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-2, 0]))
 
     def ring(self, ranks: range, kind: str) -> "Ring":
-        """What a Cost charges a collective of these ranks, from two sizes."""
+        """What a Cost charges a collective of these ranks, from two sizes for each protocol."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
         prices = hardware.prices(1) | {
@@ -503,22 +510,29 @@ class Search:
         }
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
-        cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
-        first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
-        return Ring(first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND)
+        lines = []
+        for protocol in hardware.protocols:
+            only = {**prices, "protocols": (protocol,)}
+            cost = Cost({}, **only, ticks_per_unit=TICKS_PER_SECOND)
+            first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
+            lines.append((first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND))
+        return Ring(*zip(*lines))
 
 
 # -- one plan, or many that are alike: each number below may be an array, of a number a plan -------
 
 
 class Ring(NamedTuple):
-    """Seconds of a collective: its latency, and of each byte."""
+    """Seconds of a collective by each protocol, of which the fastest is taken: the latency, and a
+    byte. The first dim of an array is the protocol's."""
 
     alpha: Any
     gap: Any
 
     def seconds(self, size_bytes: Any, messages: Any = 1) -> Any:
-        return messages * self.alpha + self.gap * size_bytes
+        """Of so many messages, equally large."""
+        lines = zip(self.alpha, self.gap)
+        return reduce(np.minimum, (messages * alpha + gap * size_bytes for alpha, gap in lines))
 
 
 class Run(NamedTuple):
@@ -608,7 +622,7 @@ class Alike:
         rings = [
             search.ring(ranks, "reduce_scatter" if self.zero else "all_reduce") for ranks in apart
         ]
-        self.ring = Ring(*np.array(rings)[self.kind].T)
+        self.ring = Ring(*np.array(rings)[self.kind].transpose(1, 2, 0))
         self.stages = cache(self.stages)
 
     def run(self, name: str) -> Run:
@@ -704,7 +718,7 @@ class Alike:
             lead, quick = lead + alone * run.back, quick + alone * (run.back - run.backward)
             messages = flying + np.maximum(hidden - 1, 0) * takes
             beside = np.maximum((run.count - alone) * run.back, messages)
-            backward = backward + alone * run.back + self.ring.gap * left + beside
+            backward = backward + alone * run.back + self.ring.gap[-1] * left + beside
             begun, flying = begun | (full > 0), np.where(full > 0, takes, 0.0)
             waiting = filled - full * run.bucket
         left = self.ring.seconds(np.minimum(filled, run.bucket))
@@ -779,21 +793,11 @@ def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:
         value = replace(value, **{part: factor * getattr(value, part)})
     elif isinstance(value, Mapping):
         value = {dtype: factor * rate for dtype, rate in value.items()}
-    elif isinstance(value, tuple):
+    elif name == "collective_bytes_per_s":
         value = tuple((nodes, factor * rate) for nodes, rate in value)
     else:
         value = factor * value
     return replace(hardware, **{field: value})
-
-
-def faster_links(hardware: Hardware, place: str) -> Hardware:
-    """With links twice as fast "inside" nodes, or "between" them, also for collectives there."""
-    rates = (
-        (nodes, rate * (2 if (nodes > 1) == (place == "between") else 1))
-        for nodes, rate in hardware.collective_bytes_per_s
-    )
-    hardware = replace(hardware, collective_bytes_per_s=tuple(rates))
-    return scaled(hardware, f"{place}.bytes_per_s", 2)
 
 
 @lru_cache(maxsize=64)

@@ -97,9 +97,8 @@ def plan(
         f" {len(profile.constants())} of {hardware} (`bigtrain doctor --constants` lists all):"
     )
     for each, moves in moved:
-        bar = "#" * round(20 * abs(moves))
-        line = f"{moves:+.2f}% {bar:20} {each.name}, {each.tag}: {each.source}"
-        out.print(line, no_wrap=True, overflow="ellipsis")
+        told = f"{'#' * round(20 * abs(moves)):20} {each.name}, {each.tag}: {each.source}"
+        out.print(f"{moves:+.2f}% {told}", no_wrap=True, overflow="ellipsis")
     out.print(f"To train it: {for_recipe(plan, batch)}")
     if settings_for:
         write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}

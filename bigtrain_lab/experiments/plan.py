@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from .. import models, techniques, train
 from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
 from ..core.later import later, torch
-from ..data.published import Layer, Step
+from ..data.published import Step
 from ..runtime.kept import kept
 from .combined import Combined
 from .experiment import Quantity
@@ -204,7 +204,7 @@ def what_moves(search: "planner.Search") -> str:
     (most, percent), *others = search.elasticities(search.best.plan)
     return (
         f"Of {1 + len(others)} constants of this machine {most.name} moves the best step most: 1%"
-        f" more of it makes {percent:+.2f}% ({most.tag}: {most.source})."
+        f" more of it changes it by {percent:+.2f}% ({most.tag}: {most.source})."
     )
 
 
@@ -309,11 +309,3 @@ def published_seconds(step: Step, recompute: str) -> float:
     if step.chunks == 1:
         return search.seconds(plan)
     return search.scheduled(plan, "interleaved", chunks=step.chunks)
-
-
-def published_layer_seconds(step: Step, layer: Layer) -> tuple[float, float]:
-    """Forward and backward of this layer of the model."""
-    search = published_search(step)
-    run = search.run("block", planner.Way(8, *layer[1:3]), False)
-    forward, backward, *_ = run[:, search.rows == step.rows]
-    return forward.item(), backward.item()

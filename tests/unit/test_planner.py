@@ -79,7 +79,7 @@ def test_equal_pieces_are_one_times_their_number(zero):
 
 
 def test_a_slow_link_holds_a_pipeline_back(search):
-    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9))
+    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9), protocols=((1.0, 1.0),))
     far = Search(search.job, slow, 4)
     for dp, zero, near in ((1, 0, 0.05), (2, 2, 0.05), (2, 3, 0.1)):
         plan = Plan(dp, 4 // dp, Way(), 1, zero)
@@ -151,21 +151,22 @@ def test_what_next_is_what_saves_most(search):
     assert first.seconds == pytest.approx(grown.best.seconds, rel=0.05)
     slow = replace(real, inside=Wire("slow", 1e-6, 1e8), collective_bytes_per_s=())
     far = Search(job, slow, 4, memory_bytes=2 * leanest)
-    told = far.changes()
-    assert "links twice as fast within nodes" in [each.name for each in told]
-    assert all(each.seconds < 0.99 * each.before for each in told) and len(told) <= 2
-    assert far.changes(least=1) == []
+    saved = {each.name: 1 - each.seconds / each.before for each in far.changes()}
+    assert saved["links twice as fast within nodes"] > 0.01 < min(saved.values()) and len(saved) < 3
 
 
 def test_elasticities_are_those_of_a_time(search):
     """Twice all rates and half of all latencies make half of a step."""
     for plan in (Plan(2, 1, Way(2), 1, 1), Plan(1, 2, Way(2), 1, 0)):
         told = {constant.name: moves for constant, moves in search.elasticities(plan)}
-        assert told.pop("matmul_share") == pytest.approx(told["flops_per_s"])
-        assert told.pop("memory_share") == pytest.approx(told["memory_bytes_per_s"])
-        rates = sum(told[name] for name in told if "per_s" in name)
-        times = sum(told[name] for name in ("launch_s", "inside.alpha_s", "between.alpha_s"))
-        assert times - rates == pytest.approx(1, abs=0.02) and times > 0 > rates
+        assert [told.pop(f"{what}_share") for what in ("matmul", "memory")] == pytest.approx(
+            [told["flops_per_s"], told["memory_bytes_per_s"]]
+        )
+        signed = [
+            -told[name] if "per_s" in name else told[name]
+            for name in {*told} - {"overlap_slowdown"}
+        ]
+        assert min(signed) >= 0 and sum(signed) == pytest.approx(1, abs=0.02)
 
 
 def test_what_cannot_be_says_why(search):
