@@ -140,23 +140,30 @@ def test_the_frontier_is_what_no_plan_beats(search):
 
 
 def test_what_next_is_what_saves_most(search):
-    """Of a machine that lacks something: more of that, and what it says comes true."""
-    job, real, roomy = search.job, search.hardware, Search(search.job, search.hardware, 4)
-    leanest = min(each.bytes for each in roomy.fitting)
-    small = Search(job, real, 4, memory_bytes=leanest)
-    (first, *_) = small.changes()
-    assert first.name.endswith("more memory a device")
-    grown = Search(job, real, 4, memory_bytes=roomy.bytes(first.plan))
-    assert grown.best.seconds < small.best.seconds and roomy.bytes(first.plan) <= 2 * leanest
-    assert first.seconds == pytest.approx(grown.best.seconds, rel=0.05)
-    slow = replace(real, inside=Wire("slow", 1e-6, 1e8), collective_bytes_per_s=())
-    far = Search(job, slow, 4, memory_bytes=2 * leanest)
-    saved = {each.name: 1 - each.seconds / each.before for each in far.changes()}
-    assert saved["links twice as fast within nodes"] > 0.01 < min(saved.values()) and len(saved) < 3
+    """Of a machine that lacks something: more of that, as a search with it says."""
+    job, real = search.job, search.hardware
+    roomy, slow, fast = (
+        Search(job, replace(real, inside=Wire("", 1e-6, rate), collective_bytes_per_s=()), 4)
+        for rate in (3e11, 1e8, 2e8)
+    )
+    least = min(each.bytes for each in roomy.fitting)
+    small, room = (Search(job, real, 4, memory_bytes=times * least) for times in (1, 2))
+    batch = Search(replace(job, batch=2 * job.batch), roomy.hardware, 4)
+    for name, found, better, samples in (
+        ("more memory a device", small, room, 1),
+        ("twice as fast within nodes", slow, fast, 1),
+        ("for as many samples,", roomy, batch, 2),
+    ):
+        (told,) = [each for each in found.changes() if each.name.endswith(name)]
+        assert told.seconds == pytest.approx(better.best.seconds / samples, rel=0.05), name
+        assert told.seconds < 0.99 * told.before and len(found.changes()) <= 2
 
 
-def test_elasticities_are_those_of_a_time(search):
+def test_elasticities_are_those_of_a_time():
     """Twice all rates and half of all latencies make half of a step."""
+    large = LAB.replace(width=1024, sequence=256)
+    hardware = replace(large.profile, launch_s=3e-6)
+    search = Search(gpt_job(large.config, 8), hardware, 4)
     for plan in (Plan(2, 1, Way(2), 1, 1), Plan(1, 2, Way(2), 1, 0)):
         told = {constant.name: moves for constant, moves in search.elasticities(plan)}
         assert [told.pop(f"{what}_share") for what in ("matmul", "memory")] == pytest.approx(
@@ -166,7 +173,7 @@ def test_elasticities_are_those_of_a_time(search):
             -told[name] if "per_s" in name else told[name]
             for name in {*told} - {"overlap_slowdown"}
         ]
-        assert min(signed) >= 0 and sum(signed) == pytest.approx(1, abs=0.02)
+        assert min(signed) >= 0 and sum(signed) == pytest.approx(1, abs=0.01)
 
 
 def test_what_cannot_be_says_why(search):
