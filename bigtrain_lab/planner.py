@@ -397,9 +397,8 @@ class Search:
         step, found, more = self.seconds(plan), [], 1.01
         for each in self.hardware.constants():
             if each.value and each.name not in ("node_size", "protocols"):
-                hardware = scaled(self.hardware, each.name, more)
-                other = Search(self.job, hardware, self.devices).seconds(plan)
-                found.append((each, log(other / step) / log(more)))
+                other = Search(self.job, scaled(self.hardware, each.name, more), self.devices)
+                found.append((each, log(other.seconds(plan) / step) / log(more)))
         return sorted(found, key=lambda each: -abs(each[1]))
 
     def changes(self, jobs: Mapping[str, Job] = {}, least: float = 0.01) -> list[Change]:
@@ -456,15 +455,17 @@ class Search:
 
     def drawn(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
         """From dry runs of two sizes. Beyond 4 slices those of 2 and of 4 tell: what a piece does
-        is also affine in 1 / slices."""
-        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > 4 else (way.tp,))]
+        is also affine in 1 / slices. But where launches count, 8 are run: a slice of one head does
+        without a copy."""
+        most = 8 if sizes == (1, 1) else 4
+        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > most else (way.tp,))]
         runs = [self.dry(sizes, each)[name] for each in ways]
         lines = [
             [through(two[..., None], three[..., None], self.rows - 2) for two, three in zip(*run)]
             for run in runs
         ]
         here = lines[0]
-        if way.tp > 4:
+        if way.tp > most:
             here = [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
         work, called, *moments, held = here
         return Facts(work, called, *(each.max(0) for each in moments), held)
