@@ -424,8 +424,11 @@ class Search:
             near = 1.01 * min(each.seconds for each in room)
             lean = min((e for e in room if e.seconds <= near), key=lambda each: each.bytes)
             yield f"{size(lean.bytes - self.memory_bytes)} more memory a device", self, lean, 1
-        for place, where in (("inside", "within nodes"), ("between", "between nodes")):
-            if self.devices > (self.hardware.node_size if place == "between" else 1):
+        for place, where, fewest in (
+            ("inside", "within nodes", 1),
+            ("between", "between nodes", self.hardware.node_size),
+        ):
+            if getattr(self.hardware, place) and self.devices > fewest:
                 rates = (
                     (nodes, rate * (2 if (nodes > 1) == (place == "between") else 1))
                     for nodes, rate in self.hardware.collective_bytes_per_s

@@ -186,7 +186,7 @@ class PlanACluster(Combined):
             yield what_moves(search)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def what_next(
     search: "planner.Search", jobs: tuple[tuple[str, "planner.Job"], ...] = ()
 ) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def what_next(
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def what_moves(search: "planner.Search") -> str:
     """Which constant of the machine moves the best plan most, and where it is from."""
     (most, percent), *others = search.elasticities(search.best.plan)
