@@ -13,7 +13,7 @@ Stage s of p stages under 1F1B with m micro-batches; a hop is a message between 
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
 least what their messages take. Beside the labs' own predictions of 64 plans drawn at random, times
-are 0.1% off on average and 1.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
+are 0.1% off on average and 0.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
 7% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
 search with inputs=False.
 
