@@ -3,7 +3,7 @@
 Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when a slider
 moves memory, links or devices. Beside the labs: plans drawn at random from all of four trainings,
 each priced by closed forms and simulated action by action. Beside what was published: the steps of
-four GPTs, each with full and with selective recompute.
+four GPTs, each with full and with selective recompute; then parts of them, a layer and all-reduces.
 """
 
 import os
@@ -11,14 +11,24 @@ import random
 import tempfile
 import time
 from itertools import combinations
-from statistics import mean
+from statistics import mean, median
 
 from bigtrain_lab.core import Hardware
 from bigtrain_lab.core.peak import readings
-from bigtrain_lab.data.published import PUBLISHED_STEPS
-from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds, run_gpt
+from bigtrain_lab.data.published import (
+    PUBLISHED_ALL_REDUCES,
+    PUBLISHED_LAYERS,
+    PUBLISHED_STEPS,
+)
+from bigtrain_lab.experiments.plan import (
+    PlanACluster,
+    gpt_job,
+    published_search,
+    published_seconds,
+    run_gpt,
+)
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.planner import Search
+from bigtrain_lab.planner import Search, Way
 
 from .measure import row
 
@@ -43,7 +53,36 @@ SMALLEST = {
 
 
 def rows():
-    return [*speeds(), *beside_labs(), *beside_published()]
+    return [*speeds(), *beside_labs(), *beside_published(), *beside_parts()]
+
+
+def beside_parts():
+    """A layer, and all-reduces by size, beside the middle of what was published."""
+    search, told, off = published_search(PUBLISHED_STEPS[0]), {}, {}
+    for name, *how, forward_s, backward_s in PUBLISHED_LAYERS:
+        run = search.run("block", Way(8, *how), copying=False)[:2, search.rows == 4]
+        told["a layer", f"{name}, forward"] = run[0].item() / forward_s - 1
+        told["a layer", f"{name}, backward"] = run[1].item() / backward_s - 1
+    measured = {}
+    for _, ranks, seconds in PUBLISHED_ALL_REDUCES:
+        measured.setdefault(ranks, []).append(seconds)
+    for ranks, tables in measured.items():
+        ring = search.ring(range(ranks), "all_reduce")
+        for power, seconds in enumerate(zip(*tables)):
+            ours = ring.seconds(2.0 ** (20 + power)) / median(seconds) - 1
+            told[f"all-reduces on {ranks} A100s", f"{2**power} MiB"] = float(ours)
+    for (what, _), each in told.items():
+        off.setdefault(what, []).append(abs(each))
+    apart = max(max(each) / min(each) - 1 for each in zip(*measured[8]))
+    return [
+        *(row(f"{what}, {which}", each, "relative") for (what, which), each in told.items()),
+        row("all-reduces on 8 A100s: three published ones apart, worst", apart, "relative"),
+        *(row(f"{what}: how far off, mean", mean(each), "relative") for what, each in off.items()),
+        *(
+            row(f"{what}: how far off, worst", max(each), "relative", at_most=0.15)
+            for what, each in off.items()
+        ),
+    ]
 
 
 def beside_published():
@@ -70,9 +109,8 @@ def speeds():
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing is kept there
         for what, most in (("cold", 1.0), ("known", 0.2)):
             begin = time.process_time()
-            search = Search(job, profile, devices)
+            plans = len(Search(job, profile, devices).all)
             spent = time.process_time() - begin
-            plans = len(search.fitting) + len(search.large)
             told = f"{plans:,} plans of {LARGE['layers']} layers on {devices:,} devices, {what}"
             found.append(row(f"{told}: CPU time", spent, "s", at_most=most))
     return found

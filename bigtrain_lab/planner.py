@@ -13,7 +13,7 @@ Stage s of p stages under 1F1B with m micro-batches; a hop is a message between 
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
 least what their messages take. Beside the labs' own predictions of 64 plans drawn at random, times
-are 0.1% off on average and 1.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
+are 0.1% off on average and 0.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
 7% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
 search with inputs=False.
 
@@ -23,17 +23,19 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial, reduce
 from itertools import accumulate, product
+from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .core import Cost, Impossible
 from .core.cost import COLLECTIVES
-from .core.hardware import TICKS_PER_SECOND, Hardware, Wire
+from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
 from .core.later import later
 from .core.words import size
 from .order.plan import collector_paused
@@ -85,6 +87,16 @@ class Planned(NamedTuple):
     plan: Plan
     seconds: float
     bytes: int
+
+
+class Change(NamedTuple):
+    """A change of the machine or of the training. Its best plan, and seconds of as many samples:
+    of the best plan `before`, and of this one."""
+
+    name: str
+    plan: Plan
+    before: float
+    seconds: float
 
 
 # -- a piece of the model --------------------------------------------------------------------------
@@ -229,7 +241,7 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
     dtype = LEVELS[level].format if level else own
-    return Job(blocks, run, lambda tp: tp == 1, batch, dtype, ("none", "full"))
+    return Job(blocks, cache(run), lambda tp: tp == 1, batch, dtype, ("none", "full"))
 
 
 # -- all plans -------------------------------------------------------------------------------------
@@ -240,7 +252,6 @@ class Search:
     `.large` for the memory, and products that are `.refused`, each with the first reason. `inputs`:
     whether the inputs of pieces count, as on a device; what labs tell leaves them out."""
 
-    @collector_paused()
     def __init__(
         self,
         job: Job,
@@ -258,14 +269,24 @@ class Search:
             cache, (job.run, self.facts, self.run, self.update, self.ring)
         )  # each is asked once for the same
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
+
+    @cached_property
+    @collector_paused()
+    def all(self) -> list[Planned]:
+        """The fastest first."""
         alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
         for plan in self.plans():
             alike[plan.pp, plan.zero].append(plan)
         priced = [found for plans in alike.values() for found in self.priced(plans)]
-        priced.sort(key=lambda each: each[1:])
-        limit = self.memory_bytes or float("inf")
-        self.fitting = [each for each in priced if each.bytes <= limit]
-        self.large = [each for each in priced if each.bytes > limit]
+        return sorted(priced, key=lambda each: each[1:])
+
+    @cached_property
+    def fitting(self) -> list[Planned]:
+        return [each for each in self.all if each.bytes <= (self.memory_bytes or float("inf"))]
+
+    @cached_property
+    def large(self) -> list[Planned]:
+        return [each for each in self.all if each.bytes > (self.memory_bytes or float("inf"))]
 
     @property
     def best(self) -> Planned:
@@ -368,6 +389,59 @@ class Search:
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
 
+    # -- what would move a plan --------------------------------------------------------------------
+
+    def elasticities(self, plan: Plan) -> list[tuple[Constant, float]]:
+        """Of each constant of the hardware, by how many percent it moves the plan's step when it
+        grows by one percent: d log step / d log constant. Those that move it most first."""
+        step, found, more = self.seconds(plan), [], 1.01
+        for each in self.hardware.constants():
+            if each.value and each.name not in ("node_size", "protocols"):
+                other = Search(self.job, scaled(self.hardware, each.name, more), self.devices)
+                found.append((each, log(other.seconds(plan) / step) / log(more)))
+        return sorted(found, key=lambda each: -abs(each[1]))
+
+    def changes(self, jobs: Mapping[str, Job] = {}, least: float = 0.01) -> list[Change]:
+        """At most two, of a few of the machine and of the named `jobs`: those that save most, and
+        at least this share of a step. Closed forms find them, and each is then simulated, beside
+        the best plan as it is."""
+        found = sorted(self.others(jobs), key=lambda each: each[2].seconds / each[3])
+        before = self.scheduled(self.best.plan, "1f1b")
+        told = [
+            Change(name, best.plan, before, other.scheduled(best.plan, "1f1b") / samples)
+            for name, other, best, samples in found[:2]
+        ]
+        return [each for each in told if each.seconds < (1 - least) * before]
+
+    def others(self, jobs: Mapping[str, Job]) -> "Iterator[tuple[str, Search, Planned, int]]":
+        """What is changed, the search with it, its best plan, and how many times as many samples
+        a step has."""
+        search = partial(
+            Search, devices=self.devices, memory_bytes=self.memory_bytes, inputs=self.inputs
+        )
+        room = [each for each in self.large if each.bytes <= 2 * self.memory_bytes]
+        if room:
+            near = 1.01 * min(each.seconds for each in room)
+            lean = min((e for e in room if e.seconds <= near), key=lambda each: each.bytes)
+            yield f"{size(lean.bytes - self.memory_bytes)} more memory a device", self, lean, 1
+        for place, where, fewest in (
+            ("inside", "within nodes", 1),
+            ("between", "between nodes", self.hardware.node_size),
+        ):
+            if getattr(self.hardware, place) and self.devices > fewest:
+                rates = (
+                    (nodes, rate * (2 if (nodes > 1) == (place == "between") else 1))
+                    for nodes, rate in self.hardware.collective_bytes_per_s
+                )  # of collectives there
+                hardware = scaled(self.hardware, f"{place}.bytes_per_s", 2)
+                other = search(self.job, replace(hardware, collective_bytes_per_s=tuple(rates)))
+                yield f"links twice as fast {where}", other, other.best, 1
+        twice = replace(self.job, batch=2 * self.job.batch)
+        for name, job in {**jobs, "twice the batch, for as many samples,": twice}.items():
+            other = search(job, self.hardware)
+            with suppress(Impossible):  # none fits, or the device has no such format
+                yield name, other, other.best, job.batch // self.job.batch
+
     # -- what pieces and messages take -------------------------------------------------------------
 
     def facts(self, name: str, way: Way) -> Facts:
@@ -384,15 +458,17 @@ class Search:
 
     def drawn(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
         """From dry runs of two sizes. Beyond 4 slices those of 2 and of 4 tell: what a piece does
-        is also affine in 1 / slices."""
-        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > 4 else (way.tp,))]
+        is also affine in 1 / slices. But where launches count, 8 are run: a slice of one head does
+        without a copy."""
+        most = 8 if sizes == (1, 1) else 4
+        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > most else (way.tp,))]
         runs = [self.dry(sizes, each)[name] for each in ways]
         lines = [
             [through(two[..., None], three[..., None], self.rows - 2) for two, three in zip(*run)]
             for run in runs
         ]
         here = lines[0]
-        if way.tp > 4:
+        if way.tp > most:
             here = [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
         work, called, *moments, held = here
         return Facts(work, called, *(each.max(0) for each in moments), held)
@@ -409,8 +485,10 @@ class Search:
         if copying:
             backward = backward + [none, 2 * gradients, tensors]
         seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
-        rings = np.array([self.ring(range(way.tp), kind) for kind in COLLECTIVES])
-        calls = (facts.called * rings[..., None]).sum((1, 2))
+        calls = sum(
+            self.ring(range(way.tp), kind).seconds(called[:, 1], called[:, 0])
+            for kind, called in zip(COLLECTIVES, facts.called.swapaxes(0, 1))
+        )
         return np.array(
             [
                 *seconds + calls,
@@ -428,7 +506,7 @@ class Search:
         return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-2, 0]))
 
     def ring(self, ranks: range, kind: str) -> "Ring":
-        """What a Cost charges a collective of these ranks, from two sizes."""
+        """What a Cost charges a collective of these ranks, from two sizes for each protocol."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
         prices = hardware.prices(1) | {
@@ -436,22 +514,29 @@ class Search:
         }
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
-        cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
-        first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
-        return Ring(first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND)
+        lines = []
+        for protocol in hardware.protocols:
+            only = {**prices, "protocols": (protocol,)}
+            cost = Cost({}, **only, ticks_per_unit=TICKS_PER_SECOND)
+            first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
+            lines.append((first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND))
+        return Ring(*zip(*lines))
 
 
 # -- one plan, or many that are alike: each number below may be an array, of a number a plan -------
 
 
 class Ring(NamedTuple):
-    """Seconds of a collective: its latency, and of each byte."""
+    """Seconds of a collective by each protocol, of which the fastest is taken: the latency, and a
+    byte. The first dim of an array is the protocol's."""
 
     alpha: Any
     gap: Any
 
     def seconds(self, size_bytes: Any, messages: Any = 1) -> Any:
-        return messages * self.alpha + self.gap * size_bytes
+        """Of so many messages, equally large."""
+        lines = zip(self.alpha, self.gap)
+        return reduce(np.minimum, (messages * alpha + gap * size_bytes for alpha, gap in lines))
 
 
 class Run(NamedTuple):
@@ -541,7 +626,7 @@ class Alike:
         rings = [
             search.ring(ranks, "reduce_scatter" if self.zero else "all_reduce") for ranks in apart
         ]
-        self.ring = Ring(*np.array(rings)[self.kind].T)
+        self.ring = Ring(*np.array(rings)[self.kind].transpose(1, 2, 0))
         self.stages = cache(self.stages)
 
     def run(self, name: str) -> Run:
@@ -637,7 +722,7 @@ class Alike:
             lead, quick = lead + alone * run.back, quick + alone * (run.back - run.backward)
             messages = flying + np.maximum(hidden - 1, 0) * takes
             beside = np.maximum((run.count - alone) * run.back, messages)
-            backward = backward + alone * run.back + self.ring.gap * left + beside
+            backward = backward + alone * run.back + self.ring.gap[-1] * left + beside
             begun, flying = begun | (full > 0), np.where(full > 0, takes, 0.0)
             waiting = filled - full * run.bucket
         left = self.ring.seconds(np.minimum(filled, run.bucket))
@@ -702,6 +787,21 @@ class Alike:
         update = updated + np.max([unit.most for unit in units], 0) // sharers
         most = np.maximum(most + standing, update)
         return whole + stage.total("others") // sharers + most
+
+
+def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:
+    """With this constant so many times as large; "inside.alpha_s" is the wire's."""
+    field, _, part = name.partition(".")
+    value = getattr(hardware, field)
+    if part:
+        value = replace(value, **{part: factor * getattr(value, part)})
+    elif isinstance(value, Mapping):
+        value = {dtype: factor * rate for dtype, rate in value.items()}
+    elif name == "collective_bytes_per_s":
+        value = tuple((nodes, factor * rate) for nodes, rate in value)
+    else:
+        value = factor * value
+    return replace(hardware, **{field: value})
 
 
 @lru_cache(maxsize=64)

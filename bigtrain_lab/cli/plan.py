@@ -2,6 +2,7 @@
 asked, the settings that say it to another library."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -47,7 +48,7 @@ def plan(
     """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO. In a file of your own
     `make()` returns a module, (inputs, targets) with samples along dim 0, and a
     loss(output, targets); its blocks are like modules in a row."""
-    from ..experiments.plan import gpt_job
+    from ..experiments.plan import gpt_job, what_next
     from ..models import GPTConfig
     from ..planner import Search, model_job
     from .screen import screen, table
@@ -59,12 +60,17 @@ def plan(
         path, _, name = model.rpartition(":")
         if not Path(path).is_file():
             raise Impossible(f"There is no file {path!r}: name a model as my_model.py:make.")
-        job = model_job(run_path(path).get(name), batch, optimizer, precision)
+        job, others = model_job(run_path(path).get(name), batch, optimizer, precision), ()
     else:
         config = GPTConfig(
             layers, width, heads, sequence, vocabulary, fused_attention=fused_attention
         )
         job = gpt_job(config, batch, optimizer, precision)
+        fused = replace(config, fused_attention=True)
+        others = (
+            ("fused attention", gpt_job(fused, batch, optimizer, precision)),
+            ("bf16", gpt_job(config, batch, optimizer, "bf16")),
+        )
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)
     best, out = search.best, screen()
     out.print(
@@ -84,6 +90,15 @@ def plan(
         for each in found[:show]
     ]
     out.print(table(("plan", "a step", "memory", ""), rows))
+    out.print(*what_next(search, others), sep="\n")
+    moved = [each for each in search.elasticities(plan) if abs(each[1]) >= 0.005]
+    out.print(
+        f"1% more of a constant moves the step, {len(moved)} of the"
+        f" {len(profile.constants())} of {hardware} (`bigtrain doctor --constants` lists all):"
+    )
+    for each, moves in moved:
+        told = f"{'#' * round(20 * abs(moves)):20} {each.name}, {each.tag}: {each.source}"
+        out.print(f"{moves:+.2f}% {told}", no_wrap=True, overflow="ellipsis")
     out.print(f"To train it: {for_recipe(plan, batch)}")
     if settings_for:
         write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}

@@ -77,6 +77,8 @@ class Cost:
     buses       number of nodes -> Link with the bandwidth that a collective over so many whole
                 nodes reaches; where it is missing, the slowest link of the ring is the bandwidth.
                 `node_size` ranks are on a node.
+    protocols   (share of the bandwidth, factor on the latency) of each way to send inside a node; a
+                collective there takes the fastest.
     inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends,
                 such as those of a sliced layer.
     of_batch    (rank, micro-batch) -> durations of its actions in place of those above, such as
@@ -97,6 +99,7 @@ class Cost:
     overlap_slowdown: object = 1
     buses: Mapping[int, Link] = field(default_factory=dict)
     node_size: int = 1
+    protocols: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     shares: Mapping[str, object] = field(default_factory=dict)
     inside: Mapping[tuple[str, int], tuple[Inside, ...]] = field(default_factory=dict)
     of_batch: Mapping[tuple[int, int], Mapping[str, object]] = field(default_factory=dict)
@@ -183,6 +186,8 @@ class Cost:
 
             2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the
                                                                             slowest link crossed
+
+        inside a node by the protocol that is fastest for so many bytes.
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)), lane)
         if key not in self._found:
@@ -207,8 +212,9 @@ class Cost:
         if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
             gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
         latency = COLLECTIVES[kind][0] * (len(ranks) - 1) * max(link.alpha for link in links)
-        gap /= exact(self.shares.get(lane, 1))
-        return latency + port_share(kind, len(ranks)) * size_bytes * gap
+        sent = port_share(kind, len(ranks)) * size_bytes * gap / exact(self.shares.get(lane, 1))
+        protocols = self.protocols if len(on_node) == 1 else ((1.0, 1.0),)
+        return min(latency * exact(slow) + sent / exact(share) for share, slow in protocols)
 
     def message_bytes(self, message) -> int:
         """Bytes of a message: those that it states, else those of its kind and stage, such as of an

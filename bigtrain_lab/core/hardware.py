@@ -54,6 +54,8 @@ class Hardware:
     overlap_slowdown        factor on kernels beside which the device communicates
     collective_bytes_per_s  (nodes, bandwidth of a collective over so many whole nodes), ...;
                             () where nothing is published: the slowest link of the ring counts
+    protocols               (share of the bandwidth, factor on the latency), ...: the ways in which
+                            collectives send inside a node, of which the fastest is taken
     sources                 field -> "tag: source", the tag one of TAGS
     """
 
@@ -71,6 +73,7 @@ class Hardware:
     memory_share: Share = 1.0
     overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
     collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
+    protocols: tuple[tuple[Share, Amount], ...] = ((1.0, 1.0),)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @staticmethod
@@ -116,6 +119,7 @@ class Hardware:
             "links": self.links(ranks),
             "buses": buses,
             "node_size": self.node_size,
+            "protocols": self.protocols,
             "overlap_slowdown": self.overlap_slowdown,
         }
 
@@ -185,7 +189,7 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 
 def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
-    told = {key: each for fact in facts for key, each in fact.items()}
+    told = ONE_PROTOCOL | {key: each for fact in facts for key, each in fact.items()}
     values = {key: value for key, (value, _) in told.items()}
     sources = {
         re.sub("^(inside|between)_", r"\1.", key): source for key, (_, source) in told.items()
@@ -217,6 +221,7 @@ OVERLAP = fitted(
     "the middle of 1.1 to 1.3, documentation of Galvatron's hardware profiler", overlap_slowdown=1.2
 )
 BY_LINKS = derived("nothing published: the slowest link of the ring", collective_bytes_per_s=())
+ONE_PROTOCOL = derived("nothing published: one protocol for all sizes", protocols=((1.0, 1.0),))
 BY_NODES = (
     (1, 436e9),
     (2, 361.7e9),
@@ -314,6 +319,11 @@ PROFILES = {
                 "Bekman, Machine Learning Engineering, network: nccl-tests on one A100 node; "
                 "between nodes the ports",
                 collective_bytes_per_s=((1, 235e9),),
+            ),
+            published(
+                "NCCL, src/graph/tuning.cc: LL reaches a quarter in an all-reduce; Simple all, at "
+                "6 us a hop (Hu et al. 2025, arXiv:2507.04786, table 1), twice the latency here",
+                protocols=((0.25, 1.0), (1.0, 2.0)),
             ),
         ),
         profile(

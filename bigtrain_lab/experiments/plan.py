@@ -181,6 +181,31 @@ class PlanACluster(Combined):
         yield f"Of {counted(priced, 'plan')} {len(search.fitting)} fit {size(search.memory_bytes)}."
         yield from (f"{count} more cannot be: {why}" for why, count in reasons.items())
         yield from super().why(trace)
+        if best:
+            yield from what_next(search)
+            yield what_moves(search)
+
+
+@lru_cache(maxsize=8)
+def what_next(
+    search: "planner.Search", jobs: tuple[tuple[str, "planner.Job"], ...] = ()
+) -> tuple[str, ...]:
+    """At most two sentences: what would help most, of a few changes and of these jobs by name."""
+    return tuple(
+        f"With {each.name} the best plan takes {duration(each.seconds, 's')} in place of"
+        f" {duration(each.before, 's')}: {each.plan}."
+        for each in search.changes(dict(jobs))
+    )
+
+
+@lru_cache(maxsize=8)
+def what_moves(search: "planner.Search") -> str:
+    """Which constant of the machine moves the best plan most, and where it is from."""
+    (most, percent), *others = search.elasticities(search.best.plan)
+    return (
+        f"Of {1 + len(others)} constants of this machine {most.name} moves the best step most: 1%"
+        f" more of it changes it by {percent:+.2f}% ({most.tag}: {most.source})."
+    )
 
 
 @lru_cache(maxsize=64)
@@ -267,12 +292,18 @@ def run_gpt(
     )
 
 
-def published_seconds(step: Step, recompute: str) -> float:
-    """What this step takes by its published plan, on the A100s of the profile: selective recompute
-    came with sequence parallelism. No dropout, which the published kernels fuse with others."""
+def published_search(step: Step) -> "planner.Search":
+    """Of the training that was published, on the A100s of the profile. No dropout, which the
+    published kernels fuse with others."""
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
     job = gpt_job(config, step.batch, precision="bf16", recompute=())
-    search = planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
+    return planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
+
+
+def published_seconds(step: Step, recompute: str) -> float:
+    """What this step takes by its published plan: selective recompute came with sequence
+    parallelism."""
+    search = published_search(step)
     way = planner.Way(8, recompute == "selective", recompute)
     plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
     if step.chunks == 1:

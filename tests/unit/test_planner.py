@@ -79,7 +79,7 @@ def test_equal_pieces_are_one_times_their_number(zero):
 
 
 def test_a_slow_link_holds_a_pipeline_back(search):
-    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9))
+    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9), protocols=((1.0, 1.0),))
     far = Search(search.job, slow, 4)
     for dp, zero, near in ((1, 0, 0.05), (2, 2, 0.05), (2, 3, 0.1)):
         plan = Plan(dp, 4 // dp, Way(), 1, zero)
@@ -139,6 +139,43 @@ def test_the_frontier_is_what_no_plan_beats(search):
         ]
 
 
+def test_what_next_is_what_saves_most(search):
+    """Of a machine that lacks something: more of that, as a search with it says."""
+    job, real = search.job, search.hardware
+    roomy, slow, fast = (
+        Search(job, replace(real, inside=Wire("", 1e-6, rate), collective_bytes_per_s=()), 4)
+        for rate in (3e11, 1e8, 2e8)
+    )
+    least = min(each.bytes for each in roomy.fitting)
+    small, room = (Search(job, real, 4, memory_bytes=times * least) for times in (1, 2))
+    batch = Search(replace(job, batch=2 * job.batch), roomy.hardware, 4)
+    for name, found, better, samples in (
+        ("more memory a device", small, room, 1),
+        ("twice as fast within nodes", slow, fast, 1),
+        ("for as many samples,", roomy, batch, 2),
+    ):
+        (told,) = [each for each in found.changes() if each.name.endswith(name)]
+        assert told.seconds == pytest.approx(better.best.seconds / samples, rel=0.05), name
+        assert told.seconds < 0.99 * told.before and len(found.changes()) <= 2
+
+
+def test_elasticities_are_those_of_a_time():
+    """Twice all rates and half of all latencies make half of a step."""
+    large = LAB.replace(width=1024, sequence=256)
+    hardware = replace(large.profile, launch_s=3e-6)
+    search = Search(gpt_job(large.config, 8), hardware, 4)
+    for plan in (Plan(2, 1, Way(2), 1, 1), Plan(1, 2, Way(2), 1, 0)):
+        told = {constant.name: moves for constant, moves in search.elasticities(plan)}
+        assert [told.pop(f"{what}_share") for what in ("matmul", "memory")] == pytest.approx(
+            [told["flops_per_s"], told["memory_bytes_per_s"]]
+        )
+        signed = [
+            -told[name] if "per_s" in name else told[name]
+            for name in {*told} - {"overlap_slowdown"}
+        ]
+        assert min(signed) >= 0 and sum(signed) == pytest.approx(1, abs=0.01)
+
+
 def test_what_cannot_be_says_why(search):
     refused = {
         Plan(1, 8, Way(), 1, 0): "stages",
@@ -178,7 +215,8 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
 def test_the_command_names_the_fastest_plan(capsys):
     small = "--layers 4 --width 128 --heads 16 --sequence 64 --vocabulary 512 --batch 8 --devices 2"
     assert main(["plan", *small.split(), "--show", "2"]) == 0
-    assert "The fastest is" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(words in told for words in ("The fastest is", "1% more", "launch_s, fitted"))
     assert main(["plan", "--hardware", "unit"]) == 2
 
 
@@ -276,7 +314,7 @@ def test_what_is_no_model_of_blocks_is_refused(own):
         ("frozen", "1 weights get no gradient"),
     ):
         with pytest.raises(Impossible, match=told):
-            Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1)
+            Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1).best
 
 
 def test_the_command_plans_a_file(own, capsys):
