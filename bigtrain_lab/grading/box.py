@@ -145,8 +145,7 @@ class Box:
             name = "its definition"
         if why is None:
             return shown(exercise, name, inputs[:2], came, ranks)._replace(printed=printed)
-        raised, told = sentence(why, pieces, children)
-        return Row(name, None, exercise.near, raised, told, printed)
+        return Row(name, None, exercise.near, *sentence(why, pieces, children), printed)
 
     def _server(self, exercise):
         """The socket of an exercise's server."""

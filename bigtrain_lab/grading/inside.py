@@ -395,13 +395,11 @@ class Texts(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self.texts, self.once = texts, set()
 
     def find_spec(self, name, path=None, target=None):
-        if name in self.once:
+        ours = name.partition(".")[0] == "bigtrain_lab"
+        if name in self.once or ours and name not in self.texts:
             not_at_hand(name)
-        if name.partition(".")[0] != "bigtrain_lab":
-            return None
-        if name not in self.texts:
-            not_at_hand(name)
-        return importlib.util.spec_from_loader(name, self, origin=f"<{name}>")
+        if ours:
+            return importlib.util.spec_from_loader(name, self, origin=f"<{name}>")
 
     def is_package(self, name):
         return self.texts[name][0]

@@ -41,7 +41,6 @@ with later():
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
 BEYOND = 8  # scenes after the first difference, by which wrong answers that make it are told apart
-NOT_OF_A_MISTAKE = (ENDED, "SystemExit")
 SEEDS = (1, 2, 3)  # that marks are given on
 START = "(start)"  # in place of a right answer's name
 WRITE = "give the function or class that you wrote."
@@ -116,21 +115,25 @@ class Judged(NamedTuple):
         """What is wrong, in sentences."""
         return self.told(partial(self.topic.wrong_rows, self.seed, self.played, self.names))
 
-    def told(self, wrong_rows: Callable[[int], Mapping[str, list[Row]]]) -> list[str]:
+    def told(self, wrong_rows: Callable[..., Mapping[str, list[Row]]]) -> list[str]:
         """The sentence of the known mistake that the answer is like, then what was seen; [] where
-        all is right. `wrong_rows(at)`: what known mistakes show."""
+        all is right. `wrong_rows(at)`: what known mistakes show until they differ in scene `at`;
+        `wrong_rows(at, names)`: what these show, BEYOND scenes further."""
         at = self.different
         if at is None:
             return []
         last = self.rows[min(at, len(self.rows) - 1)]
-        if at == len(self.rows) or last.raised in NOT_OF_A_MISTAKE:
+        if at == len(self.rows) or last.raised in (ENDED, "SystemExit"):
             return [last.told, seen(last.scene, self.seed)]
-        alike = {
-            name: sum(map(same, self.rows, rows))
+        alike = tuple(
+            name
             for name, rows in wrong_rows(at).items()
             if at < len(rows) and same(last, rows[at]) and first_difference(rows, self.rights) == at
-        }
-        sentence = [self.topic.wrong[max(alike, key=alike.get)].sentence] if alike else []
+        )
+        if len(alike) > 1:
+            shown = wrong_rows(at, alike)
+            alike = (max(alike, key=lambda name: sum(map(same, self.rows, shown.get(name, [])))),)
+        sentence = [self.topic.wrong[name].sentence for name in alike]
         if last.raised:
             return [*dict.fromkeys((*sentence, last.told)), seen(last.scene, self.seed)]
         right = nearest(last, [rows[at] for rows in self.rights if at < len(rows)])
@@ -288,13 +291,15 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
 
     @classmethod
     @lru_cache(maxsize=64)
-    def wrong_rows(cls, seed: int, played, names, at: int) -> dict[str, list[Row]]:
+    def wrong_rows(
+        cls, seed: int, played, names, at: int, mistakes: tuple[str, ...] = ()
+    ) -> dict[str, list[Row]]:
         """What the wrong answers show in scenes of these names, until it is known whether scene
-        `at` is their first difference."""
-        rights = cls.rights(seed, played)
-        if names is not None:
-            rights = [of_scenes(rows, names) for rows in rights]
-        return known.rows(cls, seed, cls.wrong_texts(), Enough(rights, at), names)
+        `at` is their first difference; what these `mistakes` show, until BEYOND scenes after it."""
+        rights = [of_scenes(rows, names) for rows in cls.rights(seed, played)]
+        texts = {name: cls.wrong[name].text for name in mistakes or cls.wrong}
+        enough = Enough(rights, at, BEYOND if mistakes else 0)
+        return known.rows(cls, seed, texts, enough, names)
 
     @classmethod
     def start_text(cls) -> str:
@@ -328,11 +333,11 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def scenes_of(cls, step: int, seed: int) -> frozenset[str]:
         """Names of the scenes of a step, counted from 1: the longest beginning wins."""
         beginnings = {begin: n for n, each in enumerate(cls.steps, 1) for begin in each.scenes}
-
-        def step_of(name: str) -> int:
-            return beginnings[max(filter(name.startswith, beginnings), key=len)]
-
-        return frozenset(name for name, *_ in cls.drawn_scenes(seed) if step_of(name) == step)
+        return frozenset(
+            name
+            for name, *_ in cls.drawn_scenes(seed)
+            if beginnings[max(filter(name.startswith, beginnings), key=len)] == step
+        )
 
     @classmethod
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
@@ -426,8 +431,8 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 # -- likeness -----------------------------------------------------------------------------------
 
 
-def of_scenes(rows: list[Row], names: frozenset[str]) -> list[Row]:
-    return [row for row in rows if row.scene in names]
+def of_scenes(rows: list[Row], names: frozenset[str] | None) -> list[Row]:
+    return [row for row in rows if names is None or row.scene in names]
 
 
 def right_scenes(rows: list[Row], rights: list[list[Row]]) -> set[str]:
@@ -460,17 +465,18 @@ def first_unlike(found: list[Row], rights: list[list[Row]]) -> int | None:
 
 
 class Enough(NamedTuple):
-    """Whether a wrong answer's rows are enough: BEYOND scenes from its first difference on, or that
-    is known to be another one than `at`, where one is given."""
+    """Whether a wrong answer's rows are enough: so many scenes `beyond` its first difference, or
+    that is known to be another one than `at`, where one is given."""
 
     rights: list[list[Row]]
     at: int | None = None
+    beyond: int = 0
 
     def __call__(self, rows: list[Row]) -> bool:
         first = first_unlike(rows, self.rights)
         if first is None:
             return self.at is not None and len(rows) > self.at
-        return self.at not in (None, first) or len(rows) > first + BEYOND
+        return self.at not in (None, first) or len(rows) > first + self.beyond
 
 
 def same(a: Row, b: Row) -> bool:

@@ -42,8 +42,7 @@ class Statement(NamedTuple):
 def text_of(answer) -> list[Piece]:
     """The pieces that define `answer`; one of an installed package is imported, and an object
     without a text travels by value. Impossible where it cannot travel."""
-    home = sys.modules.get(getattr(answer, "__module__", None) or "__main__")
-    home = home or sys.modules["__main__"]
+    home = sys.modules.get(getattr(answer, "__module__", None)) or sys.modules["__main__"]
     if is_installed(home):
         return [Piece(1, f"from {home.__name__} import {answer.__qualname__} as answer")]
     cells = vars(home).get("In") or [source_of(home)]  # as IPython keeps what was run
