@@ -154,9 +154,9 @@ class ParameterServer:
         self.workers, self.server = len(requests), None
         if self.group.rank >= self.workers:
             own = self.shards[self.group.rank - self.workers]
-            self.server = Server(
-                own, optimizer(own), self.workers, self.workers if synchronous else 1
-            )
+            made = optimizer(own)
+            guard.refuse_optimizer(made, servers)
+            self.server = Server(own, made, self.workers, self.workers if synchronous else 1)
 
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
         """Train; `loss` is called on workers only. Return the updates of this server; [] on a

@@ -16,6 +16,7 @@ from ...runtime.talk.group import Group
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..prepared_model import masters_of, precisions
 from . import refuse as refuse_any
+from .optimizers import refuse_beyond
 from .schedules import backward_after_update, called
 
 
@@ -242,31 +243,41 @@ def refuse_optimizers(
                 "without a closure, such as Adam.",
             ),
             (
-                schedule.stages > 1 and getattr(each, "max_grad_norm", None) is not None,
-                f"max_grad_norm is the optimizer's, and each of the {schedule.stages} stages has "
-                "an optimizer: leave it and optimizer= out, call clip_grad_norm(parameters, c, "
-                "group) after step(), and step yourself.",
-            ),
-            (
                 any(p in masters for group in each.param_groups for p in group["params"]),
                 "optimizer= would hold half weights, whose gradients are their "
                 "masters': leave it out, and after step() call mp.step(optimizer) of "
                 "one that is built from mp.parameters().",
             ),
         )
+        if schedule.stages > 1:
+            refuse_beyond(
+                each,
+                f"{schedule.stages} stages",
+                "leave that and optimizer= out, call clip_grad_norm(parameters, c, group) after "
+                "step(), and step yourself",
+            )
 
 
 # -- at a step -------------------------------------------------------------------------------------
 
 
-def refuse_step(known: Mapping[int, list], modules: Mapping[int, nn.Module]) -> None:
-    """Refuse a step where gradients are off, or of a stage with other parameters than those `known`
-    to optimizers and ties."""
+def refuse_step(
+    known: Mapping[int, list],
+    modules: Mapping[int, nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+) -> None:
+    """Refuse a step where gradients are off, of a stage with other parameters than those `known` to
+    optimizers and ties, or with gradients that these optimizers would use and no step made."""
     refuse_any(
         (
             not torch.is_grad_enabled(),
             "step() was called where gradients are off: call it outside "
             "torch.no_grad() and torch.inference_mode().",
+        ),
+        (
+            any(p.grad is not None and p.grad.count_nonzero() for p in held_by(optimizers)),
+            "There are gradients of another backward, and optimizer= would step by them too: call "
+            "zero_grad() after it, or leave optimizer= out and step yourself.",
         ),
         *(
             (
@@ -345,6 +356,16 @@ def refuse_used_twice(stage: int, y: Tensor, postponed: Iterable[Tensor]) -> Non
         )
 
 
+def refuse_around(schedule: Schedule, stage: int, y: Tensor, module: nn.Module) -> None:
+    """A weight that a stage has in a list or a closure too is found there in its newest version."""
+    if around := parameters_below([y], "AtVersionBackward") & {*module.parameters()}:
+        raise Impossible(
+            f"Stage {stage} uses a weight of shape {tuple(around.pop().shape)} from another place "
+            f"than its module, such as a list, and {called(schedule)} has several versions of it: "
+            "use self.weight, or take a synchronous schedule."
+        )
+
+
 def refuse_aside(later) -> None:
     """Refuse a backward that is not the stage's own, such as torch.autograd.grad in its forward."""
     refuse_any(
@@ -356,12 +377,13 @@ def refuse_aside(later) -> None:
     )
 
 
-def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """The leaves with a gradient that these were computed from, or that they are."""
+def parameters_below(tensors: Iterable[Tensor], but: str = "") -> set[Tensor]:
+    """The leaves with a gradient that these were computed from, or that they are; not through the
+    nodes that are named `but`."""
     nodes = [get_gradient_edge(tensor).node for tensor in tensors if tensor.requires_grad]
     seen = {*nodes}
     while nodes:
-        new = {node for node, _ in nodes.pop().next_functions if node} - seen
+        new = {node for node, _ in nodes.pop().next_functions if node and node.name() != but} - seen
         seen |= new
         nodes += new
     return {node.variable for node in seen if hasattr(node, "variable")}
