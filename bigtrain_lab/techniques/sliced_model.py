@@ -92,6 +92,8 @@ def sliced(
         OF_TOKENS.update(dict.fromkeys(module.parameters(), True))
     if group.rank > 0:
         COPIES.update({each: True for each in module.parameters() if cut_of(each) is None})
+    if group.size > 1:
+        module.register_forward_pre_hook(guard.Drift(group))
     return module
 
 

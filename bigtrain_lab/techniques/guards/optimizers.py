@@ -1,7 +1,6 @@
-"""Optimizers that need whole tensors, or all tensors, where a rank has some: refused before anything
-moves.
+"""Optimizers that need whole tensors, or all tensors, where a rank has some: refused in time.
 
-It is tried what an optimizer needs: it steps a small tensor, and the parts of it; and two tensors,
+It is tried what an optimizer needs. It steps a small tensor, and the parts of it; and two tensors,
 of which the other one's gradient grows.
 """
 
