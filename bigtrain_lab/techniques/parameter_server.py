@@ -37,6 +37,7 @@ from ..runtime.talk.execute import Work, run
 from ..runtime.talk.group import Group
 from .flat import Flat
 from .guards import parameter_server as guard
+from .guards.optimizers import refuse_beyond
 from .replicas import broadcast
 from .server_plan import order, shares
 
@@ -155,7 +156,7 @@ class ParameterServer:
         if self.group.rank >= self.workers:
             own = self.shards[self.group.rank - self.workers]
             made = optimizer(own)
-            guard.refuse_optimizer(made, servers)
+            refuse_beyond(made, servers, "servers", "take one server, or leave that out")
             self.server = Server(own, made, self.workers, self.workers if synchronous else 1)
 
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:

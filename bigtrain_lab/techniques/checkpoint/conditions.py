@@ -47,10 +47,9 @@ class Conditions:
         )
         self.autocast, self.modes = autocast(), _get_current_function_mode_stack()
         self.places: list[tuple[dict, dict]] = []  # a module's own dictionary, what was in it
-        # a module's buffers, their counts of changes in place, copies; of those that fn writes to,
-        # the module's own dictionary and the copies
-        self.buffers: list[tuple[dict, list[int], dict]] = []
-        self.written: list[tuple[dict, dict]] = []
+        # a module's buffers, their counts of changes in place, copies; after the first run those
+        # that fn wrote to
+        self.buffers: list[tuple[dict, list[int | None], dict]] = []
         self.cells: list[tuple[CellType, object]] = []  # a closure's cell, what it held
         self.weights: list[Tensor] = []  # whose changes in place a rerun refuses
         for found in reached(fn):
@@ -80,10 +79,7 @@ class Conditions:
         """Note each weight's, and each closure tensor's, number of changes in place. After the
         first run, keep the values from before it of the buffers that it wrote to. A module's are
         taken together: batch norm's operator does not count its changes, the module does."""
-        self.written += [
-            (own, copies) for own, before, copies in self.buffers if changes(own) != before
-        ]
-        self.buffers.clear()
+        self.buffers = [each for each in self.buffers if changes(each[0]) != each[1]]
         with suppress(RuntimeError):  # those made in inference mode have no count
             self.moved = {each: each._version for each in self.weights}
 
@@ -97,7 +93,7 @@ class Conditions:
                 if any(own.get(name) is not noted[name] for name in noted):
                     stack.callback(own.update, {**own})
                     own.update(noted)
-            for own, values in self.written:
+            for own, _, values in self.buffers:
                 stack.callback(own.update, {**own})
                 own.update({name: value.clone() for name, value in values.items()})
             for cell, noted in self.cells:

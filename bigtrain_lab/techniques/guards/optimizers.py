@@ -103,8 +103,8 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     return False
 
 
-def refuse_beyond(optimizer: Optimizer, owners: str, instead: str) -> None:
-    """One that looks beyond a tensor, as it clips by the norm of all, where each of several
+def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:
+    """One that looks beyond a tensor, as it clips by the norm of all, where each of `count`
     `owners` has some of the model's tensors. One that cannot be tried is let through."""
     like, found = optimizer.param_groups[0]["params"][0], False
     with suppress(Exception), torch.random.fork_rng([like.device] if like.is_cuda else []):
@@ -116,9 +116,9 @@ def refuse_beyond(optimizer: Optimizer, owners: str, instead: str) -> None:
         found = not like.is_meta and bool((one - other).norm() > 1e-3 * one.norm())
     refuse(
         (
-            found,
+            found and count > 1,
             f"{type(optimizer).__name__} steps a tensor by the gradients of others too, such as by "
-            f"the norm of all, and each of the {owners} has an optimizer: {instead}.",
+            f"the norm of all, and each of the {count} {owners} has an optimizer: {instead}.",
         )
     )
 

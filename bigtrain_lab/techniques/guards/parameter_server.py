@@ -6,7 +6,6 @@ from torch import nn
 
 from ...runtime.talk.group import Group
 from . import refuse, whole
-from .optimizers import refuse_beyond
 from .replicas import refuse_differing, refuse_module
 from .server_plan import refuse_order
 
@@ -66,11 +65,6 @@ def requests_of(
     )
     refuse_order(given, range(servers), bound, synchronous)
     return given
-
-
-def refuse_optimizer(optimizer, servers: int) -> None:
-    if servers > 1:
-        refuse_beyond(optimizer, f"{servers} servers", "take one server, or leave that out")
 
 
 def refuse_no_loss(loss, service) -> None:

@@ -67,7 +67,7 @@ def refuse(
         ),
     )
     for stage, module in modules.items():
-        refuse_module(group.rank, schedule, stage, module)
+        refuse_module(schedule, stage, module)
     if optimizer:
         refuse_shared(group.rank, modules)
     refuse_precision(group.size, schedule, modules, optimizer, scale)
@@ -75,7 +75,7 @@ def refuse(
         refuse_tie(group.rank, schedule, order, modules, name, places)
 
 
-def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
+def refuse_module(schedule: Schedule, stage: int, module) -> None:
     refuse_any(
         (
             not isinstance(module, nn.Module),
@@ -83,15 +83,8 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
             "list of them in order of stage.",
         )
     )
-    tensors = (*module.parameters(), *module.buffers())
-    devices = sorted({str(tensor.device) for tensor in tensors})
     ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
     refuse_any(
-        (
-            len(devices) > 1,
-            f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
-            "move the whole stage to one device.",
-        ),
         (
             any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()),
             f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
@@ -249,13 +242,13 @@ def refuse_optimizers(
                 "one that is built from mp.parameters().",
             ),
         )
-        if schedule.stages > 1:
-            refuse_beyond(
-                each,
-                f"{schedule.stages} stages",
-                "leave that and optimizer= out, call clip_grad_norm(parameters, c, group) after "
-                "step(), and step yourself",
-            )
+        refuse_beyond(
+            each,
+            schedule.stages,
+            "stages",
+            "leave that and optimizer= out, call clip_grad_norm(parameters, c, group) after "
+            "step(), and step yourself",
+        )
 
 
 # -- at a step -------------------------------------------------------------------------------------

@@ -128,12 +128,12 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
 
 def refuse_optimizer(optimizer, order) -> None:
     """One that clips would clip each stage by a norm of its own, which turns the gradient."""
-    if order.stages > 1:
-        refuse_beyond(
-            optimizer,
-            f"{order.stages} stages",
-            "leave that out and give the recipe clip, which takes the norm over all of them",
-        )
+    refuse_beyond(
+        optimizer,
+        order.stages,
+        "stages",
+        "leave that out and give the recipe clip, which takes the norm over all of them",
+    )
 
 
 # -- what the recipe's functions return -----------------------------------------------------------

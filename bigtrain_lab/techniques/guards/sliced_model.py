@@ -134,10 +134,11 @@ def refuse(
     refuse_any(
         (
             any(
-                hooked(parameter)
+                getattr(parameter, hooks, None)  # torch has no public name for them
                 for path, way in ways.items()
                 if way != "sequence"
                 for parameter in module.get_submodule(path).parameters(recurse=False)
+                for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
             ),
             (
                 "A parameter that the plan cuts has hooks, which its slices would not "
@@ -170,14 +171,6 @@ def cuts_tokens(module: nn.Module, plan: Mapping, ways: Mapping[str, str]) -> bo
     away = [way for pattern, way in plan.items() if not matching(module, pattern)]
     return "sequence" in plan.values() or (
         any(path in ways for path in tables) if tables else "vocabulary" in away
-    )
-
-
-def hooked(parameter: Tensor) -> bool:
-    """Torch has no public name for it."""
-    return any(
-        getattr(parameter, name, None)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
     )
 
 
