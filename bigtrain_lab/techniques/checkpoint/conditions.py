@@ -64,11 +64,8 @@ class Conditions:
         own = module._parameters, module._buffers
         self.places += [(each, {**each}) for each in own if each]
         self.places.append((vars(module), {"training": module.training}))
-        if own[1]:
-            copies = {
-                name: each.detach().clone() for name, each in own[1].items() if each is not None
-            }
-            self.buffers.append((own[1], changes(own[1]), copies))
+        copies = {name: each.detach().clone() for name, each in own[1].items() if each is not None}
+        self.buffers.append((own[1], changes(own[1]), copies))
         if counts:
             self.weights += [weight for weight in own[0].values() if weight is not None]
         for child in module._modules.values():  # module.modules() takes five times as long

@@ -63,13 +63,12 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
         if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
-        fault, error = "", None
-        with torch.random.fork_rng([p.device] if p.is_cuda else []):
-            try:
-                if looks_across(optimizer, number, p, cut):
-                    fault = "looks across"
-            except Exception as cause:  # whatever a stranger's class raises
-                fault, error = f"could not be tried ({cause}) on", cause
+        error = None
+        try:
+            with torch.random.fork_rng([p.device] if p.is_cuda else []):
+                fault = looks_across(optimizer, number, p, cut) and "looks across"
+        except Exception as cause:  # whatever a stranger's class raises
+            fault, error = f"could not be tried ({cause}) on", cause
         if fault:
             raise Impossible(
                 f"{type(optimizer).__name__} {fault} the elements of a tensor, of "

@@ -38,10 +38,9 @@ class Drift:
             return
         self.counts, self.looks = counts, self.looks + 1
         with torch.no_grad(), self.group.recorder.aside():
-            now, before = torch.cat([p.flatten().double() for p in learnt]), self.before
-            self.before = now
-            if before is not None and before.shape == now.shape:
-                ends = torch.stack([now, -now, (now - before).abs()])
+            before, self.before = self.before, torch.cat([p.flatten().double() for p in learnt])
+            if before is not None and before.shape == self.before.shape:
+                ends = torch.stack([self.before, -self.before, (self.before - before).abs()])
                 high, low, moved = self.group.unrecorded().all_reduce(ends, "max", "duplicates")
                 alike = (high + low).norm() <= 0.01 * moved.norm()
         refuse_any(
