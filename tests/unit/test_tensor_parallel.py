@@ -687,24 +687,24 @@ def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
     assert on_threads(program, 2) == ["told"] * 2
 
 
-class Region(nn.Sequential):
-    def forward(self, x, way):
-        linear = nn.functional.linear(self[1](x), self[2].weight)
-        outputs = {"module": self[2](self[1](x)), "F.linear": linear}
-        return self[0](outputs.get(way, nn.functional.dropout(outputs["module"])))
+WAYS = {
+    "module": lambda down, y: down(y),
+    "F.linear": lambda down, y: F.linear(y, down.weight),
+    "F.dropout": lambda down, y: F.dropout(down(y)),
+}
 
 
-@pytest.mark.parametrize("way", ["module", "F.linear", "F.dropout"])
+@pytest.mark.parametrize("way", WAYS)
 def test_what_parts_weights_that_are_whole_on_every_rank_is_refused(way):
     def program(group):
         torch.manual_seed(0)
-        layers = [nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)]
-        model = sliced(Region(*layers).double(), {"1": "column", "2": "row"}, group)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)).double()
+        model.forward = lambda x: model[0](WAYS[way](model[2], model[1](x)))
+        sliced(model, {"1": "column", "2": "row"}, group)
         torch.manual_seed(group.rank)
         for _ in range(3):
-            model(torch.arange(12.0).view(3, 4).double().sin(), way).exp().sum().backward()
-            optimizer.step()
+            model(torch.arange(12.0, dtype=torch.float64).view(3, 4).sin()).exp().sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
 
     with nullcontext() if way == "module" else pytest.raises(Impossible, match="have parted"):
         on_threads(program, 2)
