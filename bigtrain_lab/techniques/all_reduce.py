@@ -57,7 +57,8 @@ def ring_all_reduce(
     if group.size == 1:
         return tensor
     agreement = group.agreement(f"{op} of {message.Shape.of(tensor)} in {name}", name)
-    flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
+    # a copy where it is not contiguous, or a conjugate that nobody computed yet
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
     first, then = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
     receives = [part for part in then if isinstance(part.op, Recv)]
     adds = sum(part.op.message.kind == "reduce" for part in receives)

@@ -113,8 +113,9 @@ def delayed(
             errors[-1], gradient = relative_error(used, gradient), used
         for s, (stage, update) in enumerate(zip(stages, updates)):
             for name, parameter in stage.named_parameters():
-                part = gradient[s][name] / update_size
-                parameter.grad = part if parameter.grad is None else parameter.grad + part
+                if parameter.requires_grad and gradient[s][name] is not None:
+                    part = gradient[s][name] / update_size
+                    parameter.grad = part if parameter.grad is None else parameter.grad + part
             if (t + 1) % update_size == 0:
                 update.step()
                 update.zero_grad()

@@ -37,6 +37,7 @@ from ..runtime.talk.execute import Work, run
 from ..runtime.talk.group import Group
 from .flat import Flat
 from .guards import parameter_server as guard
+from .guards.optimizers import refuse_beyond
 from .replicas import broadcast
 from .server_plan import order, shares
 
@@ -154,9 +155,9 @@ class ParameterServer:
         self.workers, self.server = len(requests), None
         if self.group.rank >= self.workers:
             own = self.shards[self.group.rank - self.workers]
-            self.server = Server(
-                own, optimizer(own), self.workers, self.workers if synchronous else 1
-            )
+            made = optimizer(own)
+            refuse_beyond(made, servers, "servers", "take one server, or leave that out")
+            self.server = Server(own, made, self.workers, self.workers if synchronous else 1)
 
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
         """Train; `loss` is called on workers only. Return the updates of this server; [] on a

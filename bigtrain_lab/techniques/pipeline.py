@@ -115,6 +115,7 @@ class Pipeline:
             for stage in self.optimizers
             if schedule.asynchronous
         }
+        self.unseen = {*self.versions}  # stages of which no forward had an older version yet
         self.later = {
             action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
             for step in self.order
@@ -186,6 +187,9 @@ class Pipeline:
         # The check of weights that W postpones walks the graph: make it in the first batch only.
         later = {} if self.done else self.later
         guard.refuse_output(action, y, self.modules[stage], later, is_last)
+        if stage in self.unseen and self._version(action) < self.versions[stage].newest:
+            self.unseen.remove(stage)
+            guard.refuse_around(self.schedule, stage, y, self.modules[stage])
         if not is_last:
             self.results_of_this_op[result_key(action)] = y.detach()
         # Keep the gradient edge instead of y, so that y's memory can be freed. A first stage that
@@ -235,7 +239,7 @@ class Pipeline:
 
     def _begin(self, inputs, targets, weights) -> None:
         """Take the micro-batches, count each weight version's uses, post the first receives."""
-        guard.refuse_step(self.known, self.modules)
+        guard.refuse_step(self.known, self.modules, self.optimizers.values())
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
         self.inputs = cut("inputs", inputs) if 0 in self.modules else []

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .guards.single_process import refuse
+from .guards import single_process as guard
 
 
 class SingleProcessDataParallel(nn.Module):
@@ -34,36 +34,42 @@ class SingleProcessDataParallel(nn.Module):
 
     devices    one for each part; a device may be listed several times, such as ["cpu", "cpu"]
 
-    Inputs that are tensors are split, and must have equally many rows. Others go to every part. The
-    output is one tensor. Changes of buffers in a forward are kept on the first device only.
-    Parameters are those of `module`, on the first device.
+    Inputs that are tensors, also in tuples, lists and dicts, are split, and must have equally many
+    rows. Others go to every part. The output is one tensor, of as many rows for each row of the
+    input. Changes of buffers in a forward are kept on the first device only. Parameters are those
+    of `module`, on the first device.
     """
 
     def __init__(self, module: nn.Module, devices: Sequence):
         super().__init__()
         self.devices = [torch.device(device) for device in devices]
-        refuse(self.devices)
+        guard.refuse(self.devices)
         self.module = module.to(self.devices[0])
 
-    def forward(self, *inputs) -> Tensor:
-        parts = self.scatter(inputs)
-        modules = [shell(self.module) for _ in parts]
-        copies = [self.replicate(number) for number in range(len(parts))]
+    def forward(self, *inputs, **named) -> Tensor:
+        parts = self.scatter((inputs, named))
+        modules = [shell(self.module, self.replicate(number)) for number in range(len(parts))]
         recording, kind = torch.is_grad_enabled(), self.devices[0].type
         mixed = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
         def run(number: int) -> Tensor:
+            inputs, named = parts[number]
             with torch.set_grad_enabled(recording), torch.autocast(*mixed):
-                return functional_call(modules[number], copies[number], parts[number])
+                return modules[number](*inputs, **named)
 
         with ThreadPoolExecutor(len(parts)) as threads:
             outputs = list(threads.map(run, range(len(parts))))
+        guard.refuse_rows(outputs, [*map(rows_of, parts)])
+        first = dict(modules[0].named_modules(remove_duplicate=False))
+        for path, module in self.module.named_modules(remove_duplicate=False):
+            module._buffers.update(first[path]._buffers)  # some may be other tensors now
         return torch.cat([output.to(self.devices[0]) for output in outputs])
 
     def scatter(self, inputs: tuple) -> list[tuple]:
         """Split the inputs into parts, at most one for each row of the batch."""
-        rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.dim()}
-        refuse(self.devices, rows)
+        leaves, form = tree_flatten(inputs)
+        rows = {len(x) for x in leaves if isinstance(x, Tensor) and x.dim()}
+        guard.refuse(self.devices, rows)
         count = max(1, min(len(self.devices), *rows))
 
         def split(x) -> list:
@@ -71,29 +77,29 @@ class SingleProcessDataParallel(nn.Module):
                 return [x] * count
             return [part.to(device) for part, device in zip(x.tensor_split(count), self.devices)]
 
-        return list(zip(*map(split, inputs)))
+        return [tree_unflatten([*part], form) for part in zip(*map(split, leaves))]
 
-    def replicate(self, number: int) -> dict[str, Tensor]:
-        """Copy the weights and buffers to a part's device. Autograd records the copy of a weight:
-        its backward adds the gradient to the module's own."""
+    def replicate(self, number: int) -> dict[int, Tensor]:
+        """Copy the weights and buffers to a part's device, by the id of each: tied weights stay
+        tied. Autograd records the copy of a weight: its backward adds the gradient to the module's
+        own."""
         device, module = self.devices[number], self.module
-        weights = dict(module.named_parameters(remove_duplicate=False))
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        copies = {
-            id(weight): weight.to(device) for weight in weights.values()
-        }  # tied weights stay tied
-        copies |= {id(each): each.to(device, copy=number > 0) for each in buffers.values()}
-        return {name: copies[id(each)] for name, each in (weights | buffers).items()}
+        copies = {id(weight): weight.to(device) for weight in module.parameters()}
+        return copies | {id(each): each.to(device, copy=number > 0) for each in module.buffers()}
 
 
-def shell(module: nn.Module) -> nn.Module:
-    """Return the module as it is now, with places of its own for weights: a thread puts in others.
+def rows_of(part: tuple) -> int:
+    return next(len(x) for x in tree_leaves(part) if isinstance(x, Tensor) and x.dim()) or 1
+
+
+def shell(module: nn.Module, copies: dict[int, Tensor]) -> nn.Module:
+    """Return the module as it is now, with the copies in place of its own weights and buffers.
     Attributes, modes and hooks are the module's."""
     own = object.__new__(type(module))
     vars(own).update(
         vars(module),
-        _parameters={**module._parameters},
-        _buffers={**module._buffers},
-        _modules={name: child and shell(child) for name, child in module._modules.items()},
+        _parameters={name: copies.get(id(each)) for name, each in module._parameters.items()},
+        _buffers={name: copies.get(id(each)) for name, each in module._buffers.items()},
+        _modules={name: child and shell(child, copies) for name, child in module._modules.items()},
     )
     return own

@@ -26,6 +26,10 @@ drops other heads. Any other draws the same on all, with sequence=True each for 
 belongs where features are whole, not between a column and a row. Clip by `clip_grad_norm` with the
 group: torch's function would clip each rank by the norm of its slices, and is refused.
 
+Between a column and a row lie this rank's features alone. What is there must work feature by
+feature, as gelu does: a softmax would be another function, and nobody refuses it. Weights that
+every rank holds whole are compared after the first two updates.
+
 Cost: none beside that of tensor_parallel.py. Memory: each rank builds the whole model once.
 Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; a plan as in torch's parallelize_module.
 """
@@ -92,6 +96,8 @@ def sliced(
         OF_TOKENS.update(dict.fromkeys(module.parameters(), True))
     if group.rank > 0:
         COPIES.update({each: True for each in module.parameters() if cut_of(each) is None})
+    if group.size > 1:
+        module.register_forward_pre_hook(guard.Drift(group))
     return module
 
 

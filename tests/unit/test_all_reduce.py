@@ -78,6 +78,7 @@ def test_any_layout_is_reduced_and_what_differs_is_told_to_every_rank(mode, tmp_
             lambda x: x[1:, 1:],
             lambda x: x[1, 1],
             torch.Tensor.requires_grad_,
+            torch._neg_view,  # as an imaginary part of a conjugate is
         ):
             whole = rows.clone()
             tensor = cut(whole)

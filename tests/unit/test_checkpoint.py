@@ -14,7 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.memory.ledger import Ledger
-from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_by_function
+from bigtrain_lab.techniques.checkpoint import (
+    checkpoint,
+    checkpoint_by_function,
+    checkpoint_sequential,
+)
 from tests.unit.reruns import same
 from tests.unit.square import Square
 
@@ -170,6 +174,45 @@ def test_bits_are_those_of_the_plain_run(form, call):
 @pytest.mark.parametrize("form", ["one tensor", "not a leaf", "outputs that are views"])
 def test_bits_by_the_function_and_beside_torch_s(form, call):
     agree(FORMS[form], call)
+
+
+class Writes(nn.Module):
+    """Its buffers count in the output and change in each forward; a weight is used in two views."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 12))
+        self.norm, self.weight = nn.BatchNorm1d(12), nn.Parameter(torch.rand(12, 3))
+        self.register_buffer("calls", torch.ones(()))
+
+    def forward(self, x):
+        self.calls += self.training
+        x = self.norm(self.first(x))
+        halves = [part @ half for part, half in zip(x.chunk(2, 1), self.weight.chunk(2))]
+        return torch.cat(halves, 1).sin() * self.calls
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        checkpoint,
+        inside(checkpoint, checkpoint),
+        checkpoint_by_function,
+        lambda layers, x: checkpoint_sequential(layers, "keep-none", x),
+    ],
+)
+def test_buffers_that_fn_writes_move_once_and_a_rerun_finds_them_as_they_were(call):
+    def learnt(call):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Writes(), Writes(), Writes()), leaf()
+        for _ in range(2):
+            loss = call(model, x).square().sum()
+            model.eval()  # between forward and backward
+            loss.backward()
+            model.train()
+        return [*model.state_dict().values(), *(p.grad for p in model.parameters()), x.grad]
+
+    assert same(learnt(call), learnt(plain))
 
 
 class Doubled(TorchFunctionMode):

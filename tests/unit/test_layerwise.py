@@ -189,6 +189,11 @@ def test_options_out_of_range(kind, option):
             kind([{"params": [torch.nn.Parameter(torch.ones(1))]} | option])
 
 
+def test_a_group_s_option_that_they_would_not_read():
+    with pytest.raises(Impossible, match="maximize is True: give False"):
+        LARS([{"params": [torch.nn.Parameter(torch.ones(1))], "maximize": True}])
+
+
 def test_complex_parameters():
     with pytest.raises(Impossible, match="complex"):
         LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))])

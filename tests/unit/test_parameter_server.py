@@ -14,9 +14,11 @@ from bigtrain_lab import Cost, Impossible, launch, simulate
 from bigtrain_lab.core import Link
 from bigtrain_lab.order.plan import Message
 from bigtrain_lab.order.rates import applied
+from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
 from bigtrain_lab.techniques.one_process import Sample, delayed
 from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order
+from tests.unit.threads import on_threads
 
 WORKERS, RATE = 3, 0.05
 
@@ -189,3 +191,9 @@ def test_a_parameter_without_a_gradient_is_refused():
         worker.send(Message("server 0 asked 1.2", "ask"))
     with pytest.raises(Impossible, match="delay is -1"):
         found_stable_rate(-1)
+
+
+def test_servers_that_each_clip_by_their_own_norm_are_refused():
+    clips = partial(LAMB, max_grad_norm=1.0)
+    with pytest.raises(Impossible, match="each of the 2 servers has an optimizer"):
+        on_threads(lambda group: ParameterServer(model(), clips, 2, 2, group=group), 3)

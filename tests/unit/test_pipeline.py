@@ -62,6 +62,17 @@ class Gradient(Stage):
         return self.inner(slope + x)
 
 
+class Listed(Stage):
+    """Its first weight is in a list too, and is used from there."""
+
+    def __init__(self):
+        super().__init__()
+        self.list = [self.first.weight]
+
+    def forward(self, x):
+        return self.inner(functional.linear(x, self.list[0], self.first.bias))
+
+
 class Returns(Stage):
     def forward(self, x):
         return super().forward(x).as_subclass(Doubled)
@@ -78,6 +89,12 @@ def adam(parameters):
 
 def sgd(parameters):
     return torch.optim.SGD(parameters, 1.0)
+
+
+class Clipped(torch.optim.SGD):
+    def step(self):
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.01)
+        super().step()
 
 
 def learnt(kind, name, sizes, times=1, between=lambda stage: None, optimizer=adam):
@@ -138,18 +155,30 @@ def test_what_a_backward_runs_again_has_the_weights_of_its_forward(kind):
     assert close(learnt(kind, name, (4, 2), optimizer=sgd), expected)
 
 
+def test_a_weight_from_a_list_is_right_where_a_forward_has_the_newest_version():
+    listed, plain = (learnt(kind, "pipedream", (6,), 2) for kind in (Listed, Stage))
+    assert close(listed, plain)
+
+
 def replace(stage):
     stage.load_state_dict(stage.state_dict(), assign=True)
 
 
+def probe(stage):
+    stage(X).sum().backward()
+
+
 @pytest.mark.parametrize(
-    "kind, name, between, sentence",
+    "kind, name, between, optimizer, sentence",
     [
-        (Gradient, "zb-h1", lambda stage: None, "is split, and a gradient was asked for"),
-        (Returns, "1f1b", lambda stage: None, "returned a Doubled: between stages"),
-        (Stage, "1f1b", replace, "Parameters of stage . were replaced since"),
+        (Gradient, "zb-h1", None, adam, "is split, and a gradient was asked for"),
+        (Returns, "1f1b", None, adam, "returned a Doubled: between stages"),
+        (Stage, "1f1b", replace, adam, "Parameters of stage . were replaced since"),
+        (Stage, "1f1b", probe, adam, "There are gradients of another backward"),
+        (Listed, "pipedream-vertical-sync", None, sgd, "from another place than its module"),
+        (Stage, "1f1b", None, Clipped, "Clipped steps a tensor by the gradients of others too"),
     ],
 )
-def test_what_would_learn_otherwise_is_refused(kind, name, between, sentence):
+def test_what_would_learn_otherwise_is_refused(kind, name, between, optimizer, sentence):
     with pytest.raises(Impossible, match=sentence):
-        learnt(kind, name, (6,), 2, between)
+        learnt(kind, name, (6,), 2, between or (lambda stage: None), optimizer)

@@ -59,12 +59,39 @@ def test_a_changed_buffer_stays_on_the_first_device_and_modes_are_passed_on():
         assert SingleProcessDataParallel(nn.Linear(4, 4), ["cpu"])(x).dtype is torch.bfloat16
 
 
+class Averaged(nn.Module):
+    """Its average is another tensor after each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x, more, *, pair=None):
+        self.average = 0.9 * self.average + 0.1
+        return x + more["y"] * self.average + (0 if pair is None else pair[0])
+
+
+def test_tensors_inside_of_inputs_are_split_and_a_buffer_that_is_replaced_is_kept():
+    x, plain = torch.arange(12.0).view(3, 4), Averaged()
+    model = SingleProcessDataParallel(Averaged(), ["cpu"] * 2)
+    for _ in range(2):
+        found, expected = (each(x, {"y": x.cos()}, pair=(x.sin(), 1)) for each in (model, plain))
+        assert torch.equal(found, expected)
+    assert torch.equal(model.module.average, plain.average)
+
+
+class Summed(nn.Module):
+    def forward(self, x):
+        return x.sum(0, keepdim=True)
+
+
 @pytest.mark.parametrize(
     "module, devices, inputs, said",
     [
         (nn.Linear(4, 4), [], (), "no device"),
         (nn.Linear(4, 4), ["cpu"], (3,), "No input is a tensor"),
         (nn.Bilinear(4, 4, 4), ["cpu"] * 2, (torch.ones(2, 4), torch.ones(3, 4)), "2 and 3 rows"),
+        (Summed(), ["cpu"] * 2, (torch.ones(4, 4),), "no tensor of as many rows"),
     ],
 )
 def test_what_cannot_be_split_is_refused(module, devices, inputs, said):

@@ -5,6 +5,7 @@ Training, half formats and optimizers over slices are proved by tests/compose; w
 is held by the lab, whose runs are as predicted."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -684,6 +685,29 @@ def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
         return "told"
 
     assert on_threads(program, 2) == ["told"] * 2
+
+
+WAYS = {
+    "module": lambda down, y: down(y),
+    "F.linear": lambda down, y: F.linear(y, down.weight),
+    "F.dropout": lambda down, y: F.dropout(down(y)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_parts_weights_that_are_whole_on_every_rank_is_refused(way):
+    def program(group):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)).double()
+        model.forward = lambda x: model[0](WAYS[way](model[2], model[1](x)))
+        sliced(model, {"1": "column", "2": "row"}, group)
+        torch.manual_seed(group.rank)
+        for _ in range(3):
+            model(torch.arange(12.0, dtype=torch.float64).view(3, 4).sin()).exp().sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+
+    with nullcontext() if way == "module" else pytest.raises(Impossible, match="have parted"):
+        on_threads(program, 2)
 
 
 def test_a_loss_of_ignored_targets_alone_sends_no_gradient():

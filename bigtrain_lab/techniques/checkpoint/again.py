@@ -54,7 +54,9 @@ class _Again(torch.autograd.Function):
     def forward(ctx, fn, *inputs):  # autograd records nothing here
         ctx.fn, ctx.conditions = fn, Conditions(inputs, fn)
         ctx.save_for_backward(*inputs)
-        return fn(*inputs)
+        outputs = fn(*inputs)
+        ctx.conditions.ran()
+        return outputs
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -157,10 +159,10 @@ class Record:
 
         def collect(tensor: Tensor) -> Tensor:
             # An output that its own graph saves would hold the graph, and the graph the output.
-            tensor = tensor.detach()
+            of, tensor = root(tensor), tensor.detach()
             if len(saved) <= last:
                 if slot := slots[len(saved)]:
-                    guard.refuse_other(self.name, len(saved), slot, signature(tensor), root(tensor))
+                    guard.refuse_other(self.name, len(saved), slot, signature(tensor), of)
                 saved.append((tensor, tensor._version))
                 if len(saved) > last and not whole:
                     raise _Enough

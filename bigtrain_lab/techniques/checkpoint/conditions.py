@@ -5,16 +5,21 @@
     autocast          of each type of device: on or off, its number format, its cache
     function modes    torch's TorchFunctionModes, such as a precision policy or a default device.
                       MixedPrecision.backward sets its policy itself, for torch's own checkpoint
-    modules           the weights and buffers of each module that the function reaches. A backward
-                      may find others than a forward in torch.func.functional_call had, or one on
-                      another version of the weights (weight_versions.py)
+    modules           the weights and buffers of each module that the function reaches, and whether
+                      it trains. A backward may find others than a forward in
+                      torch.func.functional_call had, or one on another version of the weights
+                      (weight_versions.py)
+    buffers written   by the function, such as batch norm's running averages and spectral norm's
+                      vectors: a rerun starts from copies of the values before, and throws its own
+                      changes away
     closures          the values of the function's free variables; Python reads them in each call
     changes in place  of weights and of tensors in a closure. They cannot be undone. A rerun after
                       one is refused, since its gradient would be that of neither point
 
-Not noted: your own generators (seed them in each call), globals, and state that the function
-changes. A rerun moves batch norm's running averages a second time.
-Cost: 5 kB a random state. torch makes it without an operator, so a ledger does not count it.
+Not noted: generators of your own, of Python and of NumPy (seed them in each call), globals, and
+other state that the function changes, such as a number that it counts up.
+Cost: 5 kB a random state, which torch makes without an operator, so a ledger does not count it. The
+buffers that are written; during the first run a copy of every buffer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +47,9 @@ class Conditions:
         )
         self.autocast, self.modes = autocast(), _get_current_function_mode_stack()
         self.places: list[tuple[dict, dict]] = []  # a module's own dictionary, what was in it
+        # a module's buffers, their counts of changes in place, copies; after the first run those
+        # that fn wrote to
+        self.buffers: list[tuple[dict, list[int | None], dict]] = []
         self.cells: list[tuple[CellType, object]] = []  # a closure's cell, what it held
         self.weights: list[Tensor] = []  # whose changes in place a rerun refuses
         for found in reached(fn):
@@ -55,6 +63,9 @@ class Conditions:
     def _note(self, module: nn.Module, counts: bool) -> None:
         own = module._parameters, module._buffers
         self.places += [(each, {**each}) for each in own if each]
+        self.places.append((vars(module), {"training": module.training}))
+        copies = {name: each.detach().clone() for name, each in own[1].items() if each is not None}
+        self.buffers.append((own[1], changes(own[1]), copies))
         if counts:
             self.weights += [weight for weight in own[0].values() if weight is not None]
         for child in module._modules.values():  # module.modules() takes five times as long
@@ -62,7 +73,10 @@ class Conditions:
                 self._note(child, counts)
 
     def ran(self) -> None:
-        """Note each weight's, and each closure tensor's, number of changes in place."""
+        """Note each weight's, and each closure tensor's, number of changes in place. After the
+        first run, keep the values from before it of the buffers that it wrote to. A module's are
+        taken together: batch norm's operator does not count its changes, the module does."""
+        self.buffers = [each for each in self.buffers if changes(each[0]) != each[1]]
         with suppress(RuntimeError):  # those made in inference mode have no count
             self.moved = {each: each._version for each in self.weights}
 
@@ -76,6 +90,9 @@ class Conditions:
                 if any(own.get(name) is not noted[name] for name in noted):
                     stack.callback(own.update, {**own})
                     own.update(noted)
+            for own, _, values in self.buffers:
+                stack.callback(own.update, {**own})
+                own.update({name: value.clone() for name, value in values.items()})
             for cell, noted in self.cells:
                 if cell.cell_contents is not noted:
                     stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
@@ -126,6 +143,13 @@ def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
     return any(t.requires_grad for t in tensors) or any(
         not isinstance(fn, nn.Module) or any(w.requires_grad for w in fn.parameters()) for fn in fns
     )
+
+
+def changes(buffers: dict[str, Tensor | None]) -> list[int | None]:
+    """Return torch's counts of changes in place; inference tensors have none."""
+    return [
+        None if each is None or each.is_inference() else each._version for each in buffers.values()
+    ]
 
 
 def random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:

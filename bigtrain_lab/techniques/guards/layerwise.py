@@ -15,6 +15,9 @@ OPTIONS = {
     "momentum": (lambda value: 0 <= value < 1, "a number from 0 to below 1"),
     "trust_coefficient": (lambda value: value > 0, "a number above 0"),
     "clip_norm": (lambda value: value is None or value > 0, "a number above 0, or None"),
+    # torch's optimizers know these; of a parameter group LAMB and LARS would not read them
+    "maximize": (lambda value: not value, "False, and the loss with a minus"),
+    "amsgrad": (lambda value: not value, "False"),
     "max_grad_norm": (lambda value: value is None or value > 0, "a number above 0, or None"),
 }
 

@@ -1,10 +1,12 @@
-"""Optimizers that need whole tensors where a rank has parts of them: refused before anything moves.
+"""Optimizers that need whole tensors, or all tensors, where a rank has some: refused in time.
 
-It is tried whether an optimizer needs whole tensors: it steps a small tensor, and the parts of it.
+It is tried what an optimizer needs. It steps a small tensor, and the parts of it; and two tensors,
+of which the other one's gradient grows.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
+from . import refuse
 from .gone import Piece
 
 # a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
@@ -60,13 +63,12 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
         if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
-        fault, error = "", None
-        with torch.random.fork_rng([p.device] if p.is_cuda else []):
-            try:
-                if looks_across(optimizer, number, p, cut):
-                    fault = "looks across"
-            except Exception as cause:  # whatever a stranger's class raises
-                fault, error = f"could not be tried ({cause}) on", cause
+        error = None
+        try:
+            with torch.random.fork_rng([p.device] if p.is_cuda else []):
+                fault = looks_across(optimizer, number, p, cut) and "looks across"
+        except Exception as cause:  # whatever a stranger's class raises
+            fault, error = f"could not be tried ({cause}) on", cause
         if fault:
             raise Impossible(
                 f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
@@ -90,11 +92,7 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
             return whole.chunk(2, cut.dim)
         return [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
 
-    shape = (4, 6, *[1] * (like.dim() - 2)) if like.dim() > 1 else (24,)
-    draw = torch.Generator().manual_seed(0)
-    x, *gradients = torch.randn(3, *shape, generator=draw, dtype=torch.float64).to(like.device)
-    x *= torch.arange(1, 25, device=x.device).view(shape)  # no part is like another
-    gradients[1] *= 1000  # more than a clip by a norm lets pass
+    x, *gradients = small(like)
     whole = [*map(parts, movements(optimizer, number, like, x, gradients))]
     for at, part in enumerate(parts(x)):
         own = movements(optimizer, number, like, part, [parts(g)[at] for g in gradients])
@@ -104,14 +102,52 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     return False
 
 
+def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:
+    """One that looks beyond a tensor, as it clips by the norm of all, where each of `count`
+    `owners` has some of the model's tensors. One that cannot be tried is let through."""
+    like, found = optimizer.param_groups[0]["params"][0], False
+    with suppress(Exception), torch.random.fork_rng([like.device] if like.is_cuda else []):
+        x, *gradients = small(like)
+        one, other = (
+            torch.stack([*movements(optimizer, 0, like, x, gradients, [size * x])])
+            for size in (1, 1000)
+        )
+        found = not like.is_meta and bool((one - other).norm() > 1e-3 * one.norm())
+    refuse(
+        (
+            found and count > 1,
+            f"{type(optimizer).__name__} steps a tensor by the gradients of others too, such as by "
+            f"the norm of all, and each of the {count} {owners} has an optimizer: {instead}.",
+        )
+    )
+
+
+def small(like: Tensor) -> Tensor:
+    """A tensor in place of `like`, of which no part is like another, and two gradients."""
+    shape = (4, 6, *[1] * (like.dim() - 2)) if like.dim() > 1 else (24,)
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.randn(3, *shape, generator=draw, dtype=torch.float64).to(like.device)
+    drawn[0] *= torch.arange(1, 25, device=drawn.device).view(shape)
+    drawn[2] *= 1000  # more than a clip by a norm lets pass
+    return drawn
+
+
 def movements(
-    optimizer: Optimizer, number: int, like: Tensor, x: Tensor, gradients: list[Tensor]
+    optimizer: Optimizer,
+    number: int,
+    like: Tensor,
+    x: Tensor,
+    gradients: list[Tensor],
+    beside: Sequence[Tensor] = (),
 ) -> Iterator[Tensor]:
     """What a copy of the optimizer does to x, step by step. What state it has of each element of
-    `like` has one value everywhere; nothing leads from the copy to the optimizer's own tensors."""
+    `like` has one value everywhere; nothing leads from the copy to the optimizer's own tensors.
+    `beside`: gradients of other parameters, in every step."""
     p, trial, state = nn.Parameter(x.clone()), object.__new__(type(optimizer)), defaultdict(dict)
     memo = {id(each): p for group in optimizer.param_groups for each in group["params"]}
     memo |= {id(optimizer): trial, id(optimizer.state): state}
+    memo[id(getattr(optimizer, "ranks", None))] = None  # this rank tries alone
+    others = [nn.Parameter(torch.ones_like(gradient)) for gradient in beside]
     for name, value in optimizer.state.get(like, {}).items():
         if isinstance(value, Tensor) and value.shape == like.shape:
             value = torch.full_like(x, float(value.flatten()[:1].sum()))
@@ -128,10 +164,12 @@ def movements(
         )
     )
     trial.param_groups[:] = [group] = trial.param_groups[number : number + 1]
-    group["params"][:] = [p]
+    group["params"][:] = [p, *others]
     if "lr" in group:
         group["lr"] = group["lr"] * 0 + 0.01  # a tensor stays one
     for gradient in gradients:
         before, p.grad = p.detach().clone(), gradient.clone()
+        for other, its in zip(others, beside):
+            other.grad = its.clone()
         type(trial).step(trial)
         yield p.detach() - before

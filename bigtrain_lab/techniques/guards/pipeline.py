@@ -16,6 +16,7 @@ from ...runtime.talk.group import Group
 from ..loss_scaler import DynamicLossScaler, held_by
 from ..prepared_model import masters_of, precisions
 from . import refuse as refuse_any
+from .optimizers import refuse_beyond
 from .schedules import backward_after_update, called
 
 
@@ -66,7 +67,7 @@ def refuse(
         ),
     )
     for stage, module in modules.items():
-        refuse_module(group.rank, schedule, stage, module)
+        refuse_module(schedule, stage, module)
     if optimizer:
         refuse_shared(group.rank, modules)
     refuse_precision(group.size, schedule, modules, optimizer, scale)
@@ -74,7 +75,7 @@ def refuse(
         refuse_tie(group.rank, schedule, order, modules, name, places)
 
 
-def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
+def refuse_module(schedule: Schedule, stage: int, module) -> None:
     refuse_any(
         (
             not isinstance(module, nn.Module),
@@ -82,15 +83,8 @@ def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
             "list of them in order of stage.",
         )
     )
-    tensors = (*module.parameters(), *module.buffers())
-    devices = sorted({str(tensor.device) for tensor in tensors})
     ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
     refuse_any(
-        (
-            len(devices) > 1,
-            f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
-            "move the whole stage to one device.",
-        ),
         (
             any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()),
             f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
@@ -242,31 +236,41 @@ def refuse_optimizers(
                 "without a closure, such as Adam.",
             ),
             (
-                schedule.stages > 1 and getattr(each, "max_grad_norm", None) is not None,
-                f"max_grad_norm is the optimizer's, and each of the {schedule.stages} stages has "
-                "an optimizer: leave it and optimizer= out, call clip_grad_norm(parameters, c, "
-                "group) after step(), and step yourself.",
-            ),
-            (
                 any(p in masters for group in each.param_groups for p in group["params"]),
                 "optimizer= would hold half weights, whose gradients are their "
                 "masters': leave it out, and after step() call mp.step(optimizer) of "
                 "one that is built from mp.parameters().",
             ),
         )
+        refuse_beyond(
+            each,
+            schedule.stages,
+            "stages",
+            "leave that and optimizer= out, call clip_grad_norm(parameters, c, group) after "
+            "step(), and step yourself",
+        )
 
 
 # -- at a step -------------------------------------------------------------------------------------
 
 
-def refuse_step(known: Mapping[int, list], modules: Mapping[int, nn.Module]) -> None:
-    """Refuse a step where gradients are off, or of a stage with other parameters than those `known`
-    to optimizers and ties."""
+def refuse_step(
+    known: Mapping[int, list],
+    modules: Mapping[int, nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+) -> None:
+    """Refuse a step where gradients are off, of a stage with other parameters than those `known` to
+    optimizers and ties, or with gradients that these optimizers would use and no step made."""
     refuse_any(
         (
             not torch.is_grad_enabled(),
             "step() was called where gradients are off: call it outside "
             "torch.no_grad() and torch.inference_mode().",
+        ),
+        (
+            any(p.grad is not None and p.grad.count_nonzero() for p in held_by(optimizers)),
+            "There are gradients of another backward, and optimizer= would step by them too: call "
+            "zero_grad() after it, or leave optimizer= out and step yourself.",
         ),
         *(
             (
@@ -345,6 +349,16 @@ def refuse_used_twice(stage: int, y: Tensor, postponed: Iterable[Tensor]) -> Non
         )
 
 
+def refuse_around(schedule: Schedule, stage: int, y: Tensor, module: nn.Module) -> None:
+    """A weight that a stage has in a list or a closure too is found there in its newest version."""
+    if around := parameters_below([y], "AtVersionBackward") & {*module.parameters()}:
+        raise Impossible(
+            f"Stage {stage} uses a weight of shape {tuple(around.pop().shape)} from another place "
+            f"than its module, such as a list, and {called(schedule)} has several versions of it: "
+            "use self.weight, or take a synchronous schedule."
+        )
+
+
 def refuse_aside(later) -> None:
     """Refuse a backward that is not the stage's own, such as torch.autograd.grad in its forward."""
     refuse_any(
@@ -356,12 +370,13 @@ def refuse_aside(later) -> None:
     )
 
 
-def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """The leaves with a gradient that these were computed from, or that they are."""
+def parameters_below(tensors: Iterable[Tensor], but: str = "") -> set[Tensor]:
+    """The leaves with a gradient that these were computed from, or that they are; not through the
+    nodes that are named `but`."""
     nodes = [get_gradient_edge(tensor).node for tensor in tensors if tensor.requires_grad]
     seen = {*nodes}
     while nodes:
-        new = {node for node, _ in nodes.pop().next_functions if node} - seen
+        new = {node for node, _ in nodes.pop().next_functions if node and node.name() != but} - seen
         seen |= new
         nodes += new
     return {node.variable for node in seen if hasattr(node, "variable")}

@@ -14,6 +14,7 @@ from ...order.recompute.plan import Recompute, named
 from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from . import refuse, refuse_settings, shown, whole
+from .optimizers import refuse_beyond
 from .schedules import refuse_order
 
 FUNCTION = "a function (the docstring of Recipe says of what)"
@@ -127,15 +128,11 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
 
 def refuse_optimizer(optimizer, order) -> None:
     """One that clips would clip each stage by a norm of its own, which turns the gradient."""
-    refuse(
-        (
-            order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None,
-            (
-                f"max_grad_norm is the optimizer's, and each of the {order.stages} stages "
-                "has an optimizer: give the recipe clip, which takes the norm over all of "
-                "them."
-            ),
-        )
+    refuse_beyond(
+        optimizer,
+        order.stages,
+        "stages",
+        "leave that out and give the recipe clip, which takes the norm over all of them",
     )
 
 

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
+from ..tensor_parallel import cut_of
+from ..tied_plan import LOOKS
 from . import refuse as refuse_any
 from . import replicas
 from .tensor_parallel import refuse_uneven
@@ -17,6 +20,36 @@ from .tensor_parallel import refuse_uneven
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
 ALONE = ("split row", "column gather")
 WAYS = ("column", "row", "heads", "kv heads", "vocabulary", "sequence", *ALONE)
+
+
+class Drift:
+    """What comes before a sliced module's forward: where its duplicates moved, their values are
+    compared, in the first LOOKS updates. They part where a forward draws random numbers of its own
+    on each rank, calls F.linear with a slice, or uses a duplicate on sliced features, and where
+    sum_duplicates is forgotten. Ranks may round otherwise: of what moved 1/100 may differ."""
+
+    def __init__(self, group: Group):
+        self.group, self.counts, self.before, self.looks = group, [], None, 0
+
+    def __call__(self, module: nn.Module, given) -> None:
+        learnt = [p for p in module.parameters() if p.requires_grad and cut_of(p) is None]
+        counts, alike = [p._version for p in learnt if not p.is_meta], True
+        if self.looks > LOOKS or counts == self.counts:
+            return
+        self.counts, self.looks = counts, self.looks + 1
+        with torch.no_grad(), self.group.recorder.aside():
+            before, self.before = self.before, torch.cat([p.flatten().double() for p in learnt])
+            if before is not None and before.shape == self.before.shape:
+                ends = torch.stack([self.before, -self.before, (self.before - before).abs()])
+                high, low, moved = self.group.unrecorded().all_reduce(ends, "max", "duplicates")
+                alike = (high + low).norm() <= 0.01 * moved.norm()
+        refuse_any(
+            (
+                not alike,
+                "Weights that every rank holds whole have parted: in a forward call what is cut as "
+                "a module, and draw by models.Dropout; with sequence=True call sum_duplicates.",
+            )
+        )
 
 
 def matching(module: nn.Module, pattern: str) -> list[str]:
@@ -100,10 +133,11 @@ def refuse(
     refuse_any(
         (
             any(
-                hooked(parameter)
+                getattr(parameter, hooks, None)  # torch has no public name for them
                 for path, way in ways.items()
                 if way != "sequence"
                 for parameter in module.get_submodule(path).parameters(recurse=False)
+                for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
             ),
             (
                 "A parameter that the plan cuts has hooks, which its slices would not "
@@ -136,14 +170,6 @@ def cuts_tokens(module: nn.Module, plan: Mapping, ways: Mapping[str, str]) -> bo
     away = [way for pattern, way in plan.items() if not matching(module, pattern)]
     return "sequence" in plan.values() or (
         any(path in ways for path in tables) if tables else "vocabulary" in away
-    )
-
-
-def hooked(parameter: Tensor) -> bool:
-    """Torch has no public name for it."""
-    return any(
-        getattr(parameter, name, None)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
     )
 
 
