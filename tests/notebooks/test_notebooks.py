@@ -15,10 +15,12 @@ from collections import Counter
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import plotly.io
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from bigtrain_lab import Impossible, Recompute, Schedule, lesson
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
@@ -145,12 +147,26 @@ def test_shows_its_outputs_without_a_kernel(path):
     assert path.stat().st_size < 4_000_000
 
 
+def test_the_first_cell_of_each_lesson_installs_the_package_where_it_is_missing(monkeypatch):
+    """It is folded, and does nothing elsewhere."""
+    firsts, asked = [code_cells(path)[0] for path in LESSONS], []
+    assert all(cell.metadata["jupyter"]["source_hidden"] for cell in firsts)
+    (source,) = {cell.source for cell in firsts}
+    shell = SimpleNamespace(run_line_magic=lambda *words: asked.append(words))
+    code = TransformerManager().transform_cell(source)
+    exec(code, {"get_ipython": lambda: shell})
+    assert asked == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exec(code, {"get_ipython": lambda: shell})
+    assert asked == [("pip", "install --quiet bigtrain_lab")]
+
+
 @each_lesson
 def test_tells_nothing_of_the_machine_it_ran_on(path):
     notebook = read(path)
     assert notebook.metadata == METADATA
     for cell in notebook.cells:
-        assert set(cell.metadata) <= {"tags"}
+        assert cell.id == "install" or set(cell.metadata) <= {"tags"}
         for output in cell.get("outputs", []):
             for text in texts(output):
                 assert not (found := VOLATILE.search(text)), f"{cell.id} tells {found[0]}"
@@ -214,7 +230,7 @@ def minutes(cells) -> float:
     """A minute for 130 words, 10 lines of code or one question of `predict`; 15 for an exercise."""
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     words = re.findall(r"[A-Za-z0-9][^\s|]*", re.sub(r"(?s)```.*?```|\]\([^)]*\)", "", prose))
-    code = [cell for cell in cells if cell.cell_type == "code"]
+    code = [cell for cell in cells if cell.cell_type == "code" and cell.id != "install"]
     typed = "\n".join(cell.source for cell in code if not is_exercise(cell))
     asked = [
         cell.outputs[0].text for cell in code if re.search(r"(?<![.\w])predict\(", cell.source)

@@ -29,7 +29,9 @@ def lessons(folder: Path) -> dict[str, list[tuple[str, str]]]:
     found = {language: [] for language in ends}
     for path, (language, end) in product(sorted(release.glob("*.ipynb")), ends.items()):
         edition = release / language / f"{path.stem}.md"
-        body, _ = exporter.from_notebook_node(translated(nbformat.read(path, 4), edition))
+        book = translated(nbformat.read(path, 4), edition)
+        book.cells = [cell for cell in book.cells if cell.id != "install"]
+        body, _ = exporter.from_notebook_node(book)
         body = re.sub(r'href="(\w+)\.ipynb', rf'href="\1{end}', body)
         body = re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', r"\1", body)  # files of a clone
         title = re.sub("<[^>]*>|¶", "", re.search(r"<h1.*?</h1>", body, re.DOTALL)[0])
