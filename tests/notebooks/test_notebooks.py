@@ -38,7 +38,8 @@ read = cache(partial(nbformat.read, as_version=4))  # to be looked at, not chang
 
 
 def code_cells(path):
-    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+    """Without the first, which installs the package where it is missing."""
+    return [cell for cell in read(path).cells if cell.cell_type == "code"][1:]
 
 
 def texts(output):
@@ -140,7 +141,7 @@ def test_shows_its_outputs_without_a_kernel(path):
             assert WIDGET not in data, f"{cell.id} shows a widget, which is blank without a kernel"
             assert PLOTLY not in data or PNG in data, f"{cell.id} has a figure without a picture"
             pictures += PNG in data
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), (
+    assert [cell.execution_count for cell in cells] == list(range(2, len(cells) + 2)), (
         "not run from top to bottom"
     )
     assert pictures >= 1
@@ -149,7 +150,7 @@ def test_shows_its_outputs_without_a_kernel(path):
 
 def test_the_first_cell_of_each_lesson_installs_the_package_where_it_is_missing(monkeypatch):
     """It is folded, and does nothing elsewhere."""
-    firsts, asked = [code_cells(path)[0] for path in LESSONS], []
+    firsts, asked = [read(path).cells[1] for path in LESSONS], []
     assert all(cell.metadata["jupyter"]["source_hidden"] for cell in firsts)
     (source,) = {cell.source for cell in firsts}
     shell = SimpleNamespace(run_line_magic=lambda *words: asked.append(words))
