@@ -9,8 +9,8 @@ from ..core import Scalar, Trace, number
 from ..order import ACCURACY
 from .words import axis_unit
 
-LEAST, HIGH = 300, 312  # of a chart, in pixels
-LEFT, TOP, RIGHT, BOTTOM = 58, 30, 66, 26  # its margins
+LEAST, HIGH = 300, 304  # of a chart, in pixels
+LEFT, TOP, RIGHT, BOTTOM = 52, 30, 66, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 TICKS = 5  # on an axis, about
 
@@ -42,17 +42,17 @@ def points(trace: Trace, name: str) -> list[tuple[float, float]]:
     told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
     ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
     begin, (_, factor) = trace.events[0].start, axis_unit(trace)
+    once = dict.fromkeys(told)  # ranks may report one value each
     return [
         (trace.units(tick - begin) * factor, value)
-        for tick, value in told[:: 1 + len(told) // MOST] + ends
+        for tick, value in [*once][:: 1 + len(once) // MOST] + ends
     ]
 
 
 def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide: int) -> str:
-    lines = {"btl-dashed": points(pinned, names[-1]) if pinned else []}
-    lines |= {"btl-thin": points(trace, name) for name in names[:-1]}
-    lines["btl-line"] = points(trace, names[-1])
-    lines = {look: told for look, told in lines.items() if told}
+    given = [("btl-dashed", pinned, names[-1])] * bool(pinned)
+    given += [("btl-thin", trace, name) for name in names[:-1]] + [("btl-line", trace, names[-1])]
+    lines = {look: told for look, of, name in given if (told := points(of, name))}
     seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
@@ -72,20 +72,22 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
     def place(x: float) -> float:
         return LEFT + (side - LEFT) * x / right
 
-    def value(told):
-        return at_end(told[-1][1]) if all(isfinite(y) for _, y in told) else "no number"
-
     def line(look, told):
         at = [f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y)]
         dots = "".join('<circle r="2.5" cx="{}" cy="{}"/>'.format(*each.split(",")) for each in at)
-        if len({x for x, _ in told}) < len(told) - 1:  # several at one time: nothing joins them
-            return f'<g class="{look}">{dots}</g>'
-        joined = f'<polyline class="{look}" points="{" ".join(at)}"/>'
-        return f'<g class="{look}">{joined}{dots * (len(told) <= FEW)}</g>'
+        alone = len({x for x, _ in told}) >= len(told) - 1  # no line joins values of one time
+        joined = f'<polyline class="{look}" points="{" ".join(at)}"/>' * alone
+        return f'<g class="{look}">{joined}{dots * (not alone or len(told) <= FEW)}</g>'
 
     labels = [
         *(
-            (place(told[-1][0]) + 8, height(told[-1][1]) + 4, "start", look, value(told))
+            (
+                place(told[-1][0]) + 8,
+                height(told[-1][1]) + 4,
+                "start",
+                look,
+                at_end(told[-1][1]) if all(isfinite(y) for _, y in told) else "no number",
+            )
             for look, told in lines.items()
         ),
         *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
@@ -94,10 +96,11 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         (side + 8, HIGH - 6, "start", "", axis_unit(trace)[0]),
         (LEFT + 10, ground - 6, "start", "", f"from {low:.3g}, not 0" * (low > 0)),
     ]
-    grid = "".join(f"M{place(x):.1f} {TOP}V{ground}" for x in across)
-    grid += "".join(f"M{LEFT} {height(y):.1f}H{side}" for y in up)
-    marks = "".join(f"M{LEFT} {height(y):.1f}H{side}" for y in goals)
-    marks += f"M{LEFT - 5} {ground - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
+    levels, aims = (
+        "".join(f"M{LEFT} {height(y):.1f}H{side}" for y in each) for each in (up, goals)
+    )
+    grid = levels + "".join(f"M{place(x):.1f} {TOP}V{ground}" for x in across)
+    torn = f"M{LEFT - 5} {ground - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     texts = "".join(
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{look}">{escape(text)}</text>'
         for x, y, anchor, look, text in labels
@@ -107,7 +110,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
         f'<path class="btl-grid" d="{grid}"/>'
-        f'<path d="M{LEFT} {TOP}V{ground}H{side}{marks}"/>'
+        f'<path d="M{LEFT} {TOP}V{ground}H{side}{aims}{torn}"/>'
         f"{''.join(line(*each) for each in lines.items())}{texts}</svg>"
     )
 

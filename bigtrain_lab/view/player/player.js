@@ -51,7 +51,7 @@ function buildDom(el) {
 /** [text, fill, whether a gap is before it] of each item of the legend; the fills "waits" and "idle" are patterns. */
 function legendOf({ scene, look, lens }) {
   const items = lens ? [["boxes show the weight version they used (v0, v1, ...)"]] : scene.phases.map((kind) => [`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]]);
-  const counted = lens ? "" : countedText(scene);
+  const counted = lens || scene.chunks ? "" : countedText(scene);
   if (counted) items.push([counted]);
   if (scene.exposes) items.push(["covered", COVERED[0]], ["exposed", look.wait]);
   if (!scene.chunks && scene.waits.some((own) => own.length)) items.push(["waits", "waits"]);
