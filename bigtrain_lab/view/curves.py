@@ -93,7 +93,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
         *((LEFT - 8, height(y) + 4, "end", "", on_axis(y)) for y in up),
         *((LEFT + 6, height(y) - 5, "start", "", f"target {y:.0%}") for y in goals),
-        (side + 8, HIGH - 6, "start", "", axis_unit(trace)[0]),
+        (side + 22, HIGH - 6, "start", "", axis_unit(trace)[0]),
         (LEFT + 10, ground - 6, "start", "", f"from {low:.3g}, not 0" * (low > 0)),
     ]
     levels, aims = (
