@@ -48,11 +48,9 @@ def trust(trace: Trace) -> go.Figure:
         x=looked,
         y=rates,
         mode="lines",
-        **(
-            {"line": {"color": palette.INK, "width": 2, "dash": "dot"}}
-            if seen
-            else {"line": {"color": palette.VERSIONS[0], "width": 2.5}, "fill": "tozeroy"}
-        ),
+        line={"color": palette.INK, "width": 2, "dash": "dot"}
+        if seen
+        else {"color": palette.VERSIONS[0], "width": 2.5},
         name="learning rate",
         hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>",
         **place,
