@@ -9,7 +9,7 @@ from ..core import Scalar, Trace, number
 from ..order import ACCURACY
 from .words import axis_unit
 
-LEAST, HIGH = 300, 304  # of a chart, in pixels
+LEAST, HIGH = 260, 304  # of a chart, in pixels
 LEFT, TOP, RIGHT, BOTTOM = 52, 30, 66, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 TICKS = 5  # on an axis, about

@@ -35,9 +35,11 @@ function buildDom(el) {
   for (const name of ["first", "back", "play", "next", "last"]) d[name].innerHTML = icon(name);
   d.scrub = d.bar.appendChild(element("input", "", "", { type: "range", min: "0", max: "1", step: "any", "aria-label": "time" }));
   d.time = d.bar.appendChild(element("span", "btl-time", ""));
-  button("slower", "−", "slower (-)").className = "btl-apart"; d.speed = d.bar.appendChild(element("span", "btl-speed", "×1", { title: "speed" })); button("faster", "+", "faster (+)");
-  button("out", "−", "zoom out (x, or Ctrl and wheel)").className = "btl-apart"; d.bar.appendChild(element("span", "btl-speed", "zoom")); button("in", "+", "zoom in (z, or Ctrl and wheel)");
-  button("step", "1 step", "one training step (s)").className = "btl-apart"; button("fit", "all", "the whole trace (f)");
+  const apart = (...parts) => d.bar.appendChild(element("span", "btl-apart", "")).append(...parts);  // what belongs together
+  d.speed = element("span", "btl-speed", "×1", { title: "speed" });
+  apart(button("slower", "−", "slower (-)"), d.speed, button("faster", "+", "faster (+)"));
+  apart(button("out", "−", "zoom out (x, or Ctrl and wheel)"), element("span", "btl-speed", "zoom"), button("in", "+", "zoom in (z, or Ctrl and wheel)"));
+  button("step", "1 step", "one training step (s)"); button("fit", "all", "the whole trace (f)");
   button("lens", "versions", "colour by weight version (v)"); button("peak", "peak", "what is held at the peak of memory (p)");
   button("save", "save", "save the picture as SVG (g), with Shift as PNG"); button("help", "?", "the keys (?)");
   d.keys = element("div", "btl-keys", "", { role: "note" }); d.keys.append(...HELP.map((line) => element("div", "", line))); d.keys.hidden = true;
