@@ -28,9 +28,10 @@ ENDED = ".btl-status:has-text(' after ')"
 KEY = b"bigtrain_lab"
 WIDE, FOOT, FILMED, FRAME_MS, LEFT, RIGHT = 900, 132, 40, 150, 96, 17  # of the moving picture
 AGAIN = "panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); "
-SIZES, SEEN_MS = ((1366, 768), (1920, 1080)), 1000
+SIZES, SEEN_MS, MIDWAY = ((1366, 768), (1920, 1080)), 1000, 0.35
 EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
     .requestExecute({ code }).done"""
+LENSES = {"translate": "timeline", "staleness": "timeline"}  # of which the lessons' text tells
 PICTURES = {  # name -> experiment and settings
     "docs/loop": ("pipeline", {"micro_batches": 4}),
     **{
@@ -229,12 +230,18 @@ def main(words: list[str]) -> None:
                 (REPOSITORY / f"{name}.png").write_bytes(moving)
                 lab.close()
                 continue
+            page.emulate_media(reduced_motion="reduce")  # else a short run is played once
             page.get_by_role("button", name="Run on").click()
             page.wait_for_selector(ENDED)
-            page.wait_for_timeout(2000)  # a short run is played once
-            if (end := page.locator(".btl-player button[title^='to the end']")).is_visible():
-                end.click()
-                page.wait_for_timeout(500)
+            page.wait_for_timeout(2 * SEEN_MS)
+            if lens := LENSES.get(experiment):
+                page.get_by_role("button", name=lens, exact=True).click()
+                page.wait_for_timeout(SEEN_MS)
+            if experiment == "all-reduce":  # chunks on their way
+                box = page.locator(".btl-player canvas").bounding_box()
+                page.mouse.click(box["x"] + box["width"] * MIDWAY, box["y"] + 10)
+                page.mouse.move(0, 0)
+                page.wait_for_timeout(SEEN_MS)
             taken = page.locator(".btl-panel").first.screenshot()
             (REPOSITORY / f"{name}.png").write_bytes(with_text(taken, told(experiment, settings)))
             lab.close()

@@ -93,9 +93,9 @@ class LargeBatch(Replicated):
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
     rivals_by: ClassVar[str] = "batch"
     curves: ClassVar[dict[str, str]] = {
-        "loss": "loss of each micro-batch",
+        "loss": "loss, held out; thin: training",
+        TEST_LOSS: "loss, held out; thin: training",
         ACCURACY: ACCURACY,
-        TEST_LOSS: TEST_LOSS,
     }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
     lens = Looks

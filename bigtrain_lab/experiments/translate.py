@@ -37,9 +37,9 @@ class Translate(Replicated):
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     curves: ClassVar[dict[str, str]] = {
-        "train loss": "train loss since the evaluation before",
-        "held-out loss": "held-out loss",
-        "BLEU": "BLEU",
+        "train loss": "loss, held out; thin: training",
+        "held-out loss": "loss, held out; thin: training",
+        "BLEU": "BLEU, of 100",
     }
     answers: ClassVar[tuple[str, ...]] = (
         "the run",

@@ -9,21 +9,23 @@ from ..core import Scalar, Trace, number
 from ..order import ACCURACY
 from .words import axis_unit
 
-LEAST, HIGH = 300, 286  # of a chart, in pixels
-LEFT, TOP, BOTTOM = 64, 26, 24
+LEAST, HIGH = 260, 304  # of a chart, in pixels
+LEFT, TOP, RIGHT, BOTTOM = 52, 30, 66, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
+TICKS = 5  # on an axis, about
 
 
 def curves(
     titles: dict[str, str], trace: Trace, pinned: Trace | None = None, width: int = 900
 ) -> str:
-    """A chart for each of these names of which the trace tells, with its title; together as wide as
-    this, in pixels."""
+    """A chart for each title, with all names of this title of which the trace tells: the last one
+    bold, the others thin. All charts together are as wide as this, in pixels."""
     names = {*reported(trace, titles), *reported(pinned, titles)}
-    wide = max(LEAST, width // max(1, len(names)) - 24)
-    drawn = "".join(
-        chart(name, title, trace, pinned, wide) for name, title in titles.items() if name in names
-    )
+    charts = {}
+    for name in filter(names.__contains__, titles):
+        charts.setdefault(titles[name], []).append(name)
+    wide = max(LEAST, width // max(1, len(charts)) - 24)
+    drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
     told = "Dashed: what is pinned. " * bool(reported(pinned, names))
     told += "The curves are drawn while a run learns: press Run." * (not reported(trace, names))
     return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
@@ -40,69 +42,82 @@ def points(trace: Trace, name: str) -> list[tuple[float, float]]:
     told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
     ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
     begin, (_, factor) = trace.events[0].start, axis_unit(trace)
+    once = dict.fromkeys(told)  # ranks may report one value each
     return [
         (trace.units(tick - begin) * factor, value)
-        for tick, value in told[:: 1 + len(told) // MOST] + ends
+        for tick, value in [*once][:: 1 + len(once) // MOST] + ends
     ]
 
 
-def chart(name: str, title: str, trace: Trace, pinned: Trace | None, wide: int) -> str:
-    own, other = points(trace, name), points(pinned, name) if pinned else []
-    seen = [(x, y) for x, y in own + other if isfinite(y)] or [(0.0, 0.0)]
+def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide: int) -> str:
+    given = [("btl-dashed", pinned, names[-1])] * bool(pinned)
+    given += [("btl-thin", trace, name) for name in names[:-1]] + [("btl-line", trace, names[-1])]
+    lines = {look: told for look, of, name in given if (told := points(of, name))}
+    seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
     if high == low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     low = 0 if 0 < low < high / 2 else low
-    if name == ACCURACY:
-        low, high = 0, 1
+    at_end, on_axis, goals = number, "{:,.6g}".format, []
+    if names[-1] == ACCURACY:
+        low, high, goals = 0, 1, [y for y in [trace.settings.get("target")] if y]
+        at_end, on_axis = "{:.1%}".format, "{:.0%}".format
+    across, up = [x for x in ticks(0, right) if x <= right], ticks(low, high)
+    low, high, side, ground = up[0], up[-1], wide - RIGHT, HIGH - BOTTOM
 
     def height(y: float) -> float:
-        return TOP + (HIGH - TOP - BOTTOM) * ((high - y) / (high - low) if isfinite(y) else 0)
+        return TOP + (ground - TOP) * ((high - y) / (high - low) if isfinite(y) else 0)
 
     def place(x: float) -> float:
-        return LEFT + (wide - LEFT - 60) * x / right
+        return LEFT + (side - LEFT) * x / right
 
-    def line(told, look):
-        at = " ".join(f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y))
-        dots = "".join(
-            f'<circle r="2.5" cx="{x}" cy="{y}"/>'
-            for x, _, y in (each.partition(",") for each in at.split())
-        )
-        return f'<polyline class="{look}" points="{at}"/>{dots * (len(told) <= FEW)}'
+    def line(look, told):
+        at = [f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y)]
+        dots = "".join('<circle r="2.5" cx="{}" cy="{}"/>'.format(*each.split(",")) for each in at)
+        alone = len({x for x, _ in told}) >= len(told) - 1  # no line joins values of one time
+        joined = f'<polyline class="{look}" points="{" ".join(at)}"/>' * alone
+        return f'<g class="{look}">{joined}{dots * (not alone or len(told) <= FEW)}</g>'
 
-    broken = next((x for x, y in own if not isfinite(y)), None)
-    unit, _ = axis_unit(trace)
-    at_end = (own or other)[-1][1]
-    across, up = ticks(0, right), ticks(low, high)
-    end = "no number" if broken is not None else number(at_end)
-    labels = (
-        (wide - 54, height(at_end) + 4, "start", end),
-        (wide - 42, HIGH - 6, "start", unit),
-        (LEFT + 10, HIGH - BOTTOM - 6, "start", f"from {low:.3g}, not 0" * (low > 0)),
-        *((place(x), HIGH - 6, "middle", f"{x:.4g}") for x in across),
-        *((LEFT - 6, height(y) + 4, "end", f"{y:,.6g}") for y in up),
+    labels = [
+        *(
+            (
+                place(told[-1][0]) + 8,
+                height(told[-1][1]) + 4,
+                "start",
+                look,
+                at_end(told[-1][1]) if all(isfinite(y) for _, y in told) else "no number",
+            )
+            for look, told in lines.items()
+        ),
+        *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
+        *((LEFT - 8, height(y) + 4, "end", "", on_axis(y)) for y in up),
+        *((LEFT + 6, height(y) - 5, "start", "", f"target {y:.0%}") for y in goals),
+        (side + 22, HIGH - 6, "start", "", axis_unit(trace)[0]),
+        (LEFT + 10, ground - 6, "start", "", f"from {low:.3g}, not 0" * (low > 0)),
+    ]
+    levels, aims = (
+        "".join(f"M{LEFT} {height(y):.1f}H{side}" for y in each) for each in (up, goals)
     )
-    grid = "".join(f"M{place(x):.1f} {TOP}V{HIGH - BOTTOM}" for x in across)
-    grid += "".join(f"M{LEFT} {height(y):.1f}H{wide - 60}" for y in up)
+    grid = levels + "".join(f"M{place(x):.1f} {TOP}V{ground}" for x in across)
+    torn = f"M{LEFT - 5} {ground - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     texts = "".join(
-        f'<text x="{x}" y="{y}" text-anchor="{side}">{escape(text)}</text>'
-        for x, y, side, text in labels
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{look}">{escape(text)}</text>'
+        for x, y, anchor, look, text in labels
     )
     title = escape(title)
-    torn = f"M{LEFT - 5} {HIGH - BOTTOM - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
         f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
-        f'<path d="M{LEFT} {TOP}V{HIGH - BOTTOM}H{wide - 60}{torn}"/>'
         f'<path class="btl-grid" d="{grid}"/>'
-        f"{line(other, 'btl-dashed')}{line(own, 'btl-line')}{texts}</svg>"
+        f'<path d="M{LEFT} {TOP}V{ground}H{side}{aims}{torn}"/>'
+        f"{''.join(line(*each) for each in lines.items())}{texts}</svg>"
     )
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Some three round numbers from low to high."""
-    rough = (high - low) / 3
+    """Some five round numbers; the first is not above low, the last not below high."""
+    rough = (high - low) / TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
-    return [step * n for n in range(ceil(low / step), floor(high / step) + 1)]
+    return [step * n for n in range(floor(low / step), ceil(high / step) + 1)]

@@ -246,12 +246,11 @@ def numbers(
         + "</tr>"
         for row in rows
     )
-    planned = f'<p class="btl-soft">{PLANNED}</p>' * any(row.modelled for row in rows)
-    return (
-        f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        f"{told_changes(changes) if pinned else ''}"
-        f"{planned}"
-    )
+    told = f'<p class="btl-soft">{PLANNED}</p>' * any(row.modelled for row in rows)
+    if pinned:
+        changed = escape("; ".join(changes) or "with the settings of now")
+        told = f'<p class="btl-changes">pinned: {changed}</p>{told}'
+    return f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>{told}"
 
 
 def against(row: report.Row, clock: str, stale: str) -> str:
@@ -264,23 +263,14 @@ def against(row: report.Row, clock: str, stale: str) -> str:
     return f'<span class="btl-soft">{escape(report.gap(row.pinned, now))}</span>'
 
 
-def told_changes(changes: list[str]) -> str:
-    """What has changed since the pinned run, in a sentence."""
-    return (
-        '<p class="btl-changes">pinned:'
-        f" {escape('; '.join(changes) or 'with the settings of now')}</p>"
-    )
-
-
 def why(sentences: list[str], of: str = "") -> str:
     """What is said of the whole comes first, and its first sentence is bold; then the ranks. `of`:
     the clock that they are of, where another one is shown."""
-    told = [
+    told = [f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of) + [
         f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
         for at, s in enumerate(report.whole_first(sentences))
     ]
-    head = f'<p class="btl-soft">Of what is {escape(of)}:</p>' * bool(of)
-    return f'<div class="btl-why">{head}{"".join(told)}</div>' if told else ""
+    return f'<div class="btl-why">{"".join(told)}</div>' if sentences else ""
 
 
 def cell(amount: report.Amount | None) -> str:
@@ -303,11 +293,9 @@ def difference(row: report.Row) -> str:
 def trouble(problem: str, run=None, trace: Trace | None = None) -> str:
     """What is wrong, and where it is a `run` that failed who waited for whom; actions are called as
     the boxes of this `trace` of it."""
-    picture = ""
+    shown = ""
     if run is not None:
         problem = words.in_labels(problem, trace)
-        picture = drawing(
-            [state._replace(what=words.in_labels(state.what, trace)) for state in run.waits]
-        )
-    shown = f'<div class="btl-blocked">{picture}</div>' if picture else ""
+        waits = [state._replace(what=words.in_labels(state.what, trace)) for state in run.waits]
+        shown = f'<div class="btl-blocked">{drawing(waits)}</div>' * any(w.on for w in waits)
     return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'

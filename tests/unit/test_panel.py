@@ -255,10 +255,10 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     shown.pin()
     ran(shown, learning_rate=0.5)
     assert (drawn := shown.picture.curves.value).count("<polyline") == 2 and (
-        'btl-dashed" points=""' not in drawn and shown.picture.lenses.value == "curves"
+        'btl-dashed" points="' in drawn and shown.picture.lenses.value == "curves"
     )
     shown.set(learning_rate=0.25)  # no loss of these settings is known, but what is pinned stays
-    assert 'btl-dashed" points=""' not in shown.picture.curves.value
+    assert 'btl-dashed" points="' in shown.picture.curves.value
     shown.unpin()
     assert shown.picture.lenses.value == "timeline"
 
@@ -269,7 +269,18 @@ def test_an_axis_that_does_not_begin_at_0_says_so():
         return curves({name: name}, Trace.of(told, "modelled"))
 
     assert ">from 3, not 0<" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
-    assert ">0.5<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">1<" in fixed
+    assert ">60%<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">100%<" in fixed
+
+
+def test_names_of_one_title_share_a_chart_and_values_of_one_time_are_not_joined():
+    told = [
+        Scalar(rank, "compute", "scalar", name, at, at + rank)
+        for at in range(30)
+        for rank, name in ((0, "trained"), (0, "held out"), (1, "held out"))
+    ]
+    drawn = curves({"trained": "loss", "held out": "loss"}, Trace.of(told, "modelled"))
+    assert drawn.count("<svg") == 1 and drawn.count("<polyline") == 1
+    assert 'polyline class="btl-thin"' in drawn and drawn.count("<circle") == 2 * 30 + 1
 
 
 def test_rivals_stand_side_by_side_and_a_click_takes_one():

@@ -148,9 +148,8 @@ def beyond(memory: float, work: float, frontier: list) -> float:
 
 def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
     """A bracket from the line to each plan, at the plan's work."""
-    x = [end for m, _ in gaps for end in (m / (1 + gaps[m, _]), m, None)]
     figure.add_scatter(
-        x=x,
+        x=[end for (m, _), above in gaps.items() for end in (m / (1 + above), m, None)],
         y=[y for _, w in gaps for y in (w, w, None)],
         mode="lines+markers",
         name="memory above the line's",

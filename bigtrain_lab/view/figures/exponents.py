@@ -117,20 +117,14 @@ def exponents(trace: Trace) -> go.Figure:
             col=column,
         )
     figure.update_annotations(selector={"yref": "paper"}, font_size=12)
+    level = trace.settings.get("level", "")
     return framed(
         figure,
-        heading(trace),
+        f"{trace.clock}: gradients by power of two{f', computed at level {level}' * bool(level)}",
         sum(heights) + 216,
         autosize=True,
         margin={"l": 8, "r": 12, "t": 88, "b": 112},
         sliders=[slider(figure, whole, prefix(trace))],
-    )
-
-
-def heading(trace: Trace) -> str:
-    level = trace.settings.get("level", "")
-    return (
-        f"{trace.clock}: gradients by power of two{f', computed at level {level}' if level else ''}"
     )
 
 

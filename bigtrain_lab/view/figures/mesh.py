@@ -62,12 +62,11 @@ def mesh(trace: Trace) -> go.Figure:
         marker={"size": 30, "color": "white", "line": {"color": INK, "width": 2}},
     )
     title = " x ".join(f"{axis} {count}" for axis, count in sizes.items())
-    wide = max(x) - min(x)
     return framed(  # ranks to the left, the legend to the right
         figure,
         f"{trace.clock}: {title} = {trace.ranks} ranks",
         150 + 75 * round(max(y) - min(y)),
-        xaxis={"visible": False, "range": [min(x) - 0.4, max(x) + 1.2 * wide + 4]},
+        xaxis={"visible": False, "range": [min(x) - 0.4, max(x) + 1.2 * (max(x) - min(x)) + 4]},
         yaxis={"visible": False, "range": [max(y) + 0.45, min(y) - 0.45]},
         legend={"orientation": "v", "y": 1, "yanchor": "top", "x": 1, "xanchor": "right"},
     )

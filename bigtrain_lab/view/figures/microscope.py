@@ -203,11 +203,10 @@ def draw_sent(figure: go.Figure, column: Column, row: int, place: int) -> None:
         row=row,
         col=place,
     )
-    step = duration(column.trace.units(column.end - column.start), column.trace.unit)
     figure.add_annotation(
         x=0,
         y=0,
-        text=f"{step} a step",
+        text=f"{duration(column.trace.units(column.end - column.start), column.trace.unit)} a step",
         showarrow=False,
         xanchor="left",
         yanchor="top",

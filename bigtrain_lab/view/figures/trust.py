@@ -48,7 +48,9 @@ def trust(trace: Trace) -> go.Figure:
         x=looked,
         y=rates,
         mode="lines",
-        line={"color": palette.INK, "width": 2, "dash": "dot"},
+        line={"color": palette.INK, "width": 2, "dash": "dot"}
+        if seen
+        else {"color": palette.VERSIONS[0], "width": 2.5},
         name="learning rate",
         hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>",
         **place,
@@ -128,7 +130,22 @@ def animate(
         "showlegend": True,
         "bargap": 0.15,
         "uniformtext": {"mode": False},
-        "updatemenus": [menu()],
+        "updatemenus": [
+            {
+                "type": "buttons",
+                "direction": "left",
+                "x": 0,
+                "y": 0,
+                "xanchor": "left",
+                "yanchor": "top",
+                "pad": {"t": 50, "r": 8},
+                "showactive": False,
+                "buttons": [
+                    {"label": "▶", "method": "animate", "args": [None, told(FRAME_MS)]},
+                    {"label": "❚❚", "method": "animate", "args": [[None], told(0)]},
+                ],
+            }
+        ],
         "sliders": [
             {
                 "active": len(played) - 1,
@@ -212,21 +229,4 @@ def told(milliseconds: int) -> dict:
         "fromcurrent": True,
         "frame": {"duration": milliseconds, "redraw": True},
         "transition": {"duration": 0},
-    }
-
-
-def menu() -> dict:
-    return {
-        "type": "buttons",
-        "direction": "left",
-        "x": 0,
-        "y": 0,
-        "xanchor": "left",
-        "yanchor": "top",
-        "pad": {"t": 50, "r": 8},
-        "showactive": False,
-        "buttons": [
-            {"label": "▶", "method": "animate", "args": [None, told(FRAME_MS)]},
-            {"label": "❚❚", "method": "animate", "args": [[None], told(0)]},
-        ],
     }

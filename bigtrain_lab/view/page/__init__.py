@@ -116,8 +116,8 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
     explained = by_clock.get("modelled") or by_clock.get("predicted")
     explains = whole and explained and experiment.is_of(explained.settings)
     rows = report.rows(experiment.quantities, *given, here=report.priced_here(experiment))
-    why = table.why(experiment.explain(explained) if explains else [])
-    return f'<div class="btl-results"><div>{table.numbers(rows)}</div>{why}</div>'
+    told = experiment.explain(explained) if explains else []
+    return f'<div class="btl-results"><div>{table.numbers(rows)}</div>{table.why(told)}</div>'
 
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:
@@ -146,9 +146,14 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         body = packed_text(pack(trace).removeprefix(head))
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
-    limit = experiment.capacity_bytes if experiment else None
     return json.dumps(
-        {"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": look()},
+        {
+            "bodies": bodies,
+            "clocks": clocks,
+            "first": first,
+            "limit": experiment.capacity_bytes if experiment else None,
+            "look": look(),
+        },
         separators=(",", ":"),
     )
 

@@ -35,8 +35,10 @@ function buildDom(el) {
   for (const name of ["first", "back", "play", "next", "last"]) d[name].innerHTML = icon(name);
   d.scrub = d.bar.appendChild(element("input", "", "", { type: "range", min: "0", max: "1", step: "any", "aria-label": "time" }));
   d.time = d.bar.appendChild(element("span", "btl-time", ""));
-  button("slower", "−", "slower (-)"); d.speed = d.bar.appendChild(element("span", "btl-speed", "×1", { title: "speed" })); button("faster", "+", "faster (+)");
-  button("out", "zoom −", "zoom out (x, or Ctrl and wheel)"); button("in", "+", "zoom in (z, or Ctrl and wheel)");
+  const apart = (...parts) => d.bar.appendChild(element("span", "btl-apart", "")).append(...parts);  // what belongs together
+  d.speed = element("span", "btl-speed", "×1", { title: "speed" });
+  apart(button("slower", "−", "slower (-)"), d.speed, button("faster", "+", "faster (+)"));
+  apart(button("out", "−", "zoom out (x, or Ctrl and wheel)"), element("span", "btl-speed", "zoom"), button("in", "+", "zoom in (z, or Ctrl and wheel)"));
   button("step", "1 step", "one training step (s)"); button("fit", "all", "the whole trace (f)");
   button("lens", "versions", "colour by weight version (v)"); button("peak", "peak", "what is held at the peak of memory (p)");
   button("save", "save", "save the picture as SVG (g), with Shift as PNG"); button("help", "?", "the keys (?)");
@@ -51,9 +53,9 @@ function buildDom(el) {
 /** [text, fill, whether a gap is before it] of each item of the legend; the fills "waits" and "idle" are patterns. */
 function legendOf({ scene, look, lens }) {
   const items = lens ? [["boxes show the weight version they used (v0, v1, ...)"]] : scene.phases.map((kind) => [`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]]);
-  const counted = lens ? "" : countedText(scene);
+  const counted = lens || scene.chunks ? "" : countedText(scene);
   if (counted) items.push([counted]);
-  if (scene.exposes) items.push(["beside it", look.other[0]], ["exposed", look.wait]);
+  if (scene.exposes) items.push(["covered", COVERED[0]], ["exposed", look.wait]);
   if (!scene.chunks && scene.waits.some((own) => own.length)) items.push(["waits", "waits"]);
   if (scene.idles) items.push(["idle", "idle"]);
   look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });

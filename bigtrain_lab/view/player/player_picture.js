@@ -166,6 +166,7 @@ function layoutOf(scene, width, wanted) {
     [row, gap] = [13, 2];
     strip = Math.max(6, (wanted - TOP - AXIS - caption - rows * (row + gap)) / ranks - space);
   }
+  if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
   const memoryTop = TOP + rows * (row + gap) + caption;
   let strips = Array.from({ length: ranks }, (_, rank) => rank);  // the ranks whose memory is drawn
   if (wanted && ranks > 1 && strip < THIN) { strip = Math.min(80, ranks * (strip + space) - space); strips = [highest(scene)]; }  // readable, or none is
@@ -303,7 +304,9 @@ function paintAxis(c, v) {
   c.textAlign = "right"; c.fillText(spoken(scene.unitName), LEFT - 28, L.bottom + 15);
 }
 
-const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
+/** What a lane beside the compute does: dark, so that no eye takes it for an update. */
+const COVERED = ["#5F6B7A", "#FFFFFF"];
+const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || (v.scene.exposes ? COVERED : v.look.other)
   : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
 
 /** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts other boxes, and never
@@ -426,7 +429,10 @@ function paintMemory(c, v, look) {
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
-  const caption = [`${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}; \u25cb the peak, \u25c2 \u25b8 beyond this view`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`).map(spoken);
+  const off = marksOf(v).map((mark) => mark.off !== 0), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
+  const whole = !off.length ? left : !off.includes(true) ? `${left}; \u25cb the peak` : !off.includes(false) ? `${left}; \u25c2 \u25b8 the peak is beyond this view`
+    : `${left}; \u25cb the peak, \u25c2 \u25b8 beyond this view`;
+  const caption = [whole, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`).map(spoken);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
