@@ -206,9 +206,9 @@ class Newest:
         compute: Callable[[], Any],
         then: Callable[[Any], None],
         patience_s: float | None = None,
-    ) -> bool:
-        """Compute, which must not raise, then call `then(answer)`. False where that takes longer
-        than `patience_s` and comes later."""
+    ) -> None:
+        """Compute, which must not raise, then call `then(answer)`: later, where that takes longer
+        than `patience_s`."""
         over, answer, left = threading.Event(), [], threading.Event()
         with self._lock:
             before, self._last = self._last, over
@@ -228,7 +228,6 @@ class Newest:
         over.wait(patience_s)
         with self._lock:
             left.set()
-            ended, newest = over.is_set(), over is self._last
-        if ended and newest:
+            soon = over.is_set() and over is self._last
+        if soon:
             then(*answer)
-        return ended
