@@ -19,7 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core import Impossible, write_whole
-from ..runtime.process import server
+from ..core.later import later
+
+with later():
+    from ..runtime.process import server
 
 IDLE_S, LOOKS_S = 10.0, 0.05
 
@@ -28,7 +31,7 @@ class Ahead:
     """The process as a kernel has it, for all panels: what was asked for last counts."""
 
     def __init__(self):
-        self.process: server.Forked | None = None
+        self.process = None
         self._lock, self._never = threading.Lock(), os.pipe()
 
     def ask(self, cls: type, places: list[dict]) -> None:
