@@ -35,8 +35,10 @@ class Ahead:
         self._lock, self._never = threading.Lock(), os.pipe()
 
     def ask(self, cls: type, places: list[dict]) -> None:
-        """Let it predict these settings in their order. Waits where the server still loads
-        torch."""
+        """Let it predict these settings in their order, where the lab is of this library: another
+        one may print, or never end. Waits where the server still loads torch."""
+        if not cls.__module__.startswith("bigtrain_lab."):
+            return
         with self._lock, suppress(Impossible, server.CannotStart, OSError):
             wanted = server.room() / "ahead"
             write_whole(wanted, pickle.dumps((str(wanted), cls, places)))
