@@ -217,9 +217,10 @@ def test_while_a_hand_rests_another_process_makes_the_dry_runs_of_its_next_place
     found = shown.experiment, shown.experiment.model_dump() | {"layers": 2}
     until(lambda: not isinstance(attempt(*found), str))
     monkeypatch.undo()
-    process = psutil.Process(process_ahead(os.getpid()).process.pid)
+    made = process_ahead(os.getpid())
+    process = psutil.Process(made.process.pid)
     shown.start()
-    until(lambda: not process.is_running())
+    until(lambda: made.process is None and not process.is_running())
     shown.wait()
 
 
