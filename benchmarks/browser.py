@@ -59,7 +59,7 @@ SEEN = """() => {
         { attributes: true, childList: true, subtree: true, characterData: true });
 }"""
 QUIET = """() => performance.now() - Math.max(window.began, window.last, window.all) > 600
-    && !document.querySelector('.btl-rows .btl-stale')"""
+    && !document.querySelector('.btl-rows .btl-stale, .btl-waiting')"""
 
 
 def delays(lab: Lab) -> list[float]:
@@ -137,8 +137,8 @@ def moved(page) -> None:
     page.wait_for_timeout(SETTLED_MS)
     page.evaluate(SEEN)
     handle = page.locator(".btl-controls .noUi-handle:visible").first
-    for key in ("ArrowRight", "ArrowLeft"):  # at an end of a slider one of them does nothing
-        handle.press(key)
+    at_the_end = handle.evaluate("each => each.ariaValueNow === each.ariaValueMax")
+    handle.press("ArrowLeft" if at_the_end else "ArrowRight")
     page.wait_for_function("() => window.last")
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ COLLECTIVES = {
 }
 
 
+@lru_cache(maxsize=1 << 12)
 def port_share(kind: str, ranks: int) -> Fraction:
     """How many times the tensor's bytes leave the port of each of so many ranks, in a ring."""
     _, parts, wholes, _ = COLLECTIVES[kind]

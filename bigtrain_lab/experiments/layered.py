@@ -313,7 +313,7 @@ class Layered(OfGPT, Pipelined):
             least[self.order.rank_of(at, 0)] += each.weights // copies + each.activations
         return [least[self.place(rank)] for rank in range(self.ranks)]
 
-    @property
+    @cached_property
     def few(self) -> int:
         """Micro-batches of a step of the dry run: where each backward follows its forward, the
         third stands for those between it and the last."""

@@ -90,7 +90,7 @@ class PlanACluster(Combined):
             )
         return count
 
-    @property
+    @cached_property
     def combined(self) -> Combined:
         """The same training in the settings of the lab that runs it."""
         return Combined(**{name: getattr(self, name) for name in Combined.model_fields})
@@ -124,6 +124,11 @@ class PlanACluster(Combined):
             "sequence_parallel": plan.way.sequence_parallel,
         }
 
+    def simulated_by(self, plan: dict[str, Any]) -> tuple[float, int]:
+        """What a plan of these settings takes and needs."""
+        settings = self.replace(fault="none", **plan).combined.model_dump()
+        return simulated(tuple(settings.items()), self.members(settings), repr(self.profile))
+
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
         """Plan -> its settings: of each stage of ZeRO the fastest that fits, as simulated."""
@@ -131,11 +136,7 @@ class PlanACluster(Combined):
         for stage in range(4):
             plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
             settings = {str(plan): self.settings_of(plan) for plan in islice(plans, TRIES)}
-            fits = (
-                name
-                for name, own in settings.items()
-                if simulated(self.replace(fault="none", **own).combined)[1] <= room
-            )
+            fits = (name for name, own in settings.items() if self.simulated_by(own)[1] <= room)
             found |= {name: settings[name] for name in islice(fits, 1)}
         return found
 
@@ -152,10 +153,7 @@ class PlanACluster(Combined):
     @cached_property
     def best(self) -> tuple[str, float]:
         """The contender with the least step, and its seconds; "" where none fits."""
-        found = {
-            name: simulated(self.replace(fault="none", **settings).combined)[0]
-            for name, settings in self.contenders.items()
-        }
+        found = {name: self.simulated_by(settings)[0] for name, settings in self.contenders.items()}
         return min(found.items(), key=lambda each: each[1], default=("", 0.0))
 
     # -- what is told ------------------------------------------------------------------------------
@@ -208,11 +206,14 @@ def what_moves(search: "planner.Search") -> str:
     )
 
 
-@lru_cache(maxsize=64)
-def simulated(lab: Combined) -> tuple[float, int]:
+@kept
+def simulated(
+    settings: tuple[tuple[str, Any], ...], members: tuple[type, ...], profile: str
+) -> tuple[float, int]:
     """A plan action by action, as its lab predicts it: seconds of a step, and bytes of the fullest
-    device."""
-    trace = lab.predict()
+    device. `members`: the classes that the settings name; `profile`: the hardware that they name,
+    in full, since this machine may be measured again."""
+    trace = Combined(**dict(settings)).predict()
     held = (read.bytes for rank in range(trace.ranks) for read in readings(trace, rank))
     return trace.step_time, max(held)
 

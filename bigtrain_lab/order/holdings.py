@@ -11,6 +11,7 @@ A rank of a sliced model reports which part of each matrix it holds: "holds of m
 
 import re
 from collections import defaultdict
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..core import Scalar, Trace
@@ -64,6 +65,7 @@ def parts(trace: Trace) -> dict[str, list[tuple[int, Part]]]:
     return dict(found)
 
 
+@lru_cache(maxsize=1 << 16)
 def place(name: str) -> tuple[int, int]:
     """(round, chunk) of a message's name, or a scalar's."""
     found = ROUND.search(name)

@@ -17,7 +17,6 @@ IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 SAID = ("value", "index")  # of a control, what a browser says
-AHEAD = 3  # moves that are predicted while nobody moves
 POSITIONS = 100  # about, where a knob names no step
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps that read well
 DECADE = (1, 1.5, 2, 3, 5, 7)  # positions of a logarithmic slider, in each power of ten
@@ -149,18 +148,21 @@ def nearby(knob: Knob, kind: type, value) -> list:
     ]
 
 
-def ahead(made: widgets.ValueWidget, before) -> list:
-    """Where a hand comes next that moved a slider from `before` to where it is, the likeliest
-    first. Not in a menu, which may hold a class typed in a cell."""
+def ahead(made: widgets.ValueWidget, before=None) -> list:
+    """Where a hand may come next on a slider, the likeliest first: on as far as it came from
+    `before`; where it has not moved yet, one place on or back, an end, then whatever is near. Not
+    in a menu, which may hold a class typed in a cell."""
     places = getattr(made, "positions", getattr(made, "options", ()))
     if isinstance(made, widgets.IntSlider):
         places = range(made.min, made.max + 1, made.step)
-    if isinstance(made, widgets.Dropdown) or not {before, made.value} <= {*places}:
+    if isinstance(made, widgets.Dropdown) or made.value not in places:
         return []
-    at = places.index(made.value)
-    far = 2 * at - places.index(before)
-    near = sorted(range(len(places)), key=lambda place: abs(place - far))
-    return [places[place] for place in near if place != at][:AHEAD]
+    at, last = places.index(made.value), len(places) - 1
+    far = 2 * at - places.index(before) if before in places else at
+    near = sorted(range(last + 1), key=lambda place: abs(place - far))
+    if far == at:
+        near = [*near[:3], 0, last, *near[3:]]
+    return [places[place] for place in dict.fromkeys(near) if place != at]
 
 
 def follow_cells(panel) -> None:

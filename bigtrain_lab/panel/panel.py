@@ -314,7 +314,7 @@ class Panel(widgets.VBox):
                 return None
             self._fail("")
             self._broken = ""
-            self.settings.goes_on.set()  # the processors are the ranks' now
+            self.settings.give_way()
             self.bar.tell("starting")
             try:
                 self.run = self.experiment.run(**options)

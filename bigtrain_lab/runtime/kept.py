@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache, wraps
 from hashlib import sha256
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def told(value: Any) -> str:
         name = f"{value.__module__}.{value.__qualname__}"
         if name.startswith("bigtrain_lab.") and "<" not in name:
             return name
-    elif isinstance(value, (str, int, float, type(None))) or type(value).__name__ == "dtype":
+    elif isinstance(value, (str, Real, type(None))) or type(value).__name__ == "dtype":
         return repr(value)
     raise TypeError(f"{value!r} may differ elsewhere")
 

@@ -2,9 +2,12 @@
 table."""
 
 import json
+import os
+import random
 import re
 import threading
 
+import psutil
 import pytest
 
 from bigtrain_lab import (
@@ -19,10 +22,11 @@ from bigtrain_lab import (
     show,
 )
 from bigtrain_lab.core import Knob, Scalar
+from bigtrain_lab.experiments.ahead import ahead as process_ahead
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.panel import settings, widgets
+from bigtrain_lab.panel import widgets
 from bigtrain_lab.panel.bar import MORE, WHY
 from bigtrain_lab.panel.controls import (
     IDLE,
@@ -36,6 +40,7 @@ from bigtrain_lab.panel.controls import (
     put,
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.train import dry_run
 from bigtrain_lab.view import report, table
 from bigtrain_lab.view.curves import curves
 from tests.unit.ranks import until
@@ -183,14 +188,16 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
 @pytest.mark.parametrize(
     "about, first, before, wanted",
     [
-        ({"low": 1, "high": 8}, 3, 2, [4, 5, 2]),
-        ({"low": 1, "high": 8}, 8, 5, [7, 6, 5]),  # at the end a hand turns back
-        ({"low": 1, "high": 64, "logarithmic": True}, 8, 16, [4, 2, 1]),
+        ({"low": 1, "high": 8}, 3, 2, [4, 5, 2, 6, 1]),
+        ({"low": 1, "high": 8}, 8, 5, [7, 6, 5, 4, 3]),  # at the end a hand turns back
+        ({"low": 1, "high": 64, "logarithmic": True}, 8, 16, [4, 2, 1, 16, 32]),
         ({"choices": (1, 2, 3)}, 2, 1, []),
+        ({"low": 1, "high": 8}, 3, None, [2, 4, 1, 8, 5]),  # it has not moved yet
+        ({}, 3, 2, []),
     ],
 )
 def test_a_hand_that_moved_goes_on(about, first, before, wanted):
-    assert ahead(control("rows", Knob("", **about), int, first), before) == wanted
+    assert ahead(control("rows", Knob("", **about), int, first), before)[:5] == wanted
 
 
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):
@@ -199,19 +206,22 @@ def test_one_press_sets_all_settings_as_they_were_at_first(panel):
     assert panel.experiment == Waves() and panel.settings.defaults in panel.settings.more.children
 
 
-def test_while_a_hand_rests_the_places_ahead_are_predicted(panel, monkeypatch):
-    tried = []
-    monkeypatch.setattr(  # another test's panel may look ahead meanwhile
-        settings,
-        "attempt",
-        lambda first, now: (
-            (first is panel.settings.experiment and tried.append(now)) or attempt(first, now)
-        ),
-    )
-    for place in (3, 5):
-        panel.controls["micro_batches"].value = place
-    until(lambda: len(tried) >= 5)
-    assert [each["micro_batches"] for each in tried[:5]] == [3, 5, 7, 6, 8]
+def test_while_a_hand_rests_another_process_makes_the_dry_runs_of_its_next_places(
+    monkeypatch, tmp_path
+):
+    """The kernel finds them; a run has the processors to itself."""
+    monkeypatch.chdir(tmp_path)
+    unseen = 256 + random.SystemRandom().randrange(30_000)  # kept by no test before
+    shown = show("memory", layers=1, width=16, vocabulary=unseen)
+    monkeypatch.setattr(dry_run, "followed", None)
+    found = shown.experiment, shown.experiment.model_dump() | {"layers": 2}
+    until(lambda: not isinstance(attempt(*found), str))
+    monkeypatch.undo()
+    made = process_ahead(os.getpid())
+    process = psutil.Process(made.process.pid)
+    shown.start()
+    until(lambda: made.process is None and not process.is_running())
+    shown.wait()
 
 
 def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
