@@ -138,7 +138,10 @@ def moved(page) -> None:
     page.evaluate(SEEN)
     handle = page.locator(".btl-controls .noUi-handle:visible").first
     at_the_end = handle.evaluate("each => each.ariaValueNow === each.ariaValueMax")
-    handle.press("ArrowLeft" if at_the_end else "ArrowRight")
+    key = "ArrowLeft" if at_the_end else "ArrowRight"
+    for _ in range(STEPS):  # a step may change nothing that is shown
+        handle.press(key)
+        page.wait_for_timeout(500)
     page.wait_for_function("() => window.last")
 
 
