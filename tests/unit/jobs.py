@@ -14,7 +14,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 OF_THE_SHELL = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # a rank is started without them
 
 
@@ -24,7 +23,7 @@ def environment(**more) -> dict[str, str]:
     return {
         **inherited,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         **more,
     }
 

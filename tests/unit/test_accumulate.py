@@ -74,8 +74,10 @@ class Training:
         return self
 
     def at_once(self, micro_batches, k, clip=None):
-        starts = range(0, len(micro_batches), k)
-        batches = [map(torch.cat, zip(*micro_batches[start : start + k])) for start in starts]
+        batches = [
+            map(torch.cat, zip(*micro_batches[start : start + k]))
+            for start in range(0, len(micro_batches), k)
+        ]
         self.losses = synchronous(
             [self.model],
             [[Sample(*batch)] for batch in batches],
@@ -107,9 +109,13 @@ TEN = [padded(number) for number in range(10)]
 @pytest.mark.parametrize("clip", [None, 0.25])
 @pytest.mark.parametrize("k", range(1, 8))
 def test_equals_the_large_batch(k, clip, scaled):
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     found, expected = (
-        Training().accumulated(TEN, k, clip=clip, scaler=scaler),
+        Training().accumulated(
+            TEN,
+            k,
+            clip=clip,
+            scaler=torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None,
+        ),
         Training().at_once(TEN, k, clip=clip),
     )
     assert len(found.losses) == math.ceil(10 / k)
@@ -258,19 +264,15 @@ def test_a_parameter_without_a_gradient_is_passed_by():
 
 def test_nothing_is_left_over_from_a_window_that_failed():
     run = Training()
-    with pytest.raises(RuntimeError, match="the disk"):
+    with pytest.raises(ZeroDivisionError):
         accumulate(
             [*TEN[:2], None],
             3,
-            lambda b: loss_sum_of(run.model)(b) if b else fail(),
+            lambda b: loss_sum_of(run.model)(b) if b else 1 / 0,
             lambda b: 1,
             run.optimizer,
         )
     assert run.accumulated(TEN[:2], 2).differs_from(Training().at_once(TEN[:2], 2)) == []
-
-
-def fail():
-    raise RuntimeError("the disk")
 
 
 # -- batch norm and learning rates -----------------------------------------------------------------
@@ -347,10 +349,9 @@ REFUSED = [
 
 def updated(run, change=lambda loss: loss, optimizer=None):
     """An update of two micro-batches by a changed loss, or with another optimizer."""
-    total = loss_sum_of(run.model)
     return update(
         TEN[:2],
-        lambda b: change(total(b)),
+        lambda b: change(loss_sum_of(run.model)(b)),
         tokens,
         run.optimizer if optimizer is None else optimizer,
     )

@@ -19,12 +19,14 @@ PART_BYTES = 1 << 18
 
 def cases(ranks):
     """(numbers, dtype, op) of each call."""
-    sizes = sorted({0, 1, ranks - 1, ranks, ranks + 1})
     return [
         (n, dtype, op)
         for dtype in DTYPES
         for op in ("sum", "mean")
-        for n in (*sizes, *([10**6 + 3] * (dtype == torch.float32)))
+        for n in (
+            *sorted({0, 1, ranks - 1, ranks, ranks + 1}),
+            *([10**6 + 3] * (dtype == torch.float32)),
+        )
         if op == "sum" or dtype.is_floating_point
     ]
 

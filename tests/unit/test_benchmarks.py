@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.__main__ import NAMES
 
-ROOT = Path(__file__).parents[2]
 RUN = [
     "checkpoint",
     "epoch",
@@ -37,7 +36,7 @@ RUN = [
 def test_benchmarks_run_at_their_smallest_size():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--smallest", *RUN],
-        cwd=ROOT,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
     )
@@ -49,8 +48,11 @@ def test_benchmarks_run_at_their_smallest_size():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
     module = import_module(f"benchmarks.{name}")
-    sizes = getattr(module, "SMALLEST", {})
     inspect.signature(module.rows).bind(
-        **{key: value for key, value in sizes.items() if not key.isupper()}
+        **{
+            key: value
+            for key, value in getattr(module, "SMALLEST", {}).items()
+            if not key.isupper()
+        }
     )
     assert name in RUN or name in __doc__

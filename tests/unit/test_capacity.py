@@ -30,26 +30,21 @@ SMALL = {
 }
 
 
-def holding(*levels, clock="predicted"):
-    """A trace of (rank, time, action, kind, bytes)."""
-    return Trace.of(
-        [
-            Memory(rank, "compute", kind, action, time, size)
-            for rank, time, action, kind, size in levels
-        ],
-        clock,
-        ranks=3,
-    )
-
-
-TRACE = holding(
-    (0, 0, "start", "weights", 1000),
-    (1, 0, "start", "weights", 1500),
-    (1, 1, "1F0", "activations", 400),
-    (0, 2, "0F0", "activations", 1100),
-    (1, 3, "1B0", "activations", 0),
-    (1, 3, "1B0", "gradients", 700),
-    (0, 4, "0F1", "activations", 2000),
+TRACE = Trace.of(
+    [
+        Memory(rank, "compute", kind, action, time, size)
+        for rank, time, action, kind, size in (
+            (0, 0, "start", "weights", 1000),
+            (1, 0, "start", "weights", 1500),
+            (1, 1, "1F0", "activations", 400),
+            (0, 2, "0F0", "activations", 1100),
+            (1, 3, "1B0", "activations", 0),
+            (1, 3, "1B0", "gradients", 700),
+            (0, 4, "0F1", "activations", 2000),
+        )
+    ],
+    "predicted",
+    ranks=3,
 )
 
 
@@ -225,6 +220,9 @@ def test_only_what_ranks_hold_in_the_memory_of_this_machine_counts(
     hosts, devices, refused, monkeypatch
 ):
     monkeypatch.setattr(capacity, "available_bytes", lambda: 4 * 10**9)
-    said = f"^{refused}.* this machine has 4 GB available"
-    with pytest.raises(Impossible, match=said) if refused else nullcontext():
+    with (
+        pytest.raises(Impossible, match=f"^{refused}.* this machine has 4 GB available")
+        if refused
+        else nullcontext()
+    ):
         capacity.refuse_beyond_memory([10**9, 2 * 10**9, 3 * 10**9], hosts, devices.split())

@@ -4,6 +4,7 @@ of."""
 from collections import namedtuple
 from contextlib import nullcontext
 from functools import partial
+from operator import call as plain
 
 import pytest
 import torch
@@ -25,12 +26,7 @@ from tests.unit.square import Square
 Pair = namedtuple("Pair", "left right")
 
 
-def plain(fn, /, *args, **kwargs):
-    return fn(*args, **kwargs)
-
-
-def torch_s(fn, *args):
-    return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)
+torch_s = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 
 
 def net(dtype=torch.float32):
@@ -53,11 +49,10 @@ def trained(call, form):
     outputs = tensors_in(call(fn, *args, **kwargs))
     between = torch.rand(3)
     sum((o.float() * (o.detach().float() + 1)).sum() for o in outputs if o.requires_grad).backward()
-    inputs = tensors_in((args, kwargs))
     found = [
         *(o.detach() for o in outputs),
         *(p.grad for p in module.parameters()),
-        *(x.grad for x in inputs if x.is_leaf),
+        *(x.grad for x in tensors_in((args, kwargs)) if x.is_leaf),
     ]
     return found, between, torch.rand(3)
 
@@ -109,7 +104,11 @@ FORMS = {
     "an output without a gradient": lambda m: (lambda x: (m(x), x.argmax()), (leaf(),), {}),
     "outputs that are views": lambda m: (lambda x: m(x).exp().split(3, dim=1), (leaf(),), {}),
     "an output not used": lambda m: (lambda x: (m(x), x.exp().sin().detach()), (leaf(),), {}),
-    "a part without gradients": lambda m: (lambda x: m(x) * detached(m, x), (leaf(),), {}),
+    "a part without gradients": lambda m: (
+        lambda x: m(x) * torch.no_grad()(m.forward)(x),
+        (leaf(),),
+        {},
+    ),
     "random numbers of its own": lambda m: (
         lambda x: m(x) * torch.rand_like(x) + torch.randn(6),
         (leaf(),),
@@ -141,11 +140,6 @@ def penalised(x, fn=lambda x: (x.sin() * x).exp()):
     y = fn(x)
     (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     return (y * slope).tanh() + slope.square()
-
-
-@torch.no_grad()
-def detached(module, x):
-    return module(x)
 
 
 def inside(outer, inner):

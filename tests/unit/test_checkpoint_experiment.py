@@ -32,10 +32,8 @@ def test_what_selective_makes_again_is_attention_s_square_without_its_last_produ
 def test_four_times_deeper_in_the_same_memory():
     base = Checkpoint(plan="keep-all", layers=4, rows=16, sequence=64, steps=2)
     memory = base.simulated().peak_bytes(0)
-    assert deepest(base, "keep-all", memory).layers == 4
-    assert deepest(base, "selective", memory).layers == 8
-    assert deepest(base, "sqrt", memory).layers == 11
-    assert deepest(base, "halving", memory).layers == 64
+    deep = {"keep-all": 4, "selective": 8, "sqrt": 11, "halving": 64}
+    assert {plan: deepest(base, plan, memory).layers for plan in deep} == deep
     chosen = within(base, "optimal", 16, memory)
     assert (
         chosen.simulated().peak_bytes(0) <= memory

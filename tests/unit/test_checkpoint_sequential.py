@@ -171,18 +171,6 @@ def beside_a_graph(chain, layers, x):
     return chain([lambda x: (x * c).tanh()] * 3, x)
 
 
-def inside_a_checkpoint(chain, layers, x):
-    return checkpoint(lambda x: chain(layers, x), x)
-
-
-def with_checkpoints_inside(chain, layers, x):
-    return chain([partial(checkpoint, layer) for layer in layers], x)
-
-
-def with_gradients_of_its_own(chain, layers, x):
-    return chain([Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x)
-
-
 class Two(nn.Module):
     """(a, ids, b) -> (b, ids, W a): a tuple of tensors, one of them integers, passes through."""
 
@@ -212,9 +200,23 @@ CASES = {  # where a chain is, and of what -> how, its layers, x
         start((7, 2)),
     ),
     "beside a graph": lambda: (beside_a_graph, sharing(nn.Linear(6, 6)), start((2, 6))),
-    "inside a checkpoint": lambda: (inside_a_checkpoint, unequal(), start((7, 6))),
-    "checkpoints inside": lambda: (with_checkpoints_inside, unequal(), start((7, 6))),
-    "gradients of its own": lambda: (with_gradients_of_its_own, unequal(), start((2, 3))),
+    "inside a checkpoint": lambda: (
+        lambda chain, layers, x: checkpoint(lambda x: chain(layers, x), x),
+        unequal(),
+        start((7, 6)),
+    ),
+    "checkpoints inside": lambda: (
+        lambda chain, layers, x: chain([partial(checkpoint, layer) for layer in layers], x),
+        unequal(),
+        start((7, 6)),
+    ),
+    "gradients of its own": lambda: (
+        lambda chain, layers, x: chain(
+            [Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x
+        ),
+        unequal(),
+        start((2, 3)),
+    ),
     "shared weights": lambda: (alone, sharing(nn.Linear(6, 6)), start((2, 6))),
     "tuples": lambda: (of_tuples, nn.ModuleList([Two() for _ in range(5)]), start((3, 4))),
     "integers in front": lambda: (
@@ -426,8 +428,7 @@ def test_selective_keeps_all_but_the_square_and_computes_the_same_bits():
     again = [selective(layer) for layer in layers]
     whole, part = weigh(layers, x), weigh(again, x)
     # the softmax, what dropout makes of it (4 bytes each) and its mask (1); a few scalars go along
-    saved = [a - b for a, b in zip(whole.saved, part.saved)]
-    assert all(square * 9 <= s <= square * 9 + 64 for s in saved)
+    assert all(square * 9 <= a - b <= square * 9 + 64 for a, b in zip(whole.saved, part.saved))
     expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
     for forward in (
         lambda x: run_plain(again, x),

@@ -35,7 +35,6 @@ SMALL = [
     "--sequence",
     "8",
 ]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,11 @@ def test_help_names_the_commands_and_imports_nothing_heavy():
         " for m in ('torch', 'numpy', 'plotly', 'IPython') if m in sys.modules], code)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     ).stdout
     assert "HEAVY [] 0" in out
     for name in ("list", "run", "predict", "show", "compare", "export", "doctor"):
@@ -103,8 +106,7 @@ def test_predict_gives_the_papers_numbers_the_timeline_and_the_sentences(cli):
     code, out, err = cli("predict", "pipeline")
     assert (code, err) == (0, "")
     assert row(out, "step time") == ["33 slots"] and row(out, "idle share") == ["27.3%"]
-    lanes = [line for line in out.splitlines() if re.match(r"rank \d ", line)]
-    assert lanes[3] == "rank 3 ······F0B0  F1B1  F2B2  F3B3  F4B4  F5B5  F6B6  F7B7  ············"
+    assert "\nrank 3 ······F0B0  F1B1  F2B2  F3B3  F4B4  F5B5  F6B6  F7B7  ············\n" in out
     assert "Rank 3 idles 3 slots first" in out
 
 
@@ -258,8 +260,10 @@ def test_export_refuses_in_a_sentence(cli, done, words, said):
 @pytest.mark.parametrize("words", [("--chrome", "o.json"), ("--html", "o.html")])
 def test_export_refuses_a_clock_that_is_not_there(cli, words):
     cli("predict", "pipeline", "--save", "t.jsonl")
-    said = "t.jsonl has no measured times: choose predicted."
-    refused(cli("export", "t.jsonl", *words, "--clock", "measured"), said)
+    refused(
+        cli("export", "t.jsonl", *words, "--clock", "measured"),
+        "t.jsonl has no measured times: choose predicted.",
+    )
     assert [path.name for path in Path().iterdir()] == ["t.jsonl"]
 
 
@@ -284,19 +288,15 @@ def test_export_writes_a_page_and_the_other_file_too(cli, done):
     ],
 )
 def test_what_cannot_be_reopened_is_one_sentence(cli, done, tmp_path, file, text, said):
-    place = copy_of(done, tmp_path / "broken") if file else tmp_path / "broken"
+    place = shutil.copytree(done, tmp_path / "broken") if file else tmp_path / "broken"
     if text:
         (place / (file or "")).write_text(text)
     refused(cli("show", place), said)
 
 
-def copy_of(done, place) -> Path:
-    return Path(shutil.copytree(done, place))
-
-
 def test_of_a_run_that_was_cut_off_what_is_whole_is_shown(cli, done, tmp_path):
     """In one sentence, and no number of a part stands beside the prediction of the whole."""
-    place = copy_of(done, tmp_path / "cut")
+    place = shutil.copytree(done, tmp_path / "cut")
     log = place / "events-1.jsonl"
     whole = log.read_text()
     log.write_text(whole[: whole.index('["@enter",', whole.index('"1F1"')) + 5])
@@ -313,7 +313,7 @@ def test_of_a_run_that_was_cut_off_what_is_whole_is_shown(cli, done, tmp_path):
 
 
 def test_a_lost_result_leaves_the_table(cli, done, tmp_path):
-    place = copy_of(done, tmp_path / "lost")
+    place = shutil.copytree(done, tmp_path / "lost")
     (place / "result-0.npz").unlink()
     out = cli("show", place)[1]
     assert "The result of rank 0 is missing: what is whole is shown.\n" in out and row(
@@ -330,7 +330,7 @@ def test_a_lost_result_leaves_the_table(cli, done, tmp_path):
     ],
 )
 def test_show_says_why_there_is_no_table(cli, done, tmp_path, change, said):
-    place = copy_of(done, tmp_path / "other")
+    place = shutil.copytree(done, tmp_path / "other")
     settings = json.loads((place / "settings.json").read_text())
     settings["settings"] |= change
     (place / "settings.json").write_text(json.dumps(settings))
@@ -457,10 +457,8 @@ def test_amounts_in_human_units(amount, text):
 def test_a_difference_is_relative_and_equal_clocks_are_no_success(
     predicted, modelled, measured, text
 ):
-    told = report.Row(
-        "q", "", None, None, None, report.differences(predicted, modelled, measured)
-    ).difference
-    assert told == text
+    differences = report.differences(predicted, modelled, measured)
+    assert report.Row("q", "", None, None, None, differences).difference == text
 
 
 SKIPPED = A(4, "B", "a step was skipped")
@@ -531,9 +529,8 @@ def test_a_summary_says_what_a_run_cost(hours, watt_hours, text):
 
 
 def test_the_command_repeats_an_experiment():
-    chosen = PipelineExperiment(schedule="gpipe", stashing=False, learning_rate=0.5)
     assert (
-        report.command(chosen)
+        report.command(PipelineExperiment(schedule="gpipe", stashing=False, learning_rate=0.5))
         == "bigtrain run pipeline --schedule gpipe --no-stashing --learning-rate 0.5"
     )
 

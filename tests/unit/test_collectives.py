@@ -28,10 +28,6 @@ def power(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def halving_rounds(n: int) -> int:
-    return 2 * int(log2(power(n))) + 2 * (n > power(n))
-
-
 def halving_bytes(n: int, rank: int) -> float:
     """Those off the largest power of two give all and get all, by way of a partner."""
     p = power(n)
@@ -52,7 +48,11 @@ FORMS = {
     "reduce-scatter": (lambda n: n - 1, lambda n, r: (n - 1) / n, None),
     "all-gather": (lambda n: n - 1, lambda n, r: (n - 1) / n, None),
     "hierarchical": (lambda n: 2 * (n - 1), lambda n, r: 2 * (n - 1) / n, None),
-    "halving-doubling": (halving_rounds, halving_bytes, None),
+    "halving-doubling": (
+        lambda n: 2 * int(log2(power(n))) + 2 * (n > power(n)),
+        halving_bytes,
+        None,
+    ),
     "broadcast": (
         lambda n: ceil(log2(n)),
         lambda n, r: tree_bytes(n, r, False),
@@ -301,8 +301,7 @@ def test_every_collective_of_real_tensors_is_the_exact_sum(ranks):
     ranks are processes, below; whose gradients a chunk holds is checked for any number."""
 
     def on_one(group):
-        rank = SimpleNamespace(index=group.rank, size=ranks, group=lambda: group)
-        return program(rank)
+        return program(SimpleNamespace(index=group.rank, size=ranks, group=lambda: group))
 
     first, *others = on_threads(on_one, ranks)
     assert all(np.array_equal(found["bits"], first["bits"]) for found in others)

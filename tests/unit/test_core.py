@@ -313,10 +313,9 @@ def test_an_action_takes_its_kernels_time_or_that_of_their_launches():
     tiny = 312e12 * 3.2e-6  # FLOPs of 3.2 microseconds at the peak, in 36 kernels
     assert a100.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(36 * 5e-6)
     assert a100.seconds(312e12, 0, "bfloat16", operators=36) == a100.seconds(312e12, 0, "bfloat16")
-    cpu = replace(a100, launches_ahead=False)
-    assert cpu.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(
-        36 * 5e-6 + 3.2e-6 / 0.859
-    )
+    assert replace(a100, launches_ahead=False).seconds(
+        tiny, 0, "bfloat16", operators=36
+    ) == pytest.approx(36 * 5e-6 + 3.2e-6 / 0.859)
     bare = Hardware(
         "x", flops_per_s={"float32": 8.0}, memory_bytes_per_s=4.0
     )  # what states no share reaches all

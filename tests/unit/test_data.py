@@ -45,9 +45,8 @@ def test_a_batch_is_the_same_on_every_machine_and_day():
 
 
 def test_help_text_is_pythons_topics_in_the_order_of_their_names():
-    text = help_text()
     topics = pydoc_data.topics.topics
-    assert text.content == "\n".join(topics[name] for name in sorted(topics)).encode()
+    assert help_text().content == "\n".join(topics[name] for name in sorted(topics)).encode()
 
 
 def test_files_that_cannot_be_read(tmp_path):

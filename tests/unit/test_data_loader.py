@@ -2,6 +2,7 @@
 disk hides behind workers."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -47,9 +48,11 @@ def recipe_of(ranks: int) -> Recipe:
     )
 
 
-def predicted(loading: Loading, ranks: int, cost=COST):
-    plan = with_replicas(ORDER, 3, ranks, {0: model(0)}, Recipe.bucket_bytes)
-    return simulate(with_loads(plan, loading, [(0, 1), (2, 3), (4, 5)]), cost)
+def loaded(rank, recipe: Recipe, loading: Loading):
+    """Train on what a loader of this rank gives."""
+    windows = [window[rank.index :: rank.size] for window in recipe.windows]
+    trained = train(replace(recipe, data=Loader(recipe.data, windows, loading, rank)), rank)
+    return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +62,8 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
     """Micro-batches of other lengths, a slow rank, sleeps at random; and the numbers are those of
     one process."""
     recipe = recipe_of(ranks)
-
-    def program(rank):
-        windows = [window[rank.index :: ranks] for window in recipe.windows]
-        trained = train(replace(recipe, data=Loader(recipe.data, windows, loading, rank)), rank)
-        return recipe.arrays(trained.weights, trained.losses, trained.replica)
-
     run = launch(
-        program,
+        partial(loaded, recipe=recipe, loading=loading),
         ranks,
         mesh=recipe.mesh,
         cost=COST,
@@ -76,9 +73,10 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
     )
     run.wait()
     modelled = run.trace("modelled")
+    plan = with_replicas(ORDER, 3, ranks, {0: model(0)}, Recipe.bucket_bytes)
     assert (
         clocks_differ(
-            predicted(loading, ranks),
+            simulate(with_loads(plan, loading, [(0, 1), (2, 3), (4, 5)]), COST),
             replace(modelled, events=modelled.where((Span, Transfer)).events),
         )
         == []
@@ -113,13 +111,9 @@ def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer(
 def test_a_rank_that_the_last_window_leaves_without_a_micro_batch(tmp_path):
     """It computes one that counts nothing, and waits for no worker."""
     recipe = replace(recipe_of(2), samples=9, schedule="1f1b", micro_batches=2)
-
-    def program(rank):
-        windows = [window[rank.index :: 2] for window in recipe.windows]
-        trained = train(replace(recipe, data=Loader(recipe.data, windows, Loading(2), rank)), rank)
-        return recipe.arrays(trained.weights, trained.losses, trained.replica)
-
-    run = launch(program, 2, mesh=recipe.mesh, directory=tmp_path)
+    run = launch(
+        partial(loaded, recipe=recipe, loading=Loading(2)), 2, mesh=recipe.mesh, directory=tmp_path
+    )
     assert [len(window) for window in recipe.windows] == [4, 4, 1]
     assert tensors_differ(run.result, recipe.reference()) == []
 

@@ -35,8 +35,9 @@ def learnt(group, make, backwards=1, accumulates=False, keeps=False):
     `keeps`: zero_grad fills gradients with zeros."""
     model = make(Model(seed=group.rank), group)
     x, y = (part.tensor_split(group.size)[group.rank] for part in samples(COUNT))
-    learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(learning, 1e-2, fused=True)
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], 1e-2, fused=True
+    )
     first = {}
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=not keeps)
@@ -177,11 +178,6 @@ def test_unused_parameters_may_be_allowed():
         assert nothing is None and first is not None
 
 
-def frozen(layer):
-    layer.weight.requires_grad_(False)
-    return layer
-
-
 DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and what is told of them
     (
         lambda odd: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2 + odd)),
@@ -191,7 +187,9 @@ DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and w
     ),
     (lambda odd: nn.Linear(3, 3, bias=not odd), 1024, "bias, float32 of shape (3,)", "nothing"),
     (
-        lambda odd: frozen(nn.Linear(3, 3)) if odd else nn.Linear(3, 3),
+        lambda odd: nn.ParameterDict(
+            {"weight": nn.Parameter(torch.ones(3, 3), not odd), "bias": torch.ones(3)}
+        ),
         1024,
         "weight, float32 of shape (3, 3)",
         "weight, float32 of shape (3, 3), frozen",

@@ -9,8 +9,6 @@ from bigtrain_lab.order.rates import exposed
 from bigtrain_lab.runtime import RankFailed
 from tests.unit.test_labs import table
 
-SMALL = {"layers": 2, "width": 16, "vocabulary": 256, "sequence": 8, "dtype": "float64", "steps": 2}
-
 
 @pytest.mark.parametrize("replicas", [2, 3, 8])
 def test_without_overlap_all_of_the_ring_is_exposed(replicas):
@@ -109,9 +107,9 @@ def test_push_pull_lets_the_front_layers_go_first():
     ],
 )
 def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
-    run = DataParallel(**SMALL | {"dtype": "float32"}, bucket_mb=0.02, **settings).run(
-        directory=tmp_path / "run"
-    )
+    run = DataParallel(
+        layers=2, width=16, vocabulary=256, sequence=8, steps=2, bucket_mb=0.02, **settings
+    ).run(directory=tmp_path / "run")
     with pytest.raises(RankFailed):
         run.wait()
     assert told in run.diagnosis

@@ -136,8 +136,14 @@ def test_dropout_is_drawn_for_what_it_drops():
 
 
 def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
-    draw = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 4, 6, generator=draw, dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(
+        2,
+        4,
+        6,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     targets = torch.tensor([[3, 1, 5, 2], [4, 2, PAD, PAD]])
     smooth = torch.full_like(logits, 0.2 / 5).scatter_add(
         -1, targets[..., None], torch.full((2, 4, 1), 0.8, dtype=torch.float64)

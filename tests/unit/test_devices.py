@@ -48,20 +48,20 @@ def test_what_is_asked_for_is_done_or_refused():
     assert choose([Node(2, 2)], nccl=False).backend == GLOO and choose(
         [Node(2, 2)], nccl=False
     ).of == ("cuda:0", "cuda:1")
-    with pytest.raises(Impossible, match="No GPU is visible: choose device cpu or auto"):
-        choose([Node(2, 0)], "cuda")
-    with pytest.raises(Impossible, match="There is no device 'tpu': choose one of cpu, auto, cuda"):
-        choose([Node(2, 2)], "tpu")
-
-
-def where(rank):
-    return {f"on{rank.index}": rank.device.type == "cpu"}
+    for gpus, device, told in (
+        (0, "cuda", "No GPU is visible: choose device cpu or auto"),
+        (2, "tpu", "There is no device 'tpu': choose one of cpu, auto, cuda"),
+    ):
+        with pytest.raises(Impossible, match=told):
+            choose([Node(2, gpus)], device)
 
 
 def test_a_run_says_what_was_chosen_and_why(tmp_path, monkeypatch):
     """The CPU unless GPUs are asked for, also where there are some."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    run = launch(where, 2, directory=tmp_path / "run")
+    run = launch(
+        lambda rank: {f"on{rank.index}": rank.device.type == "cpu"}, 2, directory=tmp_path / "run"
+    )
     assert {name: bool(value) for name, value in run.result.items()} == {"on0": True, "on1": True}
     told = json.loads((tmp_path / "run" / "environment.json").read_text())["devices"]
     assert (

@@ -118,11 +118,13 @@ def differences(account, seen):
     for action, level in seen.levels:
         if action:
             found.setdefault(action, []).append(level)
-    wrong = [action for action in found if found[action] != told[action]]
-    return wrong + [
-        action
-        for action, level in seen.ends.items()
-        if sum(account.after(action).values()) != level
+    return [
+        *(action for action in found if found[action] != told[action]),
+        *(
+            action
+            for action, level in seen.ends.items()
+            if sum(account.after(action).values()) != level
+        ),
     ]
 
 

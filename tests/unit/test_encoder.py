@@ -19,22 +19,19 @@ from bigtrain_lab.models import (
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
 
 
-def given(config, batch, words=None):
+def given(*words):
+    """Sentences of so many words: (ids, which of them are words, marks)."""
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, config.vocabulary, (batch, config.sequence), generator=draw)
-    keep = (
-        torch.arange(config.sequence)
-        < torch.tensor(words or [config.sequence - 1] * batch)[:, None]
-    )
-    marks = torch.tensor([[1, 3]] * batch)
-    return ids * keep, keep, marks, torch.randint(config.classes, (batch,), generator=draw)
+    ids = torch.randint(1, TINY.vocabulary, (len(words), TINY.sequence), generator=draw)
+    keep = torch.arange(TINY.sequence) < torch.tensor(words)[:, None]
+    return ids * keep, keep, torch.tensor([[1, 3]] * len(words))
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_padding_changes_nothing(fused):
     """A sentence of 5 words says the same alone and padded to 9, whatever the padding says."""
     model = Encoder(replace(TINY, dtype=torch.float64, fused_attention=fused))
-    ids, keep, marks, _ = given(TINY, 3, words=[5, 9, 7])
+    ids, keep, marks = given(5, 9, 7)
     logits = model(ids, keep, marks)
     torch.testing.assert_close(
         model(ids[:1, :5], keep[:1, :5], marks[:1]), logits[:1], rtol=1e-12, atol=1e-14
@@ -46,7 +43,7 @@ def test_padding_changes_nothing(fused):
 
 def test_every_word_sees_every_word():
     """A change of the last word reaches the states of the first, and a GPT's only the last."""
-    ids, keep, marks, _ = given(TINY, 1, words=[9])
+    ids, keep, marks = given(9)
     changed = ids.clone()
     changed[0, -1] = (ids[0, -1] + 1) % 17
     encoder, gpt = Encoder(TINY), GPT(replace(TINY))
@@ -56,7 +53,7 @@ def test_every_word_sees_every_word():
 
 def test_the_class_is_read_at_the_marks():
     model = Encoder(TINY)
-    ids, keep, marks, _ = given(TINY, 2)
+    ids, keep, marks = given(8, 8)
     assert not torch.allclose(model(ids, keep, marks), model(ids, keep, marks.flip(1)))
 
 

@@ -18,12 +18,11 @@ from bigtrain_lab.models.epoch import (
 
 
 def test_three_ranks_take_what_was_published_within_a_tenth():
-    others = [
+    for epoch in (
         PUBLISHED,
         *(PUBLISHED._replace(tokens=tokens) for tokens in (20, 100)),
         PUBLISHED._replace(training=1.0),
-    ]
-    for epoch in others:
+    ):
         assert on_ranks(3, epoch) == pytest.approx(PUBLISHED_ON_THREE_S, rel=0.1)
     assert on_ranks(1) == pytest.approx(PUBLISHED.seconds)
 

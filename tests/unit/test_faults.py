@@ -114,8 +114,13 @@ def test_a_straggler_really_takes_longer(tmp_path):
         with rank.span(step(rank, 0)):
             time.sleep(0.1)
 
-    fault = Fault("straggler", 1, factor=3)
-    run = launch(program, 2, cost={"F": 1}, fault=fault, directory=tmp_path / "run")
+    run = launch(
+        program,
+        2,
+        cost={"F": 1},
+        fault=Fault("straggler", 1, factor=3),
+        directory=tmp_path / "run",
+    )
     run.wait()
     assert min(s.end - s.start for s in run.trace("measured").spans(1)) >= 3 * 0.1e9
     assert [s.end - s.start for s in run.trace().spans()] == [1000, 3000]
@@ -243,8 +248,10 @@ def test_the_picture_of_waits():
 
 
 def test_who_waits_is_called_as_its_box():
-    failed = RankState(1, "failed", "killed in 1F3", (), "", False)
-    waits = RankState(0, "waits", "1B1", (1,), "", False), failed
+    waits = (
+        RankState(0, "waits", "1B1", (1,), "", False),
+        RankState(1, "failed", "killed in 1F3", (), "", False),
+    )
     told = trouble(
         "rank 1 was in 1F3", SimpleNamespace(waits=waits), PipelineExperiment().predict()
     )

@@ -17,24 +17,21 @@ from bigtrain_lab.view.figures.memory import byte_ticks
 from bigtrain_lab.view.player import pack
 
 
-def cost_of(ranks, micro_batches, **links):
+def trace_of(schedule=OneFOneB, ranks=4, micro_batches=8, **links):
     changes = {
         Action(kind, stage, m): (("activations", size),)
         for kind, size in (("F", 1000), ("B", -1000))
         for stage in range(ranks)
         for m in range(micro_batches)
     }
-    return Cost(
+    cost = Cost(
         {"F": 1, "B": 2, "U": 0},
         messages={"F": 512, "B": 512},
         changes=changes,
         resident=dict.fromkeys(range(ranks), (("weights", 500),)),
         **links,
     )
-
-
-def trace_of(schedule=OneFOneB, ranks=4, micro_batches=8, **links):
-    return simulate(schedule(ranks, micro_batches), cost_of(ranks, micro_batches, **links))
+    return simulate(schedule(ranks, micro_batches), cost)
 
 
 def boxes(figure):

@@ -361,10 +361,7 @@ def two_linear(**options):
 def trained(model, loss=lambda out: out.sum()):
     loss(model(torch.ones(1, 2))).backward()
     model.finish_gradient_synchronization()
-
-
-def replaced(model):
-    model.module[1].weight = nn.Parameter(torch.ones(2, 3))
+    return model
 
 
 def with_own_optimizer(model):
@@ -414,7 +411,9 @@ CHANGES = {
     "The piece of 0.weight on rank 0 has hooks": lambda model: [
         p.register_hook(torch.abs) for p in model.parameters()
     ],
-    "1.weight on rank 0 was .* and is .*, averaged by nobody,": replaced,
+    "1.weight on rank 0 was .* and is .*, averaged by nobody,": lambda model: setattr(
+        model.module[1], "weight", nn.Parameter(torch.ones(2, 3))
+    ),
     "0.bias on rank 0 was .* and is missing": lambda model: delattr(model.module[0], "bias"),
     "0.weight on rank 0 was float32 .* and is float64": lambda model: model.double(),
     "0.weight on rank 0 was .* and is float32 .* in other memory": lambda model: setattr(
@@ -464,18 +463,18 @@ def with_gradients(module):
     return module
 
 
-def odd():
-    module = nn.Linear(2, 2)
-    module.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    return module
-
-
 @pytest.mark.parametrize(
     "make, options, sentence",
     [
         (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
         (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
-        (odd, {}, "phase is neither"),
+        (
+            lambda: nn.ParameterDict(
+                {"weight": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
+            ),
+            {},
+            "phase is neither",
+        ),
         (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
         (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
         (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
@@ -489,20 +488,15 @@ def test_what_cannot_be_sharded_is_refused(make, options, sentence):
 
 
 def sparse():
-    layers = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1))
-    model = FullyShardedDataParallel(layers, Alone())
+    model = FullyShardedDataParallel(
+        nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)), Alone()
+    )
     model(torch.ones(1, dtype=torch.long)).sum().backward()
     model.finish_gradient_synchronization()
 
 
 def partly():
     trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
-
-
-def kept():
-    model = two_linear()
-    trained(model)
-    trained(model)
 
 
 def skipped():
@@ -513,7 +507,7 @@ def skipped():
 
 
 def clipped_early():
-    trained(model := two_linear())
+    model = trained(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
     model(torch.ones(1, 2)).sum().backward()
     model.clip_grad_norm_(0.1)
@@ -529,10 +523,6 @@ class Hidden(nn.Linear):
 class Outside(nn.Sequential):
     def forward(self, x):
         return self[1](next(self[0](x)))
-
-
-def hidden():
-    trained(FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone()))
 
 
 class Clip:
@@ -582,9 +572,17 @@ def forgotten_finish():
         ),
         (partial(scaled_alone, Clip), "norm was called on .*take clip_grad_norm_"),
         (skipped, "was replaced or dropped on its way"),
-        (kept, "gets a gradient before the last one was dropped: call the optimizer's zero_grad"),
+        (
+            lambda: trained(trained(two_linear())),
+            "gets a gradient before the last one was dropped: call the optimizer's zero_grad",
+        ),
         (clipped_early, "was used after it had left"),
-        (hidden, "0.weight on rank 0 got a gradient, and no backward passed"),
+        (
+            lambda: trained(
+                FullyShardedDataParallel(Outside(Hidden(2, 3), nn.Linear(3, 2)), Alone())
+            ),
+            "0.weight on rank 0 got a gradient, and no backward passed",
+        ),
     ],
 )
 def test_a_backward_that_cannot_be_averaged_is_refused(mistake, sentence):

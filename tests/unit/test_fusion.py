@@ -183,9 +183,10 @@ def called(function, given):
     ]  # clone keeps strides
     results = function(*given)
     results = results if isinstance(results, tuple) else (results,)
-    learnt = [each for each in given if each.requires_grad]
     gradients = torch.autograd.grad(
-        sum(each.float().sin().sum() for each in results), learnt, allow_unused=True
+        sum(each.float().sin().sum() for each in results),
+        [each for each in given if each.requires_grad],
+        allow_unused=True,
     )
     return [each.detach() for each in (*results, *gradients) if each is not None]
 
@@ -201,11 +202,10 @@ def test_values_are_those_of_eager_and_bytes_as_foretold(name):
         assert ulps(ours, theirs) <= 2
     assert [each.way for each in backend.compiled] == ["forward", "backward"]
     for each in backend.compiled:
-        examples = [
-            example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder")
-        ]
         run = KernelRun(each.graph)
-        run.run(*examples)
+        run.run(
+            *(example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder"))
+        )
         operators, *values = operators_of(each.graph.graph)
         assert sum(run.bytes) == moved_bytes(operators, *values, [])
         assert len(run.bytes) == sum(not operator.free for operator in operators)

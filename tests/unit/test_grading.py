@@ -192,10 +192,8 @@ def test_what_an_answer_does_is_told_with_its_line(body):
 def test_a_known_mistake_that_raises_is_told_with_the_error():
     known_one, error, _ = told("return 2 * y")
     assert known_one == "There is no y: use x." and "NameError" in error and "your line 2" in error
-    pieces = [Piece(1, "def answer(): return 1")]
-    assert (
-        "could not be called as the exercise does" in TOPICS["timing"].judged(pieces, 1).findings[0]
-    )
+    judged = TOPICS["timing"].judged([Piece(1, "def answer(): return 1")], 1)
+    assert "could not be called as the exercise does" in judged.findings[0]
 
 
 LOOPS = {
@@ -234,8 +232,9 @@ REACHES = {
 
 @pytest.mark.parametrize("what", REACHES)
 def test_what_an_answer_cannot_reach(what):
-    right = Double.folder / "right" / "1_times.py"
-    reach = REACHES[what].format(package=str(box.PACKAGE), right=str(right))
+    reach = REACHES[what].format(
+        package=str(box.PACKAGE), right=str(Double.folder / "right" / "1_times.py")
+    )
     body = f"try:\n    {reach}\nexcept BaseException:\n    return 2 * x\nreturn 'reached'"
     assert told(body) == []
 
@@ -406,8 +405,7 @@ CELLS = [
 
 def test_a_text_is_what_the_answer_names():
     pieces = sliced(CELLS, "Mine")
-    texts = [piece.text for piece in pieces]
-    assert texts == [
+    assert [piece.text for piece in pieces] == [
         "from math import *",
         "base = 3",
         "wide = 2",
@@ -456,8 +454,9 @@ def test_prints_points_and_steps(capsys):
 
 
 def test_marks_are_the_least_of_all_seeds():
-    text = "import random\ndef answer(x):\n    return 2 * x if x < 100 else 0"
-    marked = Double.marked([Piece(1, text)])
+    marked = Double.marked(
+        [Piece(1, "import random\ndef answer(x):\n    return 2 * x if x < 100 else 0")]
+    )
     assert marked.shares == {"A small number": 1.0, "A large number, and a list": 0.0}
     assert [*marked.findings] == ["A large number, and a list"] and marked.steady
     ends = Double.marked([Piece(1, "def answer(x):\n    raise SystemExit")])

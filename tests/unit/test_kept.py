@@ -49,8 +49,13 @@ def test_a_result_is_restored_until_what_made_it_changes(made, tmp_path, monkeyp
 def test_what_a_class_typed_in_a_cell_makes_is_followed_and_in_no_file(made, tmp_path, family):
     held = []
     for momentum in (0, 0.9):
-        make = staticmethod(lambda weights, rate, m=momentum: torch.optim.SGD(weights, rate, m))
-        body = {"__module__": "__main__", "name": "mine", "make": make}
+        body = {
+            "__module__": "__main__",
+            "name": "mine",
+            "make": staticmethod(
+                lambda weights, rate, m=momentum: torch.optim.SGD(weights, rate, m)
+            ),
+        }
         asked = (4,), "float32", type("Mine", (Optimizer,), body), 2
         assert checkpoint.updated(*asked) is checkpoint.updated(*asked)
         lab = MemoryExperiment(layers=1, width=16, vocabulary=256, optimizer="mine")

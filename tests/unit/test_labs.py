@@ -160,10 +160,9 @@ def test_xla_fuses_the_nine_operators_too():
 def test_no_winner_is_told_within_the_spread_of_what_was_measured(eager, compiled, steps, said):
     asked = Compile(**COMPILE_SMALL)
     predicted = asked.predict()
-    logged = {FIRST: [10.0], EAGER: eager, COMPILED: compiled}
     scalars = [
         Scalar(0, "compute", "scalar", name, 0, value)
-        for name, values in logged.items()
+        for name, values in ((FIRST, [10.0]), (EAGER, eager), (COMPILED, compiled))
         for value in values
     ]
     measured = Trace.of([*predicted, *scalars], **predicted.header() | {"clock": "measured"})
@@ -210,8 +209,8 @@ def test_the_numbers_of_the_lesson_on_tensor_slicing():
     said = " ".join(TensorSlicing(**TENSOR_SLICING_LARGE).explain(right))
     told = "100.7 MB", "75.58 MB", "3,072 tokens", "49.15 kB", "524.3 MB", "10,667"
     assert [number for number in told if number not in said] == []
-    wrongly = TensorSlicing(cut="row-column", **TENSOR_SLICING_LARGE).explain(wrong)
-    assert "4.5 times the bytes" in " ".join(wrongly)
+    wrongly = TensorSlicing(cut="row-column", **TENSOR_SLICING_LARGE)
+    assert "4.5 times the bytes" in " ".join(wrongly.explain(wrong))
 
 
 def test_a_part_is_found_by_its_numbers_and_no_other():

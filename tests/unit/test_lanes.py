@@ -169,10 +169,9 @@ def test_an_exception_on_a_lane_is_told_with_its_line_whether_or_not_its_program
         rank.group().isend(torch.ones(1), 0, name="x")
 
     run = fails(program, 2, stall_s=1000)
-    line = bad_bucket.__code__.co_firstlineno + 1
     assert run.diagnosis.startswith(
         "Rank 0 failed on lane comm, in bucket 0: IndexError: list index out of range\n"
-        f"  at {__file__}:{line}, in bad_bucket: "
+        f"  at {__file__}:{bad_bucket.__code__.co_firstlineno + 1}, in bad_bucket: "
     )
     assert (
         f"Meanwhile rank {1 if asks else '0 waits for x from rank 1; rank 1'} " in run.diagnosis

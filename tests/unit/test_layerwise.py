@@ -61,8 +61,9 @@ def naive_lamb(weights, clip_norm=np.inf, updates=0, **settings):
 
 
 def stepping_lars(weights, **settings):
-    velocities = [torch.zeros_like(weight) for weight in weights]
-    return SimpleNamespace(step=partial(naive_lars, weights, velocities, **settings))
+    return SimpleNamespace(
+        step=partial(naive_lars, weights, [*map(torch.zeros_like, weights)], **settings)
+    )
 
 
 PLAIN = {"weight_decay": 0.0, "trust_ratio": False}  # options of a group
@@ -126,8 +127,9 @@ def test_state_and_mathematics_of_half_parameters_are_float32(kind, settings, dt
     assert {p.dtype for p in halves} == {dtype}
     other = kind(parameters(first, dtype), **settings)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    tensors = [value for own in other.state.values() for value in own.values()]
-    assert {value.dtype for value in tensors} == {torch.float32}
+    assert {value.dtype for own in other.state.values() for value in own.values()} == {
+        torch.float32
+    }
 
 
 def test_a_parameter_that_the_loss_did_not_reach_counts_its_own_steps():
@@ -189,11 +191,13 @@ def test_options_out_of_range(kind, option):
             kind([{"params": [torch.nn.Parameter(torch.ones(1))]} | option])
 
 
-def test_a_group_s_option_that_they_would_not_read():
-    with pytest.raises(Impossible, match="maximize is True: give False"):
-        LARS([{"params": [torch.nn.Parameter(torch.ones(1))], "maximize": True}])
-
-
-def test_complex_parameters():
-    with pytest.raises(Impossible, match="complex"):
-        LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))])
+@pytest.mark.parametrize(
+    "dtype, option, told",
+    [
+        (torch.float32, {"maximize": True}, "maximize is True: give False"),
+        (torch.complex64, {}, "complex"),
+    ],
+)
+def test_a_group_that_they_could_not_step(dtype, option, told):
+    with pytest.raises(Impossible, match=told):
+        LARS([{"params": [torch.nn.Parameter(torch.ones(2, dtype=dtype))]} | option])

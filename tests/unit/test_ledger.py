@@ -45,8 +45,7 @@ def watched(model, loss_fn, x, y):
 
 
 def sums(alive):
-    kinds = {a.kind for a in alive}
-    return {kind: sum(a.bytes for a in alive if a.kind == kind) for kind in kinds}
+    return {kind: sum(a.bytes for a in alive if a.kind == kind) for kind in {a.kind for a in alive}}
 
 
 # -- hand counts -----------------------------------------------------------------------------------
@@ -160,12 +159,6 @@ class Wrapped(torch.Tensor):
 OUTSIDE, LAYER = torch.zeros(100), nn.Linear(10, 10)
 
 
-def grown():
-    a = torch.zeros(100)
-    a.resize_(250)
-    return a
-
-
 def emptied():
     a = torch.zeros(100)
     a.untyped_storage().resize_(0)
@@ -204,23 +197,6 @@ def views():
     )
 
 
-def recorded():
-    x = torch.zeros(100, requires_grad=True)  # 400
-    return (
-        x.exp().exp()
-    )  # 400 each: both are saved, one by the graph alone; x by nothing, but the graph leads to it
-
-
-def by_function():
-    return Doubled.apply(torch.zeros(100, requires_grad=True))
-
-
-def checkpointed():
-    return torch.utils.checkpoint.checkpoint(
-        lambda x: x.exp().exp().exp(), torch.zeros(100, requires_grad=True), use_reentrant=False
-    )
-
-
 def kept_by_hooks():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
         return torch.zeros(100, requires_grad=True).exp()
@@ -232,12 +208,6 @@ def by_optimizer(**how):
     optimizer = torch.optim.Adam([w], **how)
     optimizer.step()
     return optimizer
-
-
-def sparse():
-    return torch.sparse_coo_tensor(
-        torch.tensor([[1, 5]]), torch.zeros(2), (10,), check_invariants=True
-    )
 
 
 WAYS = [
@@ -274,7 +244,7 @@ WAYS = [
     ),
     (views, 400),
     (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
-    (grown, 1000),
+    (lambda: torch.zeros(100).resize_(250), 1000),
     (emptied, 0),
     (set_to_another, 28),
     (data_swapped, 44),
@@ -292,15 +262,26 @@ WAYS = [
     (lambda: torch._foreach_add([OUTSIDE, OUTSIDE[:10]], 1), 440),
     (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8),
     (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
-    (recorded, 3 * 400),
-    (by_function, 400 + 400 + 400),
-    (checkpointed, 400 + 400),
+    # each exp is saved, one by the graph alone; x by nothing, but the graph leads to it
+    (lambda: torch.zeros(100, requires_grad=True).exp().exp(), 3 * 400),
+    (lambda: Doubled.apply(torch.zeros(100, requires_grad=True)), 400 + 400 + 400),
+    (
+        lambda: torch.utils.checkpoint.checkpoint(
+            lambda x: x.exp().exp().exp(), torch.zeros(100, requires_grad=True), use_reentrant=False
+        ),
+        400 + 400,
+    ),
     (kept_by_hooks, 400 + 400 + 800),
     (by_optimizer, 400 + 400 + 800 + 4),
     (lambda: by_optimizer(foreach=True), 1604),
     (lambda: by_optimizer(fused=True), 1604),
     (lambda: by_optimizer(amsgrad=True), 2004),
-    (sparse, 16 + 8),
+    (
+        lambda: torch.sparse_coo_tensor(
+            torch.tensor([[1, 5]]), torch.zeros(2), (10,), check_invariants=True
+        ),
+        16 + 8,
+    ),
     (lambda: nn.Linear(10, 10), 440),
     (
         lambda: nested(torch.strided),
@@ -424,8 +405,7 @@ def test_tied_weights_and_two_modules_count_once_each():
 def test_each_storage_says_what_made_it_and_where_in_the_backward_too():
     model = GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=11))
     ledger = watched(model, cross_entropy, torch.randint(11, (4, 16)), torch.randint(11, (4, 16)))
-    places = {(a.kind, a.name, a.module, a.made) for a in ledger.at_peak()}
-    assert places >= {
+    assert {(a.kind, a.name, a.module, a.made) for a in ledger.at_peak()} >= {
         ("activations", "gelu", "layers.1.mlp", "forward"),
         ("activations", "_softmax", "layers.2.attention", "forward"),
         ("temporaries", "mm", "layers.2.mlp.down", "backward"),

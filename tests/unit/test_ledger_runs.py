@@ -149,8 +149,9 @@ def test_the_log_stays_small_and_keeps_the_last_peak_only(runs):
             )
             + "\n"
         )
-    events = [e for e in Run.open(path.parent).trace() if isinstance(e, Alive)]
-    assert [(e.name, e.bytes, e.shape) for e in events] == [("w", 7, (7,))]
+    assert [
+        (e.name, e.bytes, e.shape) for e in Run.open(path.parent).trace() if isinstance(e, Alive)
+    ] == [("w", 7, (7,))]
 
 
 def test_results_do_not_depend_on_who_counts(runs):

@@ -10,11 +10,12 @@ from bigtrain_lab.core.hardware import PROFILES
 from tools import link_page
 from tools.links import MESSAGE, picture, ways
 
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 def texts(svg: str) -> list[str]:
-    return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    return [
+        element.text
+        for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_the_committed_page_is_what_the_tool_writes(tmp_path):

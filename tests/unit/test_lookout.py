@@ -53,8 +53,10 @@ def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path):
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(progress.Progress, "failed", lambda *_: 1 / 0)
-    end = end_of(tmp_path, GONE)
-    assert end.diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    assert (
+        end_of(tmp_path, GONE).diagnosis
+        == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    )
 
 
 def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
@@ -67,8 +69,9 @@ def test_a_rank_that_has_ended_without_a_word_is_told_by_another_of_its_machine(
 
 def test_a_rank_that_computes_says_so_and_one_that_torchrun_ends_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Pulse, "count", lambda pulse: time.monotonic_ns())
-    told = end_of(tmp_path, {}, meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert told == End("stopped", "Rank 1 was ended from outside (SIGTERM).", teller=1)
+    assert end_of(tmp_path, {}, meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM)) == End(
+        "stopped", "Rank 1 was ended from outside (SIGTERM).", teller=1
+    )
     assert (tmp_path / "pulse-1.txt").stat().st_size > 1
 
 

@@ -220,7 +220,10 @@ def test_switched_off_it_is_torch_s_switched_off():
         (lambda s, o: DynamicLossScaler(growth_factor=1.0), "factor above 1"),
         (lambda s, o: DynamicLossScaler(backoff_factor=1.0), "between 0 and 1"),
         (lambda s, o: DynamicLossScaler(growth_interval=0), "at least 1 step"),
-        (lambda s, o: (s.step(o), s.step(of_the_same(o))), "Two optimizers hold one parameter"),
+        (  # torch would divide the gradients twice
+            lambda s, o: (s.step(o), s.step(torch.optim.SGD(o.param_groups[0]["params"], lr=1.0))),
+            "Two optimizers hold one parameter",
+        ),
         (lambda s, o: DynamicLossScaler().step(o), "No loss was scaled yet"),
     ],
 )
@@ -230,8 +233,3 @@ def test_what_cannot_be_meant_is_a_sentence(act, sentence):
         scaler = DynamicLossScaler()
         scaler.scale(torch.ones(()))
         act(scaler, optimizer)
-
-
-def of_the_same(optimizer):
-    """Another optimizer; torch would divide the gradients twice."""
-    return torch.optim.SGD(optimizer.param_groups[0]["params"], lr=1.0)

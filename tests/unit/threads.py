@@ -75,10 +75,8 @@ class Threaded(Group):
         self.inner, self.ranks = inner, ranks
         self.rank, self.size, self.lanes = inner.rank, inner.size, {}
         self.broadcast, self.finish = inner.broadcast, inner.finish
-        self.all_gather, self.reduce_scatter = inner.all_gather, inner.reduce_scatter
-
-    def all_reduce(self, tensor, op="sum", name=""):
-        return self.inner.all_reduce(tensor, op, name)
+        self.all_reduce, self.reduce_scatter = inner.all_reduce, inner.reduce_scatter
+        self.all_gather = inner.all_gather
 
     def isend(self, tensor, dst, name="", site="", tag=0, agreed=False):
         self.inner.isend(tensor, dst, name, site, tag)
