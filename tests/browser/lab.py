@@ -44,10 +44,9 @@ def lab_server(folder: Path):
     notebooks.mkdir(parents=True)
     token = secrets.token_hex(8)
     root = str(Path(__file__).resolve().parents[2])
-    own = {name: str(folder / name.lower()) for name in OWN_FOLDERS}
     environment = {
         **os.environ,
-        **own,
+        **{name: str(folder / name.lower()) for name in OWN_FOLDERS},
         "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     quiet = (

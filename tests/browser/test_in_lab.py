@@ -69,8 +69,9 @@ def test_opening_a_panel_changes_no_setting(lab):
     lab.slider("loss-scale").focus()
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="Copy command").first.click()
-    command = page.locator(".btl-panel").first.locator(".btl-command code").first
-    expect(command).to_have_text(re.compile(r"--loss-scale \d+(\.0)?$"))
+    expect(page.locator(".btl-panel").first.locator(".btl-command code").first).to_have_text(
+        re.compile(r"--loss-scale \d+(\.0)?$")
+    )
 
 
 SLOW = """import time
@@ -259,8 +260,9 @@ def test_mouse_themes_and_another_trace(player):
     page, box = player.page, player.player.locator("canvas").bounding_box()
     end = float(player.data("end"))
     page.mouse.move(box["x"] + 106, box["y"] + 18)
-    tip = player.player.locator(".btl-tip")
-    expect(tip).to_contain_text("F0: forward of micro-batch 0, stage 0, rank 0")
+    expect(player.player.locator(".btl-tip")).to_contain_text(
+        "F0: forward of micro-batch 0, stage 0, rank 0"
+    )
     page.keyboard.down("Control")
     page.mouse.move(box["x"] + 300, box["y"] + 30)
     page.mouse.wheel(0, -400)

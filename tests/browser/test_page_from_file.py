@@ -216,8 +216,12 @@ def test_clocks_and_versions(open_page):
 
 
 def test_a_phone_without_a_network_shows_all_of_it_in_the_browser_s_colours(open_page):
-    small = {"width": 390, "height": 844}
-    shown = open_page(viewport=small, has_touch=True, offline=True, color_scheme="dark")
+    shown = open_page(
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+        offline=True,
+        color_scheme="dark",
+    )
     assert shown.page.evaluate("document.documentElement.scrollWidth") == 390
     for button in shown.page.locator(".btl-bar button:visible").all():
         box = button.bounding_box()

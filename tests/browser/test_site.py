@@ -83,8 +83,7 @@ def alike(shown: dict, lab: str, changed: dict) -> bool:
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     given = [*SETTINGS, *(["--pyodide", PYTHON] if PYTHON else [])]
-    command = [sys.executable, "-m", "bigtrain_lab", "site", str(folder), *given]
-    subprocess.run(command, check=True)
+    subprocess.run([sys.executable, "-m", "bigtrain_lab", "site", str(folder), *given], check=True)
     with served(folder) as address:
         yield address
 
@@ -138,8 +137,9 @@ def test_python_in_the_browser_predicts_what_it_predicts_here(browser, site):
             shown = page.move(changed)
             assert alike(shown, lab, changed)
             assert page.page.locator("#btl-trouble").is_visible() == ("refused" in shown)
-        made = "many => Object.keys(btlMade).length > many"
-        page.page.wait_for_function(made, arg=len(SETTINGS[lab]) + 1)  # also what was not asked for
+        page.page.wait_for_function(  # also what was not asked for
+            "many => Object.keys(btlMade).length > many", arg=len(SETTINGS[lab]) + 1
+        )
     assert page.complaints == []
     assert not [url for url in page.requests if not url.startswith((site, "blob:"))]
 

@@ -2,7 +2,6 @@
 refused when parts are put together."""
 
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,8 +148,7 @@ def agreeing(rank) -> dict:
     optimizer, scaler = torch.optim.SGD([weight], 1.0), DynamicLossScaler(8.0, group=group)
     scaler.scale((weight * (torch.inf if rank.index else 1.0)).sum()).backward()
     scaler.step(optimizer)
-    late = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0)
-    assert "have agreed" in refused(scaler.unscale_, late)
+    assert "have agreed" in refused(scaler.unscale_, sgd([nn.Parameter(torch.ones(1))]))
     scaler.update()
     found = [scaler.get_scale(), float((weight - 1).abs().sum())]
     weight.grad = torch.full((2,), 3.0) if rank.index else None
@@ -204,8 +202,11 @@ def tied(rank) -> dict:
 
 
 def test_copies_of_a_tied_weight_may_not_part(tmp_path):
-    told = {"differ": "differ", "one is frozen": "differ", "other rates": "differ"}
-    told |= {"unused": "got no gradient", "not cleared": "gradient of an earlier batch"}
+    told = {
+        **dict.fromkeys(("differ", "one is frozen", "other rates"), "differ"),
+        "unused": "got no gradient",
+        "not cleared": "gradient of an earlier batch",
+    }
     result = launch(tied, 2, directory=tmp_path / "run").result
     assert len(result) == 10
     assert all(told[name.partition(" on ")[0]] in str(each) for name, each in result.items())
@@ -219,25 +220,26 @@ def scaled(level="fp16", prepared=None, **options):
     return mp, mp.prepare(prepared or nn.Linear(2, 2))
 
 
-BOTH = SimpleNamespace(
-    name="both ways",
-    asynchronous=False,
-    stages=2,
-    micro_batches=2,
-    rank_of=lambda stage, micro_batch: (stage + micro_batch) % 2,
-)
-
-
 def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
 SHARED, ONE = nn.Linear(2, 2), Schedule.named("1f1b")(1, 1)
 TIE = {"table": {0: "weight", 1: "weight"}}
-LATE = [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]
 REFUSALS = {
     "no module": ({"modules": {0: torch.tanh}}, "Stage 0 is a builtin_function"),
-    "a stage on two ranks": ({"schedule": BOTH}, r"stage 0 on ranks \[0, 1\]"),
+    "a stage on two ranks": (
+        {
+            "schedule": SimpleNamespace(
+                name="both ways",
+                asynchronous=False,
+                stages=2,
+                micro_batches=2,
+                rank_of=lambda stage, micro_batch: (stage + micro_batch) % 2,
+            )
+        },
+        r"stage 0 on ranks \[0, 1\]",
+    ),
     "no optimizer": (
         {"schedule": Schedule.named("pipedream")(2, 2), "optimizer": None},
         "pass optimizer=",
@@ -297,13 +299,15 @@ REFUSALS = {
         {"tied": {"table": {0: "weight", 2: "weight"}}, "modules": {0: SHARED, 2: SHARED}},
         "name one of them",
     ),
-    "tied, update too early": ({"tied": TIE, "order": LATE}, "before the last backward"),
+    "tied, update too early": (
+        {"tied": TIE, "order": [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]},
+        "before the last backward",
+    ),
 }
 
 
-@pytest.mark.parametrize("what", REFUSALS)
-def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
-    given, sentence = REFUSALS[what]
+@pytest.mark.parametrize("given, sentence", REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_compose_is_refused_when_it_is_put_together(given, sentence):
     chosen = {
         "schedule": Schedule.named("interleaved")(2, 2),
         "order": [],
@@ -357,8 +361,8 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
     ):
         with later:
             y = use(torch.ones(1, 2))
-        check = partial(guard.refuse_used_twice, 0, y, later.postponed)
-        assert ("halves of its gradient" in refused(check)) == both
+        told = refused(guard.refuse_used_twice, 0, y, later.postponed)
+        assert ("halves of its gradient" in told) == both
         later.run()
 
 

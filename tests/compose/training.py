@@ -28,8 +28,6 @@ from .ingredients import ONE_RANK, ZERO
 RANKS, MICRO_BATCHES, ROWS = 2, 4, 2
 IGNORED = -100  # a target that cross_entropy leaves out
 LEVELS = {"bf16": "bf16", "fp16 with scaler": "fp16"}
-# The first step overflows, later ones let the scale grow.
-SCALER = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26, "growth_interval": 2}
 CLIP = 0.05  # below every norm that was seen
 OPTIMIZERS = {
     None: lambda p: torch.optim.SGD(p, 0.1),
@@ -104,8 +102,11 @@ class Setting:
             return token_weighted([n for call in window for n in self.tokens(call)])
 
     def loss_fn(self, logits, targets):
-        how = "sum" if "accumulation" in self.chosen else "mean"
-        return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=how)
+        return cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            reduction="sum" if "accumulation" in self.chosen else "mean",
+        )
 
     def freeze(self, model, fired: Counter) -> None:
         for name, weight in model.named_parameters():
@@ -117,7 +118,11 @@ class Setting:
                 )
 
     def scaler(self, group=None):
-        return DynamicLossScaler(**SCALER, group=group) if self.level == "fp16" else None
+        """Of fp16. The first step overflows, later ones let the scale grow."""
+        if self.level == "fp16":
+            return DynamicLossScaler(
+                2.0**40, backoff_factor=2.0**-26, growth_interval=2, group=group
+            )
 
     def prepare(self, model):
         """Freeze, hook, and prepare for mixed precision: (the policy's context, the precision,

@@ -87,8 +87,9 @@ def typed(source: str) -> dict:
 
 
 def edited(made: dict, id: str, **changes) -> dict:
-    cells = [each | (changes if each["id"] == id else {}) for each in made["cells"]]
-    return made | {"cells": cells}
+    return made | {
+        "cells": [each | (changes if each["id"] == id else {}) for each in made["cells"]]
+    }
 
 
 FORGED = [
@@ -183,8 +184,10 @@ def test_what_was_played_is_not_played_again_unless_the_check_changes(course, mo
 def test_grading_killed_in_the_middle_goes_on_where_it_was(course, monkeypatch):
     monkeypatch.setattr(grade, "SEEDS", (1, 2, 3))  # the process has its own
     folder = course(["right", "wrong", "helped", "no python"])
-    words = [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "1"]
-    process = subprocess.Popen(words, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bigtrain_lab", "course", "grade", str(folder), "--cores", "1"],
+        start_new_session=True,
+    )
     store, deadline = folder / "marks" / "verdicts.json", time.monotonic() + 120
     while not store.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -210,8 +213,9 @@ def test_a_folder_of_loose_notebooks_needs_no_nbgrader(tmp_path, monkeypatch, ca
     marks = tmp_path / "class" / "marks"
     rows = list(csv.DictReader((marks / "marks.csv").open()))
     assert [row["student"] for row in rows] == ["ann", "bob"] and rows[0]["by hand, of"] == "2.0"
-    suites = ElementTree.parse(marks / "junit.xml").getroot()
-    assert [suite.get("failures") != "0" for suite in suites] == [False, True]
+    assert [
+        suite.get("failures") != "0" for suite in ElementTree.parse(marks / "junit.xml").getroot()
+    ] == [False, True]
     assert not (tmp_path / "class" / "gradebook.db").exists()
 
 
@@ -220,8 +224,9 @@ def test_answers_that_are_alike_are_told(course):
     folder = course(["right", "wrong", "starter"])
     hand_in(folder / "submitted" / "copy" / "timing", notebook(renamed))
     found = [each for source in sources(folder) for each in submissions(folder, source)]
-    pairs = [(pair.one, pair.other) for pair in alike_pairs(found) if pair.similarity == 1]
-    assert pairs == [("copy", "right")]
+    assert [(pair.one, pair.other) for pair in alike_pairs(found) if pair.similarity == 1] == [
+        ("copy", "right")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 """The assignments: each runs from top to bottom as handed out, and so does its key."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 
 from bigtrain_lab.course.build import notebook
-from tests.notebooks.test_notebooks import read, run_by_nbval
+from tests.notebooks.test_notebooks import NOTEBOOKS, read, run_by_nbval
 
 pytestmark = pytest.mark.slow
-HANDED_OUT = sorted((Path(__file__).parents[2] / "notebooks" / "assignments").glob("*.ipynb"))
 LISTENING = """from contextlib import redirect_stdout
 from io import StringIO
 with redirect_stdout(StringIO()) as heard:
@@ -34,8 +32,9 @@ def checked(notebook, right: str) -> list:
 def test_assignments_run_as_handed_out_and_so_do_their_keys(tmp_path):
     """Each check says what is missing, then that all is right. Panels are shown once."""
     own = {}
-    for path in HANDED_OUT:
-        key = checked(notebook(path.stem), PASSES)
-        shown = [cell for cell in key if "show(" not in cell.source]
+    for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb")):
+        shown = [
+            cell for cell in checked(notebook(path.stem), PASSES) if "show(" not in cell.source
+        ]
         own[path.stem] = checked(deepcopy(read(path)), MISSING) + shown
     run_by_nbval(tmp_path, own)

@@ -67,10 +67,12 @@ def run_by_nbval(folder, notebooks: dict[str, list]):
     nbformat.write(every, folder / "every.ipynb")
     (folder / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    limits = ["--nbval-cell-timeout=1000", "--nbval-kernel-startup-timeout=300"]
-    words = ["--nbval-lax", "--nbval-current-env", *limits, "-p", "no:cacheprovider", "-q"]
+    words = (
+        "--nbval-lax --nbval-current-env --nbval-cell-timeout=1000"
+        " --nbval-kernel-startup-timeout=300 -p no:cacheprovider -q"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, "every.ipynb"],
+        [sys.executable, "-m", "pytest", *words.split(), "every.ipynb"],
         cwd=folder,
         env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
         capture_output=True,
@@ -182,10 +184,9 @@ def test_code_is_short_and_defines_nothing(path):
         assert max(map(len, cell.source.splitlines())) <= 130, (
             f"{cell.id} has a line too long to read"
         )
-        tree = ast.parse(cell.source)
         defines = [
             node
-            for node in ast.walk(tree)
+            for node in ast.walk(ast.parse(cell.source))
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         ]
         assert not defines or is_exercise(cell), (
@@ -322,8 +323,7 @@ def test_its_source_cells_show_the_present_sources(path):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_of_a_panel_shows_the_present_numbers(name):
-    shown = text_of((NOTEBOOKS.parent / f"{name}.png").read_bytes())
-    assert shown == told(*PICTURES[name]), (
+    assert text_of((NOTEBOOKS.parent / f"{name}.png").read_bytes()) == told(*PICTURES[name]), (
         f"{name}.png shows other numbers: python tools/picture_panels.py {Path(name).name}"
     )
 
@@ -401,11 +401,10 @@ def test_a_copy_shows_nothing_before_its_cell_and_is_never_written_over(tmp_path
         path.write_text(path.read_text().replace('"# ', f'"# {said} ', 1))
     for _ in range(2):
         lesson.copies(own, release)
-    titles = [
+    assert [
         read.__wrapped__(path).cells[0].source[:6]
         for path in (first, *own.glob(f"{first.stem}-*"), second)
-    ]
-    assert titles == ["# mine", "# new ", "# new "]
+    ] == ["# mine", "# new ", "# new "]
 
 
 # -- the budget sheet ------------------------------------------------------------------------------
@@ -433,8 +432,11 @@ def untranslated(text: str) -> tuple:
     """What is the same in each language: code, links, numbers, levels of headings, rows."""
     prose = FENCED.sub("", text)
     found = (re.findall(each, prose) for each in (r"`[^`\n]+`", r"\]\([^)]+\)", r"\n\|", r"#+ "))
-    numbers = set(re.findall(r"\d+(?:[.,]\d+)*", re.sub("`[^`\n]+`", "", prose)))
-    return FENCED.findall(text), *map(Counter, found), numbers
+    return (
+        FENCED.findall(text),
+        *map(Counter, found),
+        set(re.findall(r"\d+(?:[.,]\d+)*", re.sub("`[^`\n]+`", "", prose))),
+    )
 
 
 @pytest.mark.parametrize("language", lesson.editions(NOTEBOOKS))

@@ -67,5 +67,4 @@ def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):
     asked = Accumulate(**SMALL, accumulation=8, micro_batches=8)
     asked = asked.replace(memory_mb=2 * asked.predict().peak_bytes(0) / 1e6)
     assert asked.activations(8) > 1.5 * asked.capacity_bytes
-    run = asked.run(directory=tmp_path / "run")
-    assert run_differs(asked, run) == []
+    assert run_differs(asked, asked.run(directory=tmp_path / "run")) == []

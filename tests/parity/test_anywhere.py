@@ -281,9 +281,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
-    changes, told = REFUSED[name]
+@pytest.mark.parametrize("changes, told", REFUSED.values(), ids=REFUSED)
+def test_a_rank_that_cannot_take_part_is_told_by_the_other(changes, told, tmp_path):
     text = REFUSING.format(**{"begin": "pass", "instead": "pass", "steps": "3", **changes})
     (code, output), _ = ranks_by_hand(tmp_path, script(tmp_path, text), 2)
     assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
@@ -293,8 +292,9 @@ def test_a_rank_that_cannot_take_part_is_told_by_the_other(name, tmp_path):
 def test_a_rank_that_dies_before_it_connects_is_told_by_torchrun_and_ends_all(tmp_path):
     text = REFUSING.format(begin="os.kill(os.getpid(), 9)", instead=HINDERED, steps="3")
     (name,) = script(tmp_path, text)
-    line = f"torchrun --standalone --nproc-per-node=2 {name}"
-    [(code, output)] = ended(typed(line, "unused", tmp_path))
+    [(code, output)] = ended(
+        typed(f"torchrun --standalone --nproc-per-node=2 {name}", "unused", tmp_path)
+    )
     assert code and re.search(r"rank +: 1 .*\n *exitcode +: -9 ", output), output
     assert at_work_in(tmp_path) == []
 

@@ -45,7 +45,6 @@ TINY = {"width": 16, "heads": 2, "sequence": 8}
 STAGES = {**TINY, "layers": 8, "rows": 1, "optimizer": "sgd", "learning_rate": 0.5}
 LAYERS = {**TINY, "layers": 2, "vocabulary": 256}
 CUBE = {**LAYERS, "heads": 8, "micro_batches": 2}
-PAIRS = {"width": 16, "heads": 2, "pairs": 120, "held_out": 7, "held_out_rows": 2}
 
 # Lab -> settings of a run each, two steps long and in float64 where these are knobs and a row says
 # nothing else. A lab that is not here runs as its panel opens.
@@ -185,7 +184,14 @@ SETTINGS: dict[str, list[dict]] = {
         | {"fused_attention": True},
     ),
     "translate": over(
-        {**PAIRS, "batch_tokens": 120},
+        {
+            "width": 16,
+            "heads": 2,
+            "pairs": 120,
+            "held_out": 7,
+            "held_out_rows": 2,
+            "batch_tokens": 120,
+        },
         {"replicas": 2, "workers": 0, "evaluate_every": 1, "hardware": "unit"},
         {
             "replicas": 3,

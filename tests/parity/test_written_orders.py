@@ -135,8 +135,7 @@ def test_a_drawn_order_on_real_ranks_is_as_predicted_and_as_one_process(
         learning_rate=0.5,
         schedule="gpipe",
     )
-    run = asked.run(directory=tmp_path / "run", jitter_s=0.003)
-    assert run_differs(asked, run) == []
+    assert run_differs(asked, asked.run(directory=tmp_path / "run", jitter_s=0.003)) == []
 
 
 WRONG = {
@@ -176,8 +175,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_text_that_is_no_order_is_refused_in_a_sentence(mistake):
-    texts, sentence = WRONG[mistake]
+@pytest.mark.parametrize("texts, sentence", WRONG.values(), ids=WRONG)
+def test_a_text_that_is_no_order_is_refused_in_a_sentence(texts, sentence):
     with pytest.raises(Impossible, match=sentence):
         simulate(Schedule.of(*texts), {"F": 1, "B": 2, "I": 1, "W": 1})

@@ -96,8 +96,7 @@ def test_the_mlp_is_gpt_2s():
         2, 7, 12, dtype=config.torch_dtype, generator=torch.Generator().manual_seed(0)
     )
     h = mlp.up(x)
-    gelu = 0.5 * h * (1 + torch.tanh(sqrt(2 / pi) * (h + 0.044715 * h**3)))
-    assert close(mlp(x), mlp.down(gelu))
+    assert close(mlp(x), mlp.down(0.5 * h * (1 + torch.tanh(sqrt(2 / pi) * (h + 0.044715 * h**3)))))
 
 
 def test_a_tied_head_reads_the_token_table():
@@ -182,12 +181,10 @@ def test_another_seed_is_another_model_and_dtypes_start_from_one():
 def test_mlp_stages_equal_the_formula(stages):
     parts = layered_mlp(4, 16, stages, seed=3, dtype=torch.float64)
     (whole,) = layered_mlp(4, 16, seed=3, dtype=torch.float64)
-    weights = dict(whole.named_parameters())
-    x = torch.randn(32, 16, dtype=torch.float64)
-    hidden = x
+    x = hidden = torch.randn(32, 16, dtype=torch.float64)
     for part in parts:
         hidden = part(hidden, None)
-    a, b, c, d = weights.values()
+    a, b, c, d = whole.parameters()
     assert torch.equal(hidden, ((x @ a.T).tanh() @ b.T).tanh().matmul(c.T).tanh() @ d.T)
 
 

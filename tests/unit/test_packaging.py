@@ -100,13 +100,8 @@ def project(tmp_path, monkeypatch):
     calls = []
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    monkeypatch.setattr(setup, "ROOT", tmp_path)
-    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv" / "ready.json")
-    monkeypatch.setattr(setup, "nvidia_gpu", lambda: False)
     installed = dict(setup.pins((ROOT / "constraints.txt").read_text()), torch="2.13.0+cpu")
     answer = {"base": sys.base_prefix, "python": sys.version, "versions": installed}
-    monkeypatch.setattr(setup, "probe", lambda names: answer)
 
     def create():
         calls.append("create")
@@ -123,8 +118,16 @@ def project(tmp_path, monkeypatch):
             calls.append(words[-1])
         return ""
 
-    monkeypatch.setattr(setup, "create", create)
-    monkeypatch.setattr(setup, "pip_install", pip_install)
+    for name, replaced in {
+        "ROOT": tmp_path,
+        "VENV": tmp_path / ".venv",
+        "STAMP": tmp_path / ".venv" / "ready.json",
+        "nvidia_gpu": lambda: False,
+        "probe": lambda names: answer,
+        "create": create,
+        "pip_install": pip_install,
+    }.items():
+        monkeypatch.setattr(setup, name, replaced)
     setup.prepare("", "auto")
     assert calls == ["create", "torch==2.13.0+cpu"]
     calls.clear()

@@ -211,8 +211,10 @@ def test_while_a_hand_rests_another_process_makes_the_dry_runs_of_its_next_place
 ):
     """The kernel finds them; a run has the processors to itself."""
     monkeypatch.chdir(tmp_path)
-    unseen = 256 + random.SystemRandom().randrange(30_000)  # kept by no test before
-    shown = show("memory", layers=1, width=16, vocabulary=unseen)
+    # of a size that was kept by no test before
+    shown = show(
+        "memory", layers=1, width=16, vocabulary=256 + random.SystemRandom().randrange(30_000)
+    )
     monkeypatch.setattr(dry_run, "followed", None)
     found = shown.experiment, shown.experiment.model_dump() | {"layers": 2}
     until(lambda: not isinstance(attempt(*found), str))
@@ -251,8 +253,7 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert "press Run" in curves({"loss": "loss"}, shown.traces["predicted"])
     ran(shown)
     assert shown.picture.lenses.value == "curves" and shown.picture.curves in parts(shown)
-    trace = shown.run.trace()
-    losses = [event.value for event in trace.where(Scalar, name="loss")]
+    losses = [event.value for event in shown.run.trace().where(Scalar, name="loss")]
     for text in (
         f">{losses[-1]:#.4g}<",
         ">slots<",

@@ -123,12 +123,13 @@ def press(panel, past, what=""):
     panel.foot.past._handle_custom_msg({"row": panel.foot.runs.index(past), "do": what}, [])
 
 
-TOLD = ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
-
-
 def test_history_lists_the_newest_first_with_what_differs(kept):
     panel, runs = kept
-    assert [past.told for past in runs] == TOLD
+    assert [past.told for past in runs] == [
+        "default settings",
+        "micro-batches 3, trouble raise",
+        "micro-batches 3",
+    ]
     assert [past.state for past in runs] == ["done", "failed", "done"]
 
 

@@ -161,12 +161,14 @@ def test_a_data_set_is_fetched_on_purpose_only(monkeypatch):
             raise ConnectionError("no copy")
         return [{"translation": {"en": f"{n}", "de": f"{n} auch"}} for n in range(20)]
 
-    stub = SimpleNamespace(load_dataset=load_dataset, DownloadConfig=SimpleNamespace)
-    monkeypatch.setitem(sys.modules, "datasets", stub)
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, DownloadConfig=SimpleNamespace),
+    )
     with pytest.raises(Impossible, match="opus is not to be had .*: fetch it once with fetch=True"):
         from_hugging_face("opus", "en", "de")
-    fetched = from_hugging_face("opus", "en", "de", fetch=True, vocabulary="words")
-    assert len(fetched.train) == 18
+    assert len(from_hugging_face("opus", "en", "de", fetch=True, vocabulary="words").train) == 18
     with pytest.raises(Impossible, match="^opus has no translation from en to fr"):
         from_hugging_face("opus", "en", "fr", fetch=True)
 
@@ -190,8 +192,7 @@ def test_batches_hold_each_sentence_once_in_another_order_each_epoch():
         assert parts == [batch[part::3] for part in range(3)] and batches.place(
             len(batches) + number
         ) == (1, number)
-        width = max(max(map(len, pairs[n])) + 1 for n in batch)
-        assert len(batch) * width <= 300
+        assert len(batch) * max(max(map(len, pairs[n])) + 1 for n in batch) <= 300
 
 
 def test_a_micro_batch_is_padded_and_knows_its_words():

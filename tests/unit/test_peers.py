@@ -98,23 +98,28 @@ def under(monkeypatch, **variables):
 
 
 WHOLE = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
-AGENT = {
-    "GROUP_WORLD_SIZE": "2",
-    "TORCHELASTIC_RESTART_COUNT": "1",
-    "TORCHELASTIC_RUN_ID": "none",
-}
 FIRST = WHOLE | {"RANK": "0"}
-PLACES = [
-    (WHOLE, border.Place(3, 4)),
-    (WHOLE | AGENT, border.Place(3, 4, nodes=2, restart=1, agent=True)),
-    (FIRST, border.Place(0, 4, hosts=True)),
-    (FIRST | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, border.Place(0, 4)),
-    (WHOLE | {"MASTER_PORT": "x"}, None),
-    *(({k: v for k, v in WHOLE.items() if k != name}, None) for name in WHOLE),
-]
 
 
-@pytest.mark.parametrize("variables, place", PLACES)
+@pytest.mark.parametrize(
+    "variables, place",
+    [
+        (WHOLE, border.Place(3, 4)),
+        (
+            WHOLE
+            | {
+                "GROUP_WORLD_SIZE": "2",
+                "TORCHELASTIC_RESTART_COUNT": "1",
+                "TORCHELASTIC_RUN_ID": "none",
+            },
+            border.Place(3, 4, nodes=2, restart=1, agent=True),
+        ),
+        (FIRST, border.Place(0, 4, hosts=True)),
+        (FIRST | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, border.Place(0, 4)),
+        (WHOLE | {"MASTER_PORT": "x"}, None),
+        *(({k: v for k, v in WHOLE.items() if k != name}, None) for name in WHOLE),
+    ],
+)
 def test_a_place_is_what_torchrun_sets(variables, place, monkeypatch):
     under(monkeypatch, **variables)
     assert border.place_given() == place

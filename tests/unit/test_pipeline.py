@@ -160,21 +160,25 @@ def test_a_weight_from_a_list_is_right_where_a_forward_has_the_newest_version():
     assert close(listed, plain)
 
 
-def replace(stage):
-    stage.load_state_dict(stage.state_dict(), assign=True)
-
-
-def probe(stage):
-    stage(X).sum().backward()
-
-
 @pytest.mark.parametrize(
     "kind, name, between, optimizer, sentence",
     [
         (Gradient, "zb-h1", None, adam, "is split, and a gradient was asked for"),
         (Returns, "1f1b", None, adam, "returned a Doubled: between stages"),
-        (Stage, "1f1b", replace, adam, "Parameters of stage . were replaced since"),
-        (Stage, "1f1b", probe, adam, "There are gradients of another backward"),
+        (
+            Stage,
+            "1f1b",
+            lambda stage: stage.load_state_dict(stage.state_dict(), assign=True),
+            adam,
+            "Parameters of stage . were replaced since",
+        ),
+        (
+            Stage,
+            "1f1b",
+            lambda stage: stage(X).sum().backward(),
+            adam,
+            "There are gradients of another backward",
+        ),
         (Listed, "pipedream-vertical-sync", None, sgd, "from another place than its module"),
         (Stage, "1f1b", None, Clipped, "Clipped steps a tensor by the gradients of others too"),
     ],

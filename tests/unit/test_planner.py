@@ -22,9 +22,18 @@ from bigtrain_lab.models import GPTConfig, theory
 from bigtrain_lab.planner import Alike, Plan, Search, Stage, Way, model_job
 from bigtrain_lab.view import table
 
-SIZES = {"layers": 4, "width": 128, "heads": 16, "sequence": 64, "vocabulary": 512}
-ROOM = {"hardware": "a100-nvlink", "memory_mb": 80_000}
-LAB = PlanACluster(devices=4, batch=8, pipeline=2, **SIZES, **ROOM)
+LAB = PlanACluster(
+    devices=4,
+    batch=8,
+    pipeline=2,
+    layers=4,
+    width=128,
+    heads=16,
+    sequence=64,
+    vocabulary=512,
+    hardware="a100-nvlink",
+    memory_mb=80_000,
+)
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +171,7 @@ def test_what_next_is_what_saves_most(search):
 def test_elasticities_are_those_of_a_time():
     """Twice all rates and half of all latencies make half of a step."""
     large = LAB.replace(width=1024, sequence=256)
-    hardware = replace(large.profile, launch_s=3e-6)
-    search = Search(gpt_job(large.config, 8), hardware, 4)
+    search = Search(gpt_job(large.config, 8), replace(large.profile, launch_s=3e-6), 4)
     for plan in (Plan(2, 1, Way(2), 1, 1), Plan(1, 2, Way(2), 1, 0)):
         told = {constant.name: moves for constant, moves in search.elasticities(plan)}
         assert [told.pop(f"{what}_share") for what in ("matmul", "memory")] == pytest.approx(
@@ -306,10 +314,9 @@ def test_a_model_of_ones_own_is_planned(own, name, blocks):
 
 def test_what_is_no_model_of_blocks_is_refused(own):
     made = run_path(str(own))
-    for name, told in (("unlike", "no row of like blocks"), ("data", "make.. gave no model")):
-        with pytest.raises(Impossible, match=told):
-            model_job(made[name], 8)
     for name, told in (
+        ("unlike", "no row of like blocks"),
+        ("data", "make.. gave no model"),
         ("twice", "more or less than once"),
         ("frozen", "1 weights get no gradient"),
     ):

@@ -54,8 +54,7 @@ def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(run
 
 def test_the_forward_saves_less_in_half():
     saved = {level: Precision(level=level, **TINY).bytes["activations"] for level in LEVELS}
-    marks = 4 * 8  # whole numbers of the rows
-    assert saved["fp16-pure"] * 2 - saved["fp32"] == marks
+    assert saved["fp16-pure"] * 2 - saved["fp32"] == 4 * 8  # whole numbers of the rows
     assert saved["fp32"] / 2 < saved["bf16"] == saved["fp16"] < saved["fp32"]
 
 

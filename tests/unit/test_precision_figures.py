@@ -22,21 +22,20 @@ def report(at, kind, path, tensor):
 def trace():
     """Two looks at a model of two blocks; activations are reported from the end, as a backward
     meets them."""
-    events = []
-    for look in range(2):
-        events += [
-            report(look, ACTIVATIONS, path, tensor)
-            for path, tensor in (("b.out", LARGE), ("b", SMALL), ("a", LARGE), ("a.in", SMALL))
-        ]
-        events += [
-            report(look, WEIGHTS, path, tensor)
-            for path, tensor in (
-                ("a.in.weight", LARGE),
-                ("a.in.bias", SMALL),
-                ("b.out.weight", torch.zeros(3)),
-                ("scale", LARGE),
-            )
-        ]
+    events = [
+        report(look, kind, path, tensor)
+        for look in range(2)
+        for kind, path, tensor in (
+            (ACTIVATIONS, "b.out", LARGE),
+            (ACTIVATIONS, "b", SMALL),
+            (ACTIVATIONS, "a", LARGE),
+            (ACTIVATIONS, "a.in", SMALL),
+            (WEIGHTS, "a.in.weight", LARGE),
+            (WEIGHTS, "a.in.bias", SMALL),
+            (WEIGHTS, "b.out.weight", torch.zeros(3)),
+            (WEIGHTS, "scale", LARGE),
+        )
+    ]
     return Trace.of(events, "measured", settings={"level": "fp32"})
 
 

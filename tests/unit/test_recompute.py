@@ -7,7 +7,6 @@ import re
 from functools import partial
 from itertools import chain as joined
 from itertools import combinations, count
-from pathlib import Path
 
 import pytest
 
@@ -35,19 +34,14 @@ from bigtrain_lab.order.recompute.plan import (
 )
 from bigtrain_lab.order.recompute.plans.revolve import Revolve, fewest_advances
 
-PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
-INPUTS_ONLY = {
-    "saves_input": (False,) * 64
-}  # a record weighs nothing: what counts is the kept states, as Revolve counts
-
-
 # -- the numbers of the papers and the lesson ------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots, passes", [(1, 2016), (3, 258), (4, 200), (8, 137), (64, 63)])
 def test_64_equal_layers_need_as_many_advances_as_revolve_counts(slots, passes):
     assert fewest_advances(64, slots) == passes
-    chain = Chain.of((1,) * 65, (0,) * 64, **INPUTS_ONLY)
+    # a record weighs nothing: what counts is the kept states, as Revolve counts
+    chain = Chain.of((1,) * 65, (0,) * 64, saves_input=(False,) * 64)
     for ops in (plan_of(Revolve(slots), chain), optimum(chain, slots, early=False)):
         assert advances(ops) == passes and peak_bytes(ops, chain) <= slots
 
@@ -233,12 +227,6 @@ def unequal(dice, n, simple=False):
     )
 
 
-def holds(chain, budget, early):
-    ops = optimum(chain, budget, early)
-    assert peak_bytes(ops, chain) <= budget
-    assert extra_cost(ops, chain) == shortest_path(chain, budget, early), (chain, budget)
-
-
 @pytest.mark.parametrize(
     "n, tries, early, seed",
     [
@@ -257,7 +245,10 @@ def test_no_plan_at_all_is_cheaper(n, tries, early, seed):
     for at in range(tries):
         chain = unequal(dice, n, simple=at % 2)
         least = smallest_budget(chain, early)
-        holds(chain, dice.randint(least, max(least, enough(chain, early))), early)
+        budget = dice.randint(least, max(least, enough(chain, early)))
+        ops = optimum(chain, budget, early)
+        assert peak_bytes(ops, chain) <= budget
+        assert extra_cost(ops, chain) == shortest_path(chain, budget, early), (chain, budget)
 
 
 def test_a_state_that_one_layer_saves_as_output_and_the_next_as_input_is_paid_once():

@@ -258,21 +258,22 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("what", BESIDE)
-@pytest.mark.parametrize("way", ["module", "keep-none"])
-def test_a_tensor_beside_the_arguments_that_was_changed_in_place_is_refused(way, what):
+@pytest.mark.parametrize("h, make", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize(
+    "call",
+    [
+        checkpoint,
+        lambda fn, x: checkpoint_sequential([torch.sin, fn, torch.sin], "keep-none", x),
+    ],
+    ids=["module", "keep-none"],
+)
+def test_a_tensor_beside_the_arguments_that_was_changed_in_place_is_refused(call, h, make):
     """Also where autograd would not save it: the rerun would read it all the same."""
-    h, make = BESIDE[what]
-    call = checkpoint if way == "module" else partial(chained, torch.sin)
     y = call(make(h), torch.ones(6, requires_grad=True))
     h.mul_(2)
     with pytest.raises(Impossible, match=r"A tensor of shape \(6,\) was changed in place"):
         y.sum().backward()
     h.fill_(1)
-
-
-def chained(around, fn, x):
-    return checkpoint_sequential([around, fn, around], "keep-none", x)
 
 
 def test_an_input_that_changed_between_forward_and_backward():

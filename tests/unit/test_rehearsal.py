@@ -53,8 +53,7 @@ def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_eve
     it frees changes nothing."""
     order = Schedule.of("0F0 0F1 1F0 1I0+1F1 1B1 0B0 0I1 1W0 0W1")
     trace = traced(order, 1, Sizes(optimizer=0, queued=5, early=30))
-    held = [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")]
-    assert held == [
+    assert [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")] == [
         ("start", "weights", 2000),
         *((f, "activations", n) for f, n in (("0F0", 1), ("0F1", 2), ("1F0", 3))),
         ("1I0+1F1", "gradients", 30),

@@ -21,7 +21,6 @@ from bigtrain_lab.data.relations import (
 )
 
 MANY = [sentence(0, n) for n in range(3000)]
-DEV = [sentence(0, n, dev=True) for n in range(3000)]
 
 
 def between(words, start, end):
@@ -34,7 +33,10 @@ def test_a_sentence_is_a_function_of_its_arguments():
 
 
 def test_each_has_its_marks_in_order_around_two_names_of_its_split():
-    for sentences, dev in ((MANY, False), (DEV, True)):
+    for sentences, dev in (
+        (MANY, False),
+        ([sentence(0, n, dev=True) for n in range(3000)], True),
+    ):
         known = {name for kind in ("person", "firm", "place") for name in names(kind, dev)}
         for one in sentences:
             assert [one.words.count(mark) for mark in (E1, E1_END, E2, E2_END)] == [1] * 4
@@ -95,8 +97,7 @@ def test_a_batch_is_a_function_of_its_arguments():
 
 def test_f1_is_that_of_a_count_by_hand():
     """Class 1: TP 2, FP 1, FN 1. Class 2: TP 1, FP 1, FN 0. Class 3: FN 1. Class 0 is left out."""
-    labels = torch.tensor([1, 1, 1, 2, 3, 0, 0])
-    found = f1(torch.tensor([1, 1, 0, 2, 2, 1, 0]), labels, [1, 2, 3])
+    found = f1(torch.tensor([1, 1, 0, 2, 2, 1, 0]), torch.tensor([1, 1, 1, 2, 3, 0, 0]), [1, 2, 3])
     assert found.each == (4 / 6, 2 / 3, 0.0)
     assert found.micro == pytest.approx(2 * 3 / (2 * 3 + 2 + 2))
     assert found.macro == pytest.approx((4 / 6 + 2 / 3) / 3)

@@ -18,16 +18,6 @@ from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.techniques.replica_plan import LANE, with_replicas
 from bigtrain_lab.train import train
 
-SMALL = {
-    "micro_batches": 4,
-    "layers": 4,
-    "width": 16,
-    "heads": 2,
-    "vocabulary": 256,
-    "sequence": 8,
-    "steps": 2,
-    "dtype": "float64",
-}
 LAYERS = 4
 STAGES = {at: nn.Linear(3, 2 + at, bias=False, device="meta") for at in range(LAYERS)}
 
@@ -86,15 +76,31 @@ def test_what_the_computation_does_not_cover_is_exposed(m):
 def test_stage_2_waits_for_the_gradient_before_and_stage_1_does_not():
     """The long backward of the first layer begins at 10, or when the bucket before has arrived."""
     cost = Cost({"F": 1, "B": [20, 2, 2, 2], "all_gather": 3, "reduce_scatter": 3})
-    plans = (with_replicas(written(1), 2, 3, STAGES, 36, zero=zero) for zero in (1, 2))
-    assert [simulate(plan, cost).step_time for plan in plans] == [10 + 20 + 5 * 3, 12 + 20 + 5 * 3]
+    assert [
+        simulate(with_replicas(written(1), 2, 3, STAGES, 36, zero=zero), cost).step_time
+        for zero in (1, 2)
+    ] == [10 + 20 + 5 * 3, 12 + 20 + 5 * 3]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1"])
 def test_the_lane_does_what_the_plan_says_when_it_says(zero, schedule, tmp_path):
     """Of gpipe and 1f1b, with slices, see tests/parity."""
-    asked = Combined(replicas=2, pipeline=2, slices=1, schedule=schedule, zero=zero, **SMALL)
+    asked = Combined(
+        replicas=2,
+        pipeline=2,
+        slices=1,
+        schedule=schedule,
+        zero=zero,
+        micro_batches=4,
+        layers=4,
+        width=16,
+        heads=2,
+        vocabulary=256,
+        sequence=8,
+        steps=2,
+        dtype="float64",
+    )
     run = asked.run(directory=tmp_path / "run")
     assert run_differs(asked, run) == []
     lane = [op for op in asked.lowered.lanes[0, LANE] if isinstance(op, Together)]
@@ -128,13 +134,12 @@ def vectors(number):
 
 @pytest.mark.parametrize("zero, ahead", [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)])
 def test_a_weight_that_two_units_use_leaves_when_both_have_brought_it(zero, ahead, tmp_path):
-    words = "0F0 1F0 2F0 2B0 1B0 0B0 0F1 1F1 2F1 2B1 1B1 0B1"
     recipe = Recipe(
         model=sharing(),
         data=vectors,
         loss=nn.functional.mse_loss,
         optimizer=lambda weights: torch.optim.Adam(weights, 0.01),
-        schedule=Schedule.of(words),
+        schedule=Schedule.of("0F0 1F0 2F0 2B0 1B0 0B0 0F1 1F1 2F1 2B1 1B1 0B1"),
         steps=2,
         replicas=2,
         zero=zero,
@@ -195,6 +200,7 @@ def test_decay_of_matrices_alone_is_that_of_one_process_at_every_stage(tmp_path)
     order, expected = Schedule.of(" ".join(f"0F{n} 1F{n} 1B{n} 0B{n}" for n in range(4))), {}
     for name in DECAYING:
         one = replace(decayed(name), steps=3, samples=None, schedule=order).reference()
-        weights = {at: value for at, value in one.items() if at != "loss"}
-        expected |= {f"{name} {zero} {at}": weights[at] for zero in range(4) for at in weights}
+        expected |= {
+            f"{name} {zero} {at}": one[at] for zero in range(4) for at in one if at != "loss"
+        }
     assert tensors_differ(launch(all_decayed, 2, directory=tmp_path / "run").result, expected) == []

@@ -55,8 +55,8 @@ def trained(
         "y1": y[0].detach(),
         "y2": y[1].detach(),
         **{name: p.grad for name, p in sequence.named_parameters()},
+        **{f"x{i}": t.grad for i, t in enumerate(x) if t.requires_grad and t.is_leaf},
     }
-    found |= {f"x{i}": t.grad for i, t in enumerate(x) if t.requires_grad and t.is_leaf}
     for t in x:
         t.grad = None
     return found, torch.cat([drawn, torch.rand(2)])

@@ -210,10 +210,12 @@ def test_without_the_clock_a_run_is_measured(tmp_path):
 
     run = launch(program, 2, cost={"F": 1}, clock=False, directory=tmp_path / "run")
     assert run.wait().clock == "measured" and run.wait().unit == "s"
-    with pytest.raises(Impossible, match="no modelled clock"):
-        run.trace("modelled")
-    with pytest.raises(Impossible, match='no clock "?.predicted'):
-        run.trace("predicted")
+    for clock, told in {
+        "modelled": "no modelled clock",
+        "predicted": 'no clock "?.predicted',
+    }.items():
+        with pytest.raises(Impossible, match=told):
+            run.trace(clock)
 
 
 def test_summary(tmp_path):
@@ -221,8 +223,13 @@ def test_summary(tmp_path):
         with rank.span(step(rank, 0)):
             pass
 
-    cost = Cost({"F": [9, 18]}, unit="s", ticks_per_unit=10**12)
-    run = launch(program, 2, cost=cost, watts=400, directory=tmp_path / "run")
+    run = launch(
+        program,
+        2,
+        cost=Cost({"F": [9, 18]}, unit="s", ticks_per_unit=10**12),
+        watts=400,
+        directory=tmp_path / "run",
+    )
     run.wait()
     assert run.summary() == {
         "clock": "modelled",

@@ -10,6 +10,7 @@ from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.runtime import calibrate, machine, this_machine
+from tests.unit.test_peers import FIRST, under
 
 FOUND = {
     "when": "2026-01-01T00:00+00:00",
@@ -29,16 +30,6 @@ def measurements(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "cache_directory", lambda: str(tmp_path))
     monkeypatch.setattr(calibrate, "measured", lambda: counts.append(1) or FOUND)
     return counts
-
-
-def under_torchrun(monkeypatch):
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
 
 
 def test_a_machine_is_measured_once():
@@ -67,7 +58,7 @@ def test_what_another_machine_has_kept_in_a_shared_home_is_not_this_one(monkeypa
 
 
 def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
-    under_torchrun(monkeypatch)
+    under(monkeypatch, **FIRST)
     with pytest.raises(
         Impossible, match="run `bigtrain doctor` on it once, or choose another hardware profile"
     ):
@@ -79,7 +70,7 @@ def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measur
     this_machine()
     level, says = doctor.speed(4)
     assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says
-    under_torchrun(monkeypatch)
+    under(monkeypatch, **FIRST)
     assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
 
 

@@ -187,11 +187,14 @@ KILLED_BETWEEN = """
 @pytest.mark.slow
 def test_a_launcher_killed_between_two_ranks_leaves_nobody(tmp_path):
     script(tmp_path, KILLED_BETWEEN)
-    moments = [
-        {"MOMENT": moment, "TMPDIR": str(tmp_path)}
-        for moment in ("started", "inside a call", "stopped")
-    ]
-    ended = forked(tmp_path, ["script.py"], moments)
+    ended = forked(
+        tmp_path,
+        ["script.py"],
+        [
+            {"MOMENT": moment, "TMPDIR": str(tmp_path)}
+            for moment in ("started", "inside a call", "stopped")
+        ],
+    )
     assert [code for code, _ in ended] == [-signal.SIGKILL] * 3
     sessions = {int(output) for _, output in ended}
 

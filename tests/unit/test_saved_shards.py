@@ -149,11 +149,9 @@ def rows(step, rank, size):
     return torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64)[:, rank::size]
 
 
-def fully(group):
+def with_nadam(model):
     """(model, optimizer); NAdam keeps numbers beside a parameter, which may have no dimension."""
-    model = FullyShardedDataParallel(Model(), group)
-    learnt = [p for p in model.parameters() if p.requires_grad]
-    return model, torch.optim.NAdam(learnt, lr=1e-2)
+    return model, torch.optim.NAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
 def losses(model, optimizer, group, first):
@@ -172,7 +170,7 @@ def losses(model, optimizer, group, first):
 
 def saving(folder, rank):
     group = rank.group().unrecorded()
-    training = fully(group)
+    training = with_nadam(FullyShardedDataParallel(Model(), group))
     losses(*training, group, 0)
     for number in (1, STEPS):  # two in a row: no rank waits for another between them
         save(folder / "shards", *training, update=number)
@@ -235,7 +233,7 @@ def stage_of(number):
 def loading(folder, group):
     """Losses after a load from shards, and from what one process has. A damaged file, which one
     rank compares, is refused on all and changes nothing."""
-    ours, theirs = fully(group), fully(group)
+    ours, theirs = (with_nadam(FullyShardedDataParallel(Model(), group)) for _ in range(2))
     before = [own.stepped.detach().clone() for own in ours[0].replicas.homes]
     damaged = r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"
     with pytest.raises(Impossible, match=damaged):
@@ -252,9 +250,7 @@ def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_p
     shutil.copytree(tmp_path / "shards", tmp_path / "damaged")
     turned(next((tmp_path / "damaged").glob("*/rank-1.of-4.pt")), 0.5)
     loaded = [each for ranks in (1, 2, 3) for each in on_threads(partial(loading, tmp_path), ranks)]
-    model = Model()
-    learnt = [p for p in model.parameters() if p.requires_grad]
-    training = model, torch.optim.NAdam(learnt, lr=1e-2)
+    training = with_nadam(Model())
     losses(*training, Alone(), 0)
     expected = losses(*training, Alone(), STEPS)
     off = [each for name, each in result.items() if "recipe" in name]
@@ -329,17 +325,15 @@ def test_a_damaged_whole_does_not_forbid_the_next_save(damage, tmp_path):
 
 
 DAMAGES = {
-    f"a bit at {share:.2f}": partial(turned, share=share) for share in (n / 26 for n in range(26))
-}
-DAMAGES |= {
-    f"cut at {n}/8": lambda path, n=n: os.truncate(path, path.stat().st_size * n // 8)
-    for n in range(8)
-}
-DAMAGES |= {
-    f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n)
-    for n in (1, 64, 72, 200)
-}
-DAMAGES |= {
+    **{f"a bit at {n / 26:.2f}": partial(turned, share=n / 26) for n in range(26)},
+    **{
+        f"cut at {n}/8": lambda path, n=n: os.truncate(path, path.stat().st_size * n // 8)
+        for n in range(8)
+    },
+    **{
+        f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n)
+        for n in (1, 64, 72, 200)
+    },
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
     "twice": lambda path: path.write_bytes(2 * path.read_bytes()),
     "halves swapped": lambda path: path.write_bytes(

@@ -39,18 +39,17 @@ def test_1f1b_warms_up_then_alternates_then_drains(p, m):
             assert order("1f1b", p, m, r, kind) == [f"{r}{kind}{i}" for i in range(m)]
 
 
-# name -> (slots that each rank idles, micro-batches alive on rank r)
-DRAINED = {
-    "gpipe": (lambda p, m: 3 * (p - 1), lambda p, m, r: m),
-    "1f1b": (lambda p, m: 3 * (p - 1), lambda p, m, r: min(m, p - r)),
-    "naive": (lambda p, m: 3 * m * (p - 1), lambda p, m, r: m),  # one rank at a time
-}
-
-
 @pytest.mark.parametrize("p,m", GRID)
-@pytest.mark.parametrize("name", DRAINED)
-def test_what_ranks_idle_and_hold_where_a_pipeline_drains(name, p, m):
-    idle, live = DRAINED[name]
+@pytest.mark.parametrize(
+    "name, idle, live",
+    [
+        ("gpipe", lambda p, m: 3 * (p - 1), lambda p, m, r: m),
+        ("1f1b", lambda p, m: 3 * (p - 1), lambda p, m, r: min(m, p - r)),
+        ("naive", lambda p, m: 3 * m * (p - 1), lambda p, m, r: m),  # one rank at a time
+    ],
+)
+def test_what_ranks_idle_and_hold_where_a_pipeline_drains(name, idle, live, p, m):
+    """`idle`: slots that each rank idles; `live`: micro-batches alive on rank r."""
     trace = simulate(Schedule.named(name)(p, m), COST)
     assert trace.makespan == 3 * m + idle(p, m)
     assert [trace.idle(r) for r in range(p)] == [idle(p, m)] * p
@@ -73,15 +72,11 @@ def test_pipedream_without_stashing_uses_the_newest_weights(p, m):
 THIRDS = [(1, 1, 1), (3, 4, 2), (2, 3, 2)]
 
 
-def chunked(p, m, v):
-    cost = Cost({"F": Fraction(1, v), "B": Fraction(2, v)}, ticks_per_unit=1000 * v)
-    return simulate(Schedule.named("interleaved")(p, m, v), cost)
-
-
 @pytest.mark.parametrize("v", [1, 2, 3, 4])
 @pytest.mark.parametrize("p,m", [(p, m) for p, m in GRID if m % p == 0])
 def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v):
-    trace = chunked(p, m, v)
+    cost = Cost({"F": Fraction(1, v), "B": Fraction(2, v)}, ticks_per_unit=1000 * v)
+    trace = simulate(Schedule.named("interleaved")(p, m, v), cost)
     assert [trace.idle(r) for r in range(p)] == pytest.approx([(p - 1) * 3 / v] * p, abs=1e-12)
     assert trace.bubble("window") == pytest.approx(trace.bubble(), abs=1e-12)
     if m > p:
@@ -295,10 +290,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_schedule_that_cannot_be_is_refused_by_rank_and_action(mistake, family):
-    steps, sentence = WRONG[mistake]
-
+@pytest.mark.parametrize("steps, sentence", WRONG.values(), ids=WRONG)
+def test_a_schedule_that_cannot_be_is_refused_by_rank_and_action(steps, sentence, family):
     class Wrong(Schedule):
         name = "wrong"
 
@@ -357,8 +350,10 @@ def test_sends_of_one_rank_queue_for_its_port():
         (1, "compute"): (Recv(0, first),),
         (2, "compute"): (Recv(0, second),),
     }
-    transfers = {t.rank: (t.start, t.end) for t in simulate(Plan(lanes, 3), cost).transfers()}
-    assert transfers == {1: (1000, 9000), 2: (6000, 14000)}
+    assert {t.rank: (t.start, t.end) for t in simulate(Plan(lanes, 3), cost).transfers()} == {
+        1: (1000, 9000),
+        2: (6000, 14000),
+    }
 
 
 def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
@@ -373,13 +368,12 @@ def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
         ),
         (0, "comm:dp"): (Wait("go"), Compute(work[2]), Launch("done")),
     }
-    cost = Cost({"F": 1}, slowdown={})
-    starts = {s.name: s.start for s in simulate(Plan(lanes, 1), cost).spans()}
+    starts = {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()}
     assert starts == {"0F0": 0, "0F1": 1000, "0F2": 1000, "0F3": 2000}
     with pytest.raises(
         Impossible, match="rank 0 waits on lane compute for done, which nobody launches"
     ):
-        simulate(Plan({(0, "compute"): (Wait("done"),)}, 1), cost)
+        simulate(Plan({(0, "compute"): (Wait("done"),)}, 1), {"F": 1})
 
 
 @pytest.mark.parametrize(

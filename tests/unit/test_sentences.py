@@ -83,7 +83,10 @@ def test_the_language_is_asked_for_or_jupyterlab_s_or_the_system_s(
     place = "lab/user-settings/@jupyterlab/translation-extension/plugin.jupyterlab-settings"
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text(f'{{ "locale": "{locale}" }}', encoding="utf-8")
-    of_process = {"JUPYTER_CONFIG_DIR": str(tmp_path), "LANG": lang, "BIGTRAIN_LANGUAGE": asked}
-    monkeypatch.setattr(said.os, "environ", of_process)
+    monkeypatch.setattr(
+        said.os,
+        "environ",
+        {"JUPYTER_CONFIG_DIR": str(tmp_path), "LANG": lang, "BIGTRAIN_LANGUAGE": asked},
+    )
     said.of_jupyterlab.cache_clear()
     assert said.language() == found

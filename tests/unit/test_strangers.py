@@ -255,10 +255,9 @@ def test_no_locale_stops_the_command_line(source, tmp_path):
     """A terminal of ASCII alone, and a directory whose name is no text."""
     place = copied(source, Path(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff\xc3\xa9")))
     (place / "end.json").unlink()
-    poor = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     told = subprocess.run(
         [sys.executable, "-m", "bigtrain_lab", "compare", place, source],
-        env=poor,
+        env=os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
         capture_output=True,
     )
     assert (

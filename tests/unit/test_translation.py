@@ -24,14 +24,10 @@ TINY = TranslatorConfig(
 )
 
 
-def rate(update):
-    return 0.02 / max(1, update / 10)
-
-
 PLAIN = Translation(
     pairs=generated(pairs=250, held_out=30, digits=3),
     config=TINY,
-    learning_rate=rate,
+    learning_rate=lambda update: 0.02 / max(1, update / 10),
     batch_tokens=160,
     epochs=20,
     rows=8,

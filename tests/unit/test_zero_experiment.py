@@ -95,8 +95,9 @@ def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):
     """With the loss of one process; at stage 0 the same ranks run out of memory, and a rank alone
     would too."""
     asked = Zero(stage=3, replicas=4, dtype="float64", **SMALL)
-    most = max(peak(asked.predict(), rank).bytes for rank in range(4))
-    tight = asked.replace(memory_mb=most / 1e6)
+    tight = asked.replace(
+        memory_mb=max(peak(asked.predict(), rank).bytes for rank in range(4)) / 1e6
+    )
     run = tight.run(directory=tmp_path / "shards")
     assert run_differs(tight, run) == []
     for less in ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"replicas": 1}):
@@ -130,6 +131,5 @@ def test_what_is_refused_early_is_no_more_than_the_peak(stage, settings):
 
 def test_a_model_that_fits_in_parts_and_not_at_its_start_is_told():
     asked = Zero(stage=3, replicas=4, optimizer="sgd", recompute=True, **SMALL)
-    training = max(read.bytes for read in readings(asked.predict(), 0))
-    short = asked.replace(memory_mb=training / 1e6)
+    short = asked.replace(memory_mb=max(read.bytes for read in readings(asked.predict(), 0)) / 1e6)
     assert "makes the whole model" in short.explain(short.predict())[0]
