@@ -51,7 +51,6 @@ def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
     lanes = defaultdict(list)
     for e in trace.events:
         if isinstance(e, (Span, Transfer)) or (isinstance(e, Memory) and not e.inside):
-            version = (e.version,) if isinstance(e, Span) else ()
             lanes[e.rank, e.lane].append(
                 (
                     type(e).__name__,
@@ -60,7 +59,7 @@ def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
                     e.start,
                     e.end,
                     getattr(e, "bytes", None),
-                    *version,
+                    *((e.version,) if isinstance(e, Span) else ()),
                 )
             )
     return dict(lanes)

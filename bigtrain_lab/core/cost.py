@@ -170,9 +170,9 @@ class Cost:
             )
             done, at = Fraction(0), [0]
             for action, price in zip(step, own):
-                calls = self.inside.get((action.kind, action.stage), ())
                 at += [
-                    ceil(total * (done + price * call.share) / (sum(own) or 1)) for call in calls
+                    ceil(total * (done + price * call.share) / (sum(own) or 1))
+                    for call in self.inside.get((action.kind, action.stage), ())
                 ]
                 done += price
             self._found[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))

@@ -140,9 +140,8 @@ def refuse_clash(cls: type) -> None:
 def is_nameless(cls: type, folder: str) -> bool:
     """Whether a class of the library or a notebook has no name of its own, though it is whole and
     no base of another."""
-    ours = is_typed(cls) or bool(folder) and cls.__module__.startswith(folder + ".")
     return (
-        ours
+        (is_typed(cls) or bool(folder) and cls.__module__.startswith(folder + "."))
         and "name" not in vars(cls)
         and not inspect.isabstract(cls)
         and not cls.__subclasses__()

@@ -99,8 +99,10 @@ class Hardware:
 
     def clock(self, ticks_per_slot: int) -> dict[str, Any]:
         """The unit and the resolution of a Cost."""
-        ticks = ticks_per_slot if self.textbook else TICKS_PER_SECOND
-        return {"unit": self.unit, "ticks_per_unit": ticks}
+        return {
+            "unit": self.unit,
+            "ticks_per_unit": ticks_per_slot if self.textbook else TICKS_PER_SECOND,
+        }
 
     def wire(self, src: int, dst: int) -> Wire | None:
         return self.inside if src // self.node_size == dst // self.node_size else self.between
@@ -114,10 +116,9 @@ class Hardware:
     def prices(self, ranks: int) -> dict:
         """A Cost's keyword arguments that this hardware knows, all but durations and bytes."""
         nodes = range(1, -(-ranks // self.node_size) + 1) if self.collective_bytes_per_s else ()
-        buses = {n: Link(0, TICKS_PER_SECOND, round(self.bus_bytes_per_s(n))) for n in nodes}
         return {
             "links": self.links(ranks),
-            "buses": buses,
+            "buses": {n: Link(0, TICKS_PER_SECOND, round(self.bus_bytes_per_s(n))) for n in nodes},
             "node_size": self.node_size,
             "protocols": self.protocols,
             "overlap_slowdown": self.overlap_slowdown,

@@ -116,13 +116,15 @@ class Trace:
         A transfer's rank is its receiver. Ask the whole trace, not a part, for idle shares and for
         bytes sent.
         """
-        kept = tuple(
-            e
-            for e in self.events
-            if (type is None or isinstance(e, type))
-            and all(getattr(e, name, None) == value for name, value in fields.items())
+        return replace(
+            self,
+            events=tuple(
+                e
+                for e in self.events
+                if (type is None or isinstance(e, type))
+                and all(getattr(e, name, None) == value for name, value in fields.items())
+            ),
         )
-        return replace(self, events=kept)
 
     def spans(self, rank: int | None = None) -> list[Span]:
         return self._sorted_out[Span, rank]

@@ -109,8 +109,9 @@ def cells_of(part: Part, number: int, names: dict) -> Iterator[NotebookNode]:
             title = f"## A question ({counted(int(part.word), 'point')})"
             yield cell("markdown", f"{title}\n\n{asked}", f"asked-{number}")
             marked = {"grade": True, "solution": True, "locked": False, "points": int(part.word)}
-            own = {"start": ANSWER_HERE}
-            yield cell("markdown", answer.strip(), f"question-{number}", marked, own)
+            yield cell(
+                "markdown", answer.strip(), f"question-{number}", marked, {"start": ANSWER_HERE}
+            )
 
 
 def filled(text: str, names: dict) -> str:

@@ -166,8 +166,7 @@ def played(tasks: dict[str, tuple], cores: int) -> Iterator[tuple[str, object]]:
         names = {pool.submit(play, *task, SEEDS): name for name, task in tasks.items()}
         for done in as_completed(names):
             error = done.exception()
-            told = f"{type(error).__name__}: {error}"
-            yield names[done], told if error else done.result()
+            yield names[done], f"{type(error).__name__}: {error}" if error else done.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -245,8 +244,9 @@ def enter(book, source: Source) -> None:
         one.source = "".join(one.source)
         id, kind = one.metadata.nbgrader.grade_id, one.cell_type
         if utils.is_grade(one):
-            points = float(one.metadata.nbgrader.points)
-            book.update_or_create_grade_cell(id, *where, max_score=points, cell_type=kind)
+            book.update_or_create_grade_cell(
+                id, *where, max_score=float(one.metadata.nbgrader.points), cell_type=kind
+            )
         if utils.is_solution(one):
             book.update_or_create_solution_cell(id, *where)
         if utils.is_grade(one) or utils.is_solution(one) or utils.is_locked(one):

@@ -226,9 +226,9 @@ def student_page(sheet: Sheet) -> str:
 
 def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
     """Marks, the hardest steps first, mistakes by how often, defects, answers that are alike."""
-    whole = mean(sheet.points for sheet in sheets)
     told = (
-        f"{counted(len(sheets), 'submission')}, {whole:.3g} of {sheets[0].of:g} points on average"
+        f"{counted(len(sheets), 'submission')}, {mean(sheet.points for sheet in sheets):.3g} of"
+        f" {sheets[0].of:g} points on average"
     )
     shares = defaultdict(list)
     for line in (line for sheet in sheets for line in sheet.lines if line.of):

@@ -259,8 +259,9 @@ def submission(student, source: Source, path, cells: list[Cell], defects: list[s
             texts[exercise.id] = "\n\n".join([*carried, own.source])
         pieces[exercise.topic] = found
     for question in source.questions:
-        same = [each for each in cells if each.id == question.id]
-        written = latest(same, source.start(question.id))
+        written = latest(
+            [each for each in cells if each.id == question.id], source.start(question.id)
+        )
         texts[question.id] = written.source if written else ""
     return Submission(student, source, path, pieces, why, texts, tuple(defects))
 

@@ -172,8 +172,9 @@ def life(server, task: dict, own: list[dict] | None) -> tuple:
     children, ranks = [Child(wire, pid) for wire, pid in zip(wires, receive(server)[0])], None
     try:
         for rank, each in enumerate(children):
-            given = {"rank": rank, "size": own and len(own), "own": own[rank] if own else {}}
-            each.say(task | given)
+            each.say(
+                task | {"rank": rank, "size": own and len(own), "own": own[rank] if own else {}}
+            )
         if own is None:
             came = children[0].serve(None)
         else:
@@ -235,8 +236,7 @@ def answer():
 
 def fence() -> dict[str, bool]:
     """{"files", "processes", "the network"}: whether answers are kept from them on this machine."""
-    text = Reach.text.format(folder=str(PACKAGE))
-    (row,) = box().rows(Reach, [Piece(1, text)], 0)
+    (row,) = box().rows(Reach, [Piece(1, Reach.text.format(folder=str(PACKAGE)))], 0)
     return {what: not reached for what, reached in row.value.items()}
 
 

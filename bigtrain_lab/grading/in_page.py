@@ -22,5 +22,6 @@ def checked(exercise: str, text: str, seed: int) -> str:
     pieces = sliced([text], topic.called()) or whole
     with redirect_stdout(StringIO()) as said:
         findings, _, _, _, ladder = topic.text_looked_at(pieces, seed, played=Here())
-    printed = said.getvalue()[:MOST_PRINTED]
-    return json.dumps({"findings": findings, "printed": printed, "ladder": ladder})
+    return json.dumps(
+        {"findings": findings, "printed": said.getvalue()[:MOST_PRINTED], "ladder": ladder}
+    )

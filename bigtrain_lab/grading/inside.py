@@ -558,8 +558,9 @@ class Fence:
                 *((0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 1, 0, 0x10000), (6, 0, 0, REFUSE)),
                 (6, 0, 0, ALLOW),
             ]
-            code = b"".join(struct.pack("HBBI", *step) for step in steps)
-            held = ctypes.create_string_buffer(code)
+            held = ctypes.create_string_buffer(
+                b"".join(struct.pack("HBBI", *step) for step in steps)
+            )
             program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(held))
             if self.libc.prctl(22, 2, program, 0, 0):
                 raise OSError("seccomp does not hold.")

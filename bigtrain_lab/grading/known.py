@@ -168,14 +168,12 @@ def on_ranks(exercise, play, make, common: dict, own: list[dict], *again: dict):
             ranks = threads.Ranks(len(own), random.Random(str(each)).random())
             given = [each | mine | files for mine in own]
             try:
-                came = ranks.run(partial(one_rank, play, make, given))
+                came = ranks.run(
+                    lambda group, given=given: play(make(), group, **given[group.rank])
+                )
             except threads.Killed:
                 came = [None] * len(own)
     return exercise.shown(common, own, as_sent(came), ranks)
-
-
-def one_rank(play, make, given: list[dict], group):
-    return play(make(), group, **given[group.rank])
 
 
 def as_sent(came):

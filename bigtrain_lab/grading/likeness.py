@@ -165,8 +165,7 @@ class Judged(NamedTuple):
         begun = self.topic.reference_rows(self.seed, self.played).get(START, [])
         names = {row.scene for row in self.rights[0]}
         before = right_scenes(begun, self.rights) & names
-        right = right_scenes(self.rows, self.rights)
-        gained = len(right) - len(before)
+        gained = len(right_scenes(self.rows, self.rights)) - len(before)
         return max(0.0, gained / (len(names) - len(before))) if before < names else 1.0
 
 
@@ -298,8 +297,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         `at` is their first difference; what these `mistakes` show, until BEYOND scenes after it."""
         rights = [of_scenes(rows, names) for rows in cls.rights(seed, played)]
         texts = {name: cls.wrong[name].text for name in mistakes or cls.wrong}
-        enough = Enough(rights, at, BEYOND if mistakes else 0)
-        return known.rows(cls, seed, texts, enough, names)
+        return known.rows(cls, seed, texts, Enough(rights, at, BEYOND if mistakes else 0), names)
 
     @classmethod
     def start_text(cls) -> str:
@@ -500,9 +498,12 @@ def alike(a, b, near: float) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(alike(a[key], b[key], near) for key in a)
     if (a_numbers := numbers(a)) is None or (b_numbers := numbers(b)) is None:
-        if isinstance(a, list) and isinstance(b, list):
-            return len(a) == len(b) and all(alike(x, y, near) for x, y in zip(a, b))
-        return a == b
+        return (
+            isinstance(a, list)
+            and isinstance(b, list)
+            and len(a) == len(b)
+            and all(alike(x, y, near) for x, y in zip(a, b))
+        )
     if form(a) != form(b):
         return False
     room = near * max((abs(y) for y in b_numbers if math.isfinite(y)), default=0.0)

@@ -205,8 +205,9 @@ class Group:
         """This rank's part of what all_reduce would make: of torch.tensor_split along the first
         dimension, or of a list of one tensor a rank. `out`: where it goes."""
         parts = self._parts(tensor, "reduces")
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        every = self._together(f"reduce_scatter ({op})", flat)
+        every = self._together(
+            f"reduce_scatter ({op})", torch.cat([part.reshape(-1) for part in parts])
+        )
         own = reduced(every, op).split([part.numel() for part in parts])[self.rank]
         own = own.view(parts[self.rank].shape).clone()
         return own if out is None else self._tensor(out, "reduces into").copy_(own)

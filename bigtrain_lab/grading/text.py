@@ -99,8 +99,10 @@ def sliced(cells: list[str], name: str) -> list[Piece]:
             new = statements[number].needs - seen
             seen |= new
             wanted += [(each, len(statements)) for each in new]
-    pieces = [statements[number].piece for number in sorted(chosen)]
-    return [*pieces, Piece(1, f"answer = {name}")]
+    return [
+        *(statements[number].piece for number in sorted(chosen)),
+        Piece(1, f"answer = {name}"),
+    ]
 
 
 def definitions(statements: list[Statement], name: str) -> Iterator[int]:

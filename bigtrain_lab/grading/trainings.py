@@ -61,10 +61,10 @@ def flat(tensors) -> torch.Tensor:
 
 def held(optimizers) -> int:
     """Float64 numbers that optimizers' states keep, by what lies in memory; no counts of steps."""
-    states = [state for optimizer in list(optimizers) for state in optimizer.state.values()]
     kept = [
         each.untyped_storage()
-        for state in states
+        for optimizer in list(optimizers)
+        for state in optimizer.state.values()
         for each in state.values()
         if torch.is_tensor(each) and each.dim()
     ]

@@ -62,7 +62,39 @@ class Collective(Family, ABC, family="bigtrain_lab.order.collectives"):
     @cached_property
     def checked(self) -> Rounds:
         """rounds(), of Moves; Impossible, in a sentence, where it is something else."""
-        return checked_rounds(self)
+        who = f"{type(self).__name__}.rounds()"
+        try:
+            rounds = [[Move(*move) for move in moves] for moves in self.rounds()]
+        except Impossible:
+            raise
+        except Exception as error:
+            raise Impossible(
+                f"{who} failed with {type(error).__name__}: {error}; "
+                "let it return lists of Move(src, dst, chunk, reduce)."
+            ) from error
+        for number, moves in enumerate(rounds, 1):
+            seen = set()
+            for src, dst, chunk, _ in moves:
+                if (
+                    not all(isinstance(rank, int) and 0 <= rank < self.ranks for rank in (src, dst))
+                    or src == dst
+                ):
+                    raise Impossible(
+                        f"In round {number} rank {src} sends to rank {dst}: "
+                        f"name two different ranks of 0 to {self.ranks - 1}."
+                    )
+                if not isinstance(chunk, int) or not 0 <= chunk < self.chunks:
+                    raise Impossible(
+                        f"In round {number} rank {src} sends chunk {chunk}, and there are "
+                        f"chunks 0 to {self.chunks - 1}: send one of them."
+                    )
+                if (src, dst, chunk) in seen:
+                    raise Impossible(
+                        f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice:"
+                        " send it once."
+                    )
+                seen.add((src, dst, chunk))
+        return rounds
 
     def __getstate__(self):  # what was derived stays behind
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -124,44 +156,6 @@ def provenance(collective: Collective, rounds: Rounds | None = None) -> Iterator
                     f"After the last round rank {rank}'s chunk {chunk} lacks rank {missing[0]}'s"
                     " gradient: add a move that brings it there."
                 )
-
-
-def checked_rounds(collective: Collective) -> Rounds:
-    who = f"{type(collective).__name__}.rounds()"
-    try:
-        rounds = [[Move(*move) for move in moves] for moves in collective.rounds()]
-    except Impossible:
-        raise
-    except Exception as error:
-        raise Impossible(
-            f"{who} failed with {type(error).__name__}: {error}; "
-            "let it return lists of Move(src, dst, chunk, reduce)."
-        ) from error
-    for number, moves in enumerate(rounds, 1):
-        seen = set()
-        for src, dst, chunk, _ in moves:
-            if (
-                not all(
-                    isinstance(rank, int) and 0 <= rank < collective.ranks for rank in (src, dst)
-                )
-                or src == dst
-            ):
-                raise Impossible(
-                    f"In round {number} rank {src} sends to rank {dst}: "
-                    f"name two different ranks of 0 to {collective.ranks - 1}."
-                )
-            if not isinstance(chunk, int) or not 0 <= chunk < collective.chunks:
-                raise Impossible(
-                    f"In round {number} rank {src} sends chunk {chunk}, and there are "
-                    f"chunks 0 to {collective.chunks - 1}: send one of them."
-                )
-            if (src, dst, chunk) in seen:
-                raise Impossible(
-                    f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice: send it"
-                    " once."
-                )
-            seen.add((src, dst, chunk))
-    return rounds
 
 
 def check(collective: Collective) -> Rounds:

@@ -141,10 +141,9 @@ def shrinks(schedule: Schedule) -> bool:
     written down, also one cut into layers: it has as many as it has."""
     try:
         longer = replace(schedule, micro_batches=2 * schedule.micro_batches)
-        many, few = (simulate(each, SLOTS).bubble() for each in (longer, schedule))
+        return simulate(longer, SLOTS).bubble() < simulate(schedule, SLOTS).bubble()
     except Impossible:
         return False
-    return many < few
 
 
 def not_finite(trace: Trace) -> list[str]:
@@ -172,10 +171,9 @@ def not_finite(trace: Trace) -> list[str]:
 def excesses(trace: Trace, capacity_bytes: int | None) -> list[Peak]:
     """Of each rank that holds more than its device does, when it first does and what; the first in
     time first."""
-    ranks = range(trace.ranks if capacity_bytes is not None else 0)
     found = (
         next((read for read in readings(trace, rank) if read.bytes > capacity_bytes), None)
-        for rank in ranks
+        for rank in range(trace.ranks if capacity_bytes is not None else 0)
     )
     return sorted(filter(None, found), key=lambda read: (read.start, read.rank))
 

@@ -243,8 +243,10 @@ class Plan:
         things."""
         plans, seen, lanes = (self, *others), {}, {}
         if len({plan.steps for plan in plans}) > 1:
-            steps = ", ".join(str(plan.steps) for plan in plans)
-            raise Impossible(f"These plans are of {steps} training steps: join plans of as many.")
+            raise Impossible(
+                f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps:"
+                " join plans of as many."
+            )
         for number, plan in enumerate(plans):
             for (rank, lane), ops in plan.lanes.items():
                 for op in ops:
@@ -277,8 +279,9 @@ def with_calls(
                     ops += before_update(rank, batch)
                     batch += 1
                 was_update = is_update
-            own = called(op.step, inside) if isinstance(op, Compute) else ()
-            cut, collectives = in_parts(op, own, peers)
+            cut, collectives = in_parts(
+                op, called(op.step, inside) if isinstance(op, Compute) else (), peers
+            )
             ops += cut
             calls += collectives
         lanes[rank, "compute"] = tuple(ops)

@@ -35,8 +35,7 @@ def of_layers(trace: Trace, what: str) -> dict[str, list[float]]:
 
 def last(trace: Trace, name: str) -> float | None:
     """The last value that was logged under this name; None where there is none."""
-    found = [event.value for event in trace.where(Scalar, name=name)]
-    return found[-1] if found else None
+    return next(reversed(samples(trace, name)), None)
 
 
 def samples(trace: Trace, name: str) -> list[float]:

@@ -80,8 +80,10 @@ class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
     stashing = True  # asynchronous: an update keeps the old weights while an action still uses them
 
     def __post_init__(self):
-        counts = {"ranks": self.ranks, "micro_batches": self.micro_batches, "chunks": self.chunks}
-        refuse_counts("schedule", counts)
+        refuse_counts(
+            "schedule",
+            {"ranks": self.ranks, "micro_batches": self.micro_batches, "chunks": self.chunks},
+        )
 
     @abstractmethod
     def steps(self, rank: int) -> list[Step]:
@@ -113,8 +115,13 @@ class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
     @cached_property
     def halved(self) -> frozenset[tuple[int, int]]:
         """(stage, micro-batch of a batch) of each backward that the order splits into I and W."""
-        actions = (action for steps in self.over(1) for step in steps for action in step)
-        return frozenset(action[1:] for action in actions if action.kind in "IW")
+        return frozenset(
+            action[1:]
+            for steps in self.over(1)
+            for step in steps
+            for action in step
+            if action.kind in "IW"
+        )
 
     def needs(self, action: Action) -> list[Action]:
         """The actions whose results this one uses: of B and I the next stage's, of U all B and

@@ -125,11 +125,6 @@ def enough(chain: Chain, early: bool) -> int:
     )
 
 
-@lru_cache(maxsize=8)
-def stairs_up_to(chain: Chain, limit_bytes: int, early: bool) -> "Recursion":
-    return Recursion(chain, limit_bytes, early)
-
-
 class Recursion:
     """C of a chain, for every slice and level of memory, for all budgets up to `limit_bytes`.
 
@@ -202,6 +197,9 @@ class Recursion:
             yield from map(A, range(s, j))
             yield from self.order(self._beside[s][place], j, t)
             yield from self.order(place, s, j - 1)
+
+
+stairs_up_to = lru_cache(maxsize=8)(Recursion)
 
 
 def shared(chain: Chain, layer: int) -> int:

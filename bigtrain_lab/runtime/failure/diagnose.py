@@ -50,8 +50,7 @@ def deadlock(doings: list[Doing]) -> str | None:
     if failed := lane_failure(doings):
         return failed
     waits = f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}."
-    told = _unanswered(doings, stuck[0]) or waits
-    return f"{told} {_rest(doings, stuck)}".rstrip()
+    return f"{_unanswered(doings, stuck[0]) or waits} {_rest(doings, stuck)}".rstrip()
 
 
 def lane_failure(doings: list[Doing]) -> str | None:

@@ -114,8 +114,7 @@ class Progress:
             return None
         kept = self.kept()
         hold()
-        told = diagnose.failure(self._directory, self.doings(), exits)
-        return self.failed(told, exits, kept)
+        return self.failed(diagnose.failure(self._directory, self.doings(), exits), exits, kept)
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each

@@ -60,10 +60,10 @@ def out_of_memory(
     else:
         what = f"it holds {size(total)} ({by_kind(held)})"
     remedy = next((REMEDIES[kind] for kind in largest if kind in REMEDIES), "take a smaller model")
-    missing = total + asked_bytes - capacity_bytes
     return OutOfMemory(
         f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)},"
-        f" {counted(missing, 'byte')} too few" + (f". {relief}" if relief else f": {remedy}.")
+        f" {counted(total + asked_bytes - capacity_bytes, 'byte')} too few"
+        + (f". {relief}" if relief else f": {remedy}.")
     )
 
 

@@ -140,24 +140,25 @@ class Ledger:
         )
 
     def _told(self, rows: list[tuple[Storage, str, int]], wall: int, names: dict) -> list[Alive]:
-        alive = [
-            Alive(
-                self._rank or 0,
-                "compute",
-                kind,
-                words(names.get(s, s.maker)),
-                wall,
-                count,
-                tuple(s.shape),
-                str(s.dtype).removeprefix("torch."),
-                s.module,
-                s.made,
-            )
-            for s, kind, count in rows
-        ]
+        # in one order, whatever the addresses
         return sorted(
-            alive, key=lambda a: (-a.bytes, a.kind, a.name, *a[6:])
-        )  # in one order, whatever the addresses
+            (
+                Alive(
+                    self._rank or 0,
+                    "compute",
+                    kind,
+                    words(names.get(s, s.maker)),
+                    wall,
+                    count,
+                    tuple(s.shape),
+                    str(s.dtype).removeprefix("torch."),
+                    s.module,
+                    s.made,
+                )
+                for s, kind, count in rows
+            ),
+            key=lambda a: (-a.bytes, a.kind, a.name, *a[6:]),
+        )
 
     def table(self, rows: int = 20) -> str:
         """What was alive at the peak, as text: the sums by kind, then the largest storages."""

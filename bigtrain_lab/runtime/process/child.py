@@ -125,7 +125,15 @@ def work(index: int, job: Job, load, meet=None) -> int:
             meet(index, job)
             log.write("@met", clock.wall(), "compute")
         if job.record:
-            recorder = record_of(index, job, clock, log)
+            ledger = Ledger(
+                capacity_bytes=job.capacity_bytes,
+                rank=index,
+                relief=job.relief,
+                wall=clock.wall,
+                device=device,
+                coarse=not job.ledger,
+            )
+            recorder = Recorder(index, clock, log, ledger, job.jitter_s, job.seed, job.mesh.size)
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault:
             recorder.strike = Strike(job.fault, rank)
@@ -157,27 +165,14 @@ def work(index: int, job: Job, load, meet=None) -> int:
     return code
 
 
-def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
-    ledger = Ledger(
-        capacity_bytes=job.capacity_bytes,
-        rank=index,
-        relief=job.relief,
-        wall=clock.wall,
-        device=job.device(index),
-        coarse=not job.ledger,
-    )
-    return Recorder(index, clock, log, ledger, job.jitter_s, job.seed, job.mesh.size)
-
-
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before
     it."""
-    place = frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error)
     return {
         "state": "failed",
         "type": type(error).__name__,
         "message": str(error)[:MOST_TEXT],
         "victim": is_lost(error),
-        "place": place,
+        "place": frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error),
         "traceback": traceback.format_exc()[-MOST_TEXT:],
     }

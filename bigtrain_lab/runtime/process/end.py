@@ -75,8 +75,9 @@ class End(NamedTuple):
         """What the run's directory keeps; None where there is no such note, or a damaged one, such
         as one with waits for ranks that it does not tell of."""
         try:
-            data = clean_json(read_bounded(directory / NOTE))
-            end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(data)
+            end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(
+                clean_json(read_bounded(directory / NOTE))
+            )
         except (OSError, ValueError):
             return None
         ranks = [state.rank for state in end.waits]

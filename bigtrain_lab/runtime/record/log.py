@@ -296,12 +296,6 @@ class Tail:
             raise ValueError("it is the log of another rank, or none of this version")
 
 
-def without_earlier_peaks(items: list) -> list:
-    """Of one rank's log: what was alive at its last peak only."""
-    last = next((item.measured.start for item in reversed(items) if tells_of_peak(item)), None)
-    return [item for item in items if not tells_of_peak(item) or item.measured.start == last]
-
-
 def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
 
@@ -328,7 +322,10 @@ class Log(NamedTuple):
     ) -> "Log":
         """The arguments are those of a Tail."""
         tail = Tail(path, rank, ranks, most)
-        items = without_earlier_peaks(tail.new())
+        items = tail.new()
+        # of what was alive at its peaks, the last one's alone
+        last = next((item.measured.start for item in reversed(items) if tells_of_peak(item)), None)
+        items = [item for item in items if not tells_of_peak(item) or item.measured.start == last]
         there = tail.state != "cut off" or os.path.lexists(path)
         return cls(items, tail.state if there else "missing")
 

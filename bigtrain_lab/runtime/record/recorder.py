@@ -315,8 +315,11 @@ class Recorder:
         lane = self.lane
         with self.aside():
             counted = exponents(tensor)
-        event = counted.histogram(self.rank, lane, name, self.clock.now(lane))
-        self.note("histogram", self.clock.wall(), *event)
+        self.note(
+            "histogram",
+            self.clock.wall(),
+            *counted.histogram(self.rank, lane, name, self.clock.now(lane)),
+        )
         if lane not in self._open:
             self.write()
 

@@ -180,7 +180,11 @@ class Run:
         events = [
             event for log in logs for item in log.items if (event := getattr(item, clock, None))
         ]
-        header = self._header(clock)
+        header = {
+            name: self.settings[name]
+            for name in ("unit", "ticks_per_unit", "ranks", "steps", "settings")
+        }
+        header |= {"unit": "s", "ticks_per_unit": 10**9} if clock == "measured" else {}
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done; its numbers are not those of what was asked for.
             ended = {
@@ -221,15 +225,6 @@ class Run:
             )
         return clock or self.clock
 
-    def _header(self, clock: str) -> dict:
-        s = self.settings
-        unit = (
-            {"unit": "s", "ticks_per_unit": 10**9}
-            if clock == "measured"
-            else {"unit": s["unit"], "ticks_per_unit": s["ticks_per_unit"]}
-        )
-        return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
-
     def _logs(self) -> list[Log]:
         """All of each rank's log; read again only where a file has changed."""
         stamp = tuple(
@@ -244,10 +239,9 @@ class Run:
     def _asked(self) -> list[tuple[Path, int, int, int]]:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read
         at most."""
-        recorded = range(self.ranks if self.settings["record"] else 0)
         return [
             (self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
-            for rank in recorded
+            for rank in range(self.ranks if self.settings["record"] else 0)
         ]
 
     # -- results -----------------------------------------------------------------------------------

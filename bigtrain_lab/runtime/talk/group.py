@@ -448,8 +448,9 @@ class Group:
         return pack(tensor, issue, stamp, clock.wall())
 
     def _note_not_finite(self, tensor: torch.Tensor, name) -> None:
-        look = partial(is_finite, tensor)
-        self.recorder.look_at("sent", str(name) or "a message", self.name, look)
+        self.recorder.look_at(
+            "sent", str(name) or "a message", self.name, partial(is_finite, tensor)
+        )
 
     def _room(self, shape: Shape, buffer: torch.Tensor | None) -> torch.Tensor:
         """What a message is received into: the buffer itself where the transport can write
@@ -730,13 +731,17 @@ def operation(op: str) -> dist.ReduceOp:
 
 def of(parts: Sequence[torch.Tensor]) -> str:
     """What is cut or gathered, in words."""
-    shapes = {str(Shape.of(part)): None for part in parts}
-    return f"{len(parts)} parts, {' and '.join(shapes)}"
+    return f"{len(parts)} parts, " + " and ".join(
+        dict.fromkeys(str(Shape.of(part)) for part in parts)
+    )
 
 
 def again(process_group, lane: str) -> dist.ProcessGroup:
     """A new process group of the ranks of this one. torch names one that only its members make by
     how many groups a process has: for all ranks, of whom some may have more, it is made by all."""
     members = dist.get_process_group_ranks(process_group)
-    some = len(members) < dist.get_world_size()
-    return dist.new_group(members, use_local_synchronization=some, group_desc=lane)
+    return dist.new_group(
+        members,
+        use_local_synchronization=len(members) < dist.get_world_size(),
+        group_desc=lane,
+    )

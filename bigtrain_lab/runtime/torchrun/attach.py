@@ -131,8 +131,11 @@ def machines_of(members: list[Member]) -> dict[str, list[int]]:
 def devices_of(members: list[Member], device: str) -> Devices:
     """As devices.py chooses for all machines, in the order of the ranks."""
     machines = machines_of(members).values()
-    nodes = [Node(len(ranks), min(members[rank].gpus for rank in ranks)) for ranks in machines]
-    chosen = choose(nodes, device, nccl_here())
+    chosen = choose(
+        [Node(len(ranks), min(members[rank].gpus for rank in ranks)) for ranks in machines],
+        device,
+        nccl_here(),
+    )
     by_rank = sorted(zip((rank for ranks in machines for rank in ranks), chosen.of, strict=True))
     return chosen._replace(of=tuple(device for _, device in by_rank))
 

@@ -55,8 +55,9 @@ class Lookout:
         self._stacks = [job.file("stacks", rank, "txt") for rank in range(place.ranks)]
         self._mates = {rank: Pulse.of(process) for rank, process in mates.items()}
         self._pulse = Pulse(os.getpid())
-        pulses = {**self._mates, self.index: self._pulse}
-        self._progress = Progress(job, stall_s, pulses, told=("pulse", "txt"))
+        self._progress = Progress(
+            job, stall_s, {**self._mates, self.index: self._pulse}, told=("pulse", "txt")
+        )
         self._exits: dict[int, Exit] = {}
         self._parent = os.getppid() if place.agent else None
         self._came, self._end = threading.Event(), None
@@ -101,8 +102,10 @@ class Lookout:
         try:
             end = self._until_the_end()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
-            told = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            end = End("failed", told)
+            end = End(
+                "failed",
+                f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}",
+            )
         self._end = end._replace(teller=self.index).note(self._directory, self.index)
         if self._end.state != "done" and not self._came.wait(GRACE_S):
             # a line that is whole also beside other ranks' lines

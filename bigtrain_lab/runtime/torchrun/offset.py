@@ -59,8 +59,9 @@ def offsets(machines: list[str]) -> dict[str, Offset]:
         meeting[1] = time.monotonic_ns()
     every = [torch.empty_like(own) for _ in machines]
     dist.all_gather(every, own)
-    found = {name: offset(every[0], every[machines.index(name)]) for name in machines[1:]}
-    return found | {machines[0]: Offset(0, 0)}
+    return {name: offset(every[0], every[machines.index(name)]) for name in machines[1:]} | {
+        machines[0]: Offset(0, 0)
+    }
 
 
 def told(hosts: list[dict]) -> str:

@@ -29,8 +29,7 @@ def play(answer, k, lengths, pads, slopes, clip, scaled) -> dict:
     """
     ones = [torch.ones(size, dtype=torch.float64) for size in (len(lengths), WIDE, 1)]
     a, b, c = weights = [torch.nn.Parameter(each) for each in ones]
-    groups = [{"params": [a]}, {"params": [b, c]}]
-    optimizer = torch.optim.SGD(groups, 0.1)
+    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], 0.1)
     # which this one never uses
     optimizer.state |= {p: {"momentum_buffer": torch.full((1,), 0.5)} for p in weights}
     scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=1) if scaled else None

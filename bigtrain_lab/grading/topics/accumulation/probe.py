@@ -44,8 +44,13 @@ def scenes(draw):
     yield scene("a loss scaler", unequal(3 * k), scaled=True)
     yield scene("a scaler and a small limit", unequal(3 * k), slope=slope, clip=small, scaled=True)
     yield scene("a scaler and a limit of 0", unequal(3 * k), slope=slope, clip=0.0, scaled=True)
-    both = "a short last window, a scaler and a small limit"
-    yield scene(both, unequal(short), slope=slope, clip=small, scaled=True)
+    yield scene(
+        "a short last window, a scaler and a small limit",
+        unequal(short),
+        slope=slope,
+        clip=small,
+        scaled=True,
+    )
     first, second = draw.randrange(k), draw.randrange(k, 2 * k)
     yield scene("an infinite loss", unequal(3 * k), bad=first)
     yield scene(f"an infinite loss of micro-batch {first}", unequal(3 * k), bad=first, scaled=True)

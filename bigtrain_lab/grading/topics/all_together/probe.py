@@ -53,8 +53,7 @@ def truth(shape, h, max_norm, own) -> tuple[float, list[dict]]:
             held[rank][name] = p = weights.setdefault(place, new)
             if name not in DUPLICATES or at["tp"] == 0:
                 p.grad = gradient / shape[0] + (0 if p.grad is None else p.grad)
-    norm = torch.nn.utils.clip_grad_norm_(weights.values(), max_norm).item()
-    return norm, held
+    return torch.nn.utils.clip_grad_norm_(weights.values(), max_norm).item(), held
 
 
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:

@@ -39,8 +39,10 @@ def scenes(draw):
         (12, 9),
         (12, 2),
     ):
-        name = f"{layers} equal layers and room for {slots}"
-        yield name, {"sizes": [1] * layers, "costs": [1] * layers, "budget": slots}
+        yield (
+            f"{layers} equal layers and room for {slots}",
+            {"sizes": [1] * layers, "costs": [1] * layers, "budget": slots},
+        )
     for dear in (2, draw.randint(4, 6), 8):
         costs = [draw.randint(6, 12) if i == dear else 1 for i in range(10)]
         yield (

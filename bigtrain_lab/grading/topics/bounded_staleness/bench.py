@@ -37,8 +37,7 @@ def served(answer, paces, bound, average, rate, arrival) -> dict:
         made[worker] += 1
         owed.add(worker)
         gradient = [at * place.view_as(layer) for at, layer in enumerate(first, 1)]
-        last = made[worker] == len(paces[worker])
-        new = read(server.push(worker, gradient, time, last), first)
+        new = read(server.push(worker, gradient, time, made[worker] == len(paces[worker])), first)
         applied = notes(server)
         if new and not applied:
             raise Refused(

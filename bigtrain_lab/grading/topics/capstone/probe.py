@@ -37,8 +37,10 @@ def scenes(draw):
     for devices, about in BEST:
         for what, ends in (("a little less", (0.97, 1)), ("a little more", (1, 1.03))):
             memory = round(about * MB * draw.uniform(*ends))
-            name = f"{devices} devices of about {about} MB, {what}"
-            yield name, {"devices": devices, "memory_bytes": memory}
+            yield (
+                f"{devices} devices of about {about} MB, {what}",
+                {"devices": devices, "memory_bytes": memory},
+            )
 
 
 def shown(inputs: dict, plan: dict) -> dict:
@@ -69,5 +71,5 @@ def predicted(**plan) -> tuple[float, int, int]:
     refuses."""
     lab = Combined(**MODEL, **plan, rows=SAMPLES // plan["micro_batches"])
     trace = lab.predict()
-    held = [read.bytes for rank in range(lab.ranks) for read in readings(trace, rank)]
-    return trace.step_time, max(held), lab.ranks
+    most = max(read.bytes for rank in range(lab.ranks) for read in readings(trace, rank))
+    return trace.step_time, most, lab.ranks

@@ -19,8 +19,8 @@ class Net(torch.nn.Module):
         self.a, self.b = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
         self.trunk[1].requires_grad_(False)
         self.double()
-        apart = torch.rand(3, 2).double()[:, 0]  # in memory
-        self.register_buffer("scale", apart, persistent=False)
+        # its numbers lie apart in memory
+        self.register_buffer("scale", torch.rand(3, 2).double()[:, 0], persistent=False)
         self.register_buffer("seen", torch.tensor(seed))  # a whole number
 
     def learnt(self, learns: bool = True) -> list:

@@ -4,8 +4,11 @@ from ...trainings import Refused
 
 
 def play(answer, operators, sizes, outputs) -> dict:
-    given = [(name, list(reads), pointwise) for name, reads, pointwise in operators]
-    found = answer(given, dict(sizes), list(outputs))
+    found = answer(
+        [(name, list(reads), pointwise) for name, reads, pointwise in operators],
+        dict(sizes),
+        list(outputs),
+    )
     try:
         groups, told = found
         return {"groups": [[str(name) for name in group] for group in groups], "told": float(told)}

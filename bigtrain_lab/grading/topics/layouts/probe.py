@@ -57,8 +57,10 @@ def scene(draw, equation: str, layout: dict, axes: dict):
     sizes = {dim: whole * draw.randint(2, 9) for dim in draw.sample(names, len(names))}
     where = ", ".join(f"{dim} along {axis}" for dim, axis in layout.items()) or "nothing"
     told = ", ".join(f"{axis} {ranks}" for axis, ranks in axes.items())
-    called = [equation, sizes, layout, axes]
-    return f"{equation!r}, split: {where}; axes {told}", {"calls": [called]}
+    return (
+        f"{equation!r}, split: {where}; axes {told}",
+        {"calls": [[equation, sizes, layout, axes]]},
+    )
 
 
 def shown(inputs: dict, came: dict) -> dict:

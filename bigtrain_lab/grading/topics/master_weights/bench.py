@@ -13,8 +13,12 @@ def play(answer, masters, steps, interval=10**6, momentum=0.0, decay=0.0) -> lis
     returned them, where a step does not start with others."""
     masters = [torch.nn.Parameter(tensor(*each)) for each in zip(masters, SHAPES)]
     weights = [torch.nn.Parameter(master.detach().half()) for master in masters]
-    groups = [{"params": [masters[n] for n in group]} for group in ((0, 3), (2, 1))]
-    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=momentum, weight_decay=decay)
+    optimizer = torch.optim.SGD(
+        [{"params": [masters[n] for n in group]} for group in ((0, 3), (2, 1))],
+        lr=1.0,
+        momentum=momentum,
+        weight_decay=decay,
+    )
     calls, told, came = [], None, []
     optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
     for step in steps:

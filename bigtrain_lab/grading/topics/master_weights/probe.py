@@ -46,8 +46,11 @@ def scenes(draw):
         return [step(None if at else (first, 0), **options) for at in range(times)]
 
     def scene(name, steps, wide=1, **options):
-        masters = [[wide * draw.gauss(0, 1) for _ in range(size)] for size in SIZES]
-        return name, {"masters": masters, "steps": steps, **options}
+        return name, {
+            "masters": [[wide * draw.gauss(0, 1) for _ in range(size)] for size in SIZES],
+            "steps": steps,
+            **options,
+        }
 
     interval, least, momentum = {"interval": n}, max(scale, 1024.0), {"momentum": 0.5}
     for name, steps, more in (

@@ -48,8 +48,9 @@ def run(draw, fault: str, first: bool) -> dict:
     lanes = {}
     for rank in range(mesh.size):
         planted = fault if rank == at[0] and (first or fault != "early all-reduce") else ""
-        ops = pipelines.lanes[rank, "compute"]
-        lanes[rank, "compute"] = tuple(computed(ops, m, planted, at[1], again))
+        lanes[rank, "compute"] = tuple(
+            computed(pipelines.lanes[rank, "compute"], m, planted, at[1], again)
+        )
         lanes[rank, "comm"] = tuple(summed(mesh, rank, fault, at))
     plan, costs = Plan(lanes, mesh.size, STEPS), cost(draw, lanes, m, fault, at)
     trace = simulate(plan, costs)
@@ -65,8 +66,7 @@ def run(draw, fault: str, first: bool) -> dict:
     messages = [[t.src, t.rank, t.kind, t.bytes] for t in trace.transfers()]
     if fault == "wide gradients":
         backwards = [each for each in messages if each[2] == "B"]
-        of_one = [each for each in backwards if at[0] in each[:2]]
-        wide = of_one[0 if first else -1]
+        wide = [each for each in backwards if at[0] in each[:2]][0 if first else -1]
         wide[-1] = wide[-1] * draw.choice((5, 6, 8)) // 4
         for each in backwards if not first else ():  # the others have less, and all have no more
             each[-1] //= 1 if each is wide else 2

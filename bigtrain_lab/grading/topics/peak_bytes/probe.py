@@ -57,8 +57,12 @@ def scenes(draw):
 
 
 def mlp(draw, widths, batch, optimizer, dtype="float32") -> dict:
-    model = [draw.randint(*ends) for ends in widths]
-    return {"model": model, "batch": draw.randint(*batch), "optimizer": optimizer, "dtype": dtype}
+    return {
+        "model": [draw.randint(*ends) for ends in widths],
+        "batch": draw.randint(*batch),
+        "optimizer": optimizer,
+        "dtype": dtype,
+    }
 
 
 def gpt(draw, layers, sizes, batch, optimizer, tied=False, dtype="float32") -> dict:

@@ -111,8 +111,10 @@ def play(answer, dtype, calls, places=(INSIDE,), outer=None, fails=False) -> dic
             went_on = True
         call(BETWEEN)
     call(AFTER)
-    found = {place: [shown(*each) for each in some] for place, some in came.items()}
-    return {"the block kept its error from the caller": fails and went_on, "found": found}
+    return {
+        "the block kept its error from the caller": fails and went_on,
+        "found": {place: [shown(*each) for each in some] for place, some in came.items()},
+    }
 
 
 def tensor(of: list) -> torch.Tensor:

@@ -107,8 +107,9 @@ def play(
     layers = torch.nn.Embedding(VOCABULARY, 5), torch.nn.Tanh(), torch.nn.Linear(5, VOCABULARY)
     layers[2].weight.data *= 16  # the first gradients are longer than 1
     model = torch.nn.DataParallel(torch.nn.Sequential(*layers).double())
-    groups = [{"params": [*layer.parameters()]} for layer in layers[::2]]
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
+    optimizer = torch.optim.SGD(
+        [{"params": [*layer.parameters()]} for layer in layers[::2]], lr=0.1, momentum=0.5
+    )
     rates, epochs, scored, gradients = [], [], [], []
     modes = {model: [], model.module: []}  # whether it trains, at each forward
     for module, own in modes.items():
@@ -116,8 +117,9 @@ def play(
 
     def note(*_):
         rates.append(optimizer.param_groups[0]["lr"])
-        weights = model.parameters()
-        gradients.append(flat(p.detach() * 0 if p.grad is None else p.grad for p in weights))
+        gradients.append(
+            flat(p.detach() * 0 if p.grad is None else p.grad for p in model.parameters())
+        )
 
     optimizer.register_step_pre_hook(note)
 

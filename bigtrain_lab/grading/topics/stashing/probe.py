@@ -30,8 +30,10 @@ def scenes(draw):
         (1, 3),
     ):
         for asked, many in ((FORWARDS, m), (OTHERS, m), (HELD, m), (HELD, m + p + 14)):
-            sizes = {"ranks": p, "micro_batches": many}
-            yield f"{asked}, p = {p}, m = {many}", sizes | {"asked": asked}
+            yield (
+                f"{asked}, p = {p}, m = {many}",
+                {"ranks": p, "micro_batches": many, "asked": asked},
+            )
 
 
 def shown(inputs: dict, came: dict) -> dict:
@@ -52,18 +54,17 @@ def versions(came: dict, of_forwards: bool) -> dict:
                 used[batch] = version
                 newest[f"version of {action}"] = version
             elif kind == "B":
-                less = version - used.get(batch, -1)
-                beside[f"version of {action} less its forward's"] = less
+                beside[f"version of {action} less its forward's"] = version - used.get(batch, -1)
             else:
                 named[f"version of {action} less the updates made"] = version - made
                 places.append([place, batch])
                 made += 1
         updates.append(places)
-    first = {
+    return {
         "asynchronous": came["asynchronous"],
         "updates after each rank's backwards": updates,
+        **(newest if of_forwards else beside | named),
     }
-    return first | (newest if of_forwards else beside | named)
 
 
 def kept(came: dict, p: int, m: int) -> dict:

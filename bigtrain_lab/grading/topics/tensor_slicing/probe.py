@@ -144,7 +144,6 @@ def truth(given: dict, targets, drops: list[list[dict]]) -> torch.Tensor:
     hidden = gelu(x @ A + a)
     inside, units = torch.ones_like(hidden), hidden.detach().flatten(0, 1).T
     for first, _ in drops:
-        of = tensor(first["of"]).flatten(0, -2)
-        at = torch.cdist(of.T, units).argmin(1)
+        at = torch.cdist(tensor(first["of"]).flatten(0, -2).T, units).argmin(1)
         inside[..., at] = tensor(first["mask"]).view(*x.shape[:-1], -1)
     return (hidden * inside @ B + b) * tensor(drops[0][1]["mask"]).view(x.shape)

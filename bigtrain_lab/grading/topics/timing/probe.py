@@ -5,17 +5,19 @@ NAME, NEAR = "timing", 1e-3
 
 def scenes(draw):
     def device(**numbers):
-        usual = {
+        return {
             "compiling": draw.uniform(2, 9),
             "launch": draw.uniform(1e-3, 2e-3),
             "work": draw.uniform(0.1, 0.3),
             "disturbed": [False],
             "begin": draw.uniform(100, 900),
+            **numbers,
         }
-        return usual | numbers
 
-    at_once = device(compiling=0.0, launch=draw.uniform(0.1, 0.2), work=0.0)
-    yield "a device that does all before it returns", at_once
+    yield (
+        "a device that does all before it returns",
+        device(compiling=0.0, launch=draw.uniform(0.1, 0.2), work=0.0),
+    )
     yield "a device that works on after the call", device(compiling=0.0)
     yield "a function that compiles first", device()
     yield "a slow launch", device(launch=draw.uniform(0.05, 0.2))

@@ -100,8 +100,7 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
             torch.nn.utils.clip_grad_norm_(params, common["clip"])
         inner.step()
         right.append(flat(params)[:: common["every"]])
-    learnt = [p for p in params if p.requires_grad]
-    psi, ranks = sum(p.numel() for p in learnt), len(own)
+    psi, ranks = sum(p.numel() for p in params if p.requires_grad), len(own)
     ours = [[tensor(each) for each in rank["weights"]] for rank in came]
     row = {
         f"wrong numbers after step {at + 1}": [off(each[at], truth) for each in ours]
@@ -113,8 +112,7 @@ def shown(common: dict, own: list[dict], came: list[dict], played) -> dict:
         row[f"numbers of state beyond 1/{ranks}, {name}"] = [
             max(0, math.ceil(each[key] - room - 1e-9)) for each in came
         ]
-    share = (ranks - 1) / ranks
-    room = share * (psi + ranks * len(params)) + 2 * len(params)
+    room = (ranks - 1) / ranks * (psi + ranks * len(params)) + 2 * len(params)
     sent = [
         [numbers / common["steps"] for numbers in travelled(each, ranks)] for each in played.seen
     ]

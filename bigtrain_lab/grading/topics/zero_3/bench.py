@@ -121,8 +121,7 @@ def weights(first: dict) -> Iterator[torch.Tensor]:
 
 def part(flat: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """A rank's part of a layer, padded."""
-    padded = torch.nn.functional.pad(flat, (0, -len(flat) % size))
-    return padded.view(size, -1)[rank].clone()
+    return torch.nn.functional.pad(flat, (0, -len(flat) % size)).view(size, -1)[rank].clone()
 
 
 def others(numbers: torch.Tensor, rank: int, length: int) -> torch.Tensor:
