@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html import escape, unescape
 from pathlib import Path
 
@@ -22,14 +23,15 @@ from bigtrain_lab.core import said  # noqa: E402
 from bigtrain_lab.view.spoken import WORDS  # noqa: E402
 
 CHECKING = "box", "inside", "likeness", "ranks", "text", "trainings"
-# of each wing: the files of which every sentence is shown, and those of which refusals are
+# of each wing: the files of which every sentence is shown, those of which refusals by Impossible
+# are, and those of which refusals by `refuse` are too
 WINGS = {
     "panel": (["panel/*.py", "view/*.py", "view/page/page.html"], []),
     "pictures": (["view/figures/*.py"], []),
     "labs": (["experiments/*.py"], []),
     "orders": (["order/explain.py"], ["order/**/*.py", "core/*.py"]),
     "runs": (["runtime/failure/*.py"], ["runtime/**/*.py"]),
-    "techniques": ([], ["techniques/**/*.py", "models/*.py", "train/**/*.py", "data/*.py"]),
+    "techniques": ([], ["techniques/**/*.py"], ["models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),
     "mistakes": (["grading/topics/*/wrong.md"], []),
     "hints": (["grading/topics/*/exercise.md"], []),
@@ -78,10 +80,10 @@ def literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, template(node)
 
 
-def refusals(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The same of what the calls of Impossible say."""
+def refusals(tree: ast.AST, calls=("Impossible",)) -> Iterator[tuple[int, str]]:
+    """The same of what these calls say."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Impossible":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in calls:
             yield from literals(ast.Expression(node))
 
 
@@ -156,7 +158,9 @@ def sentences(text: str) -> Iterator[str]:
 def spoken(wing: str) -> dict[str, str]:
     """Sentence -> the place where it is made, of a wing."""
     found = {}
-    for globs, read in zip(WINGS[wing], (compared if wing == "compared" else literals, refusals)):
+    refused = partial(refusals, calls=("Impossible", "refuse", "refuse_any"))
+    readers = compared if wing == "compared" else literals, refusals, refused
+    for globs, read in zip(WINGS[wing], readers):
         for file in sorted({file for glob in globs for file in PACKAGE.glob(glob)}):
             text = file.read_text(encoding="utf-8")
             told = {

@@ -23,10 +23,10 @@ from hashlib import sha256
 import numpy as np
 import torch
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
+from bigtrain_lab.techniques.guards import refuse
 from bigtrain_lab.techniques.one_process import Sample
 
 from .tokens import BEGIN, END, PAD
@@ -42,11 +42,13 @@ class Batches:
         require_counts(tokens=tokens, parts=parts)
         self.pairs, self.tokens, self.parts, self.seed = pairs, tokens, parts, seed
         self.lengths = np.array([1 + max(len(source), len(target)) for source, target in pairs])
-        if (longest := self.lengths.max()) > tokens:
-            raise Impossible(
-                f"A sentence of {longest:,} tokens is more than a batch of "
-                f"{tokens:,}: take larger batches, or leave out such sentences."
+        refuse(
+            (
+                self.lengths.max() > tokens,
+                f"A sentence of {self.lengths.max():,} tokens is more than a batch of "
+                f"{tokens:,}: take larger batches, or leave out such sentences.",
             )
+        )
         self.starts = cuts(np.sort(self.lengths), tokens)
         self.latest = (-1, [])  # an epoch, and its batches
 
@@ -120,9 +122,11 @@ def padded(pairs: Sequence[Ids]) -> Sample:
     """One micro-batch; of no pair a row of padding."""
     if not pairs:
         return Sample(torch.tensor([[END]]), torch.tensor([[PAD]]), (torch.tensor([[BEGIN]]),))
-    sources = filled([[*source, END] for source, _ in pairs])
-    so_far = filled([[BEGIN, *target] for _, target in pairs])
-    return Sample(sources, filled([[*target, END] for _, target in pairs]), (so_far,))
+    return Sample(
+        filled([[*source, END] for source, _ in pairs]),
+        filled([[*target, END] for _, target in pairs]),
+        (filled([[BEGIN, *target] for _, target in pairs]),),
+    )
 
 
 def filled(rows: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse
 
 ORDERS = 4
 COUNTS = 2 * ORDERS + 2
@@ -22,11 +22,13 @@ COUNTS = 2 * ORDERS + 2
 def counted(said: Sequence[str], right: Sequence[str], chinese: bool = False) -> list[int]:
     """n-gram matches for n = 1 .. 4, n-grams said, the length said and the right one: counts that
     add up."""
-    if len(said) != len(right):
-        raise Impossible(
+    refuse(
+        (
+            len(said) != len(right),
             f"{len(said)} translations and {len(right)} references: give one of each "
-            "for each sentence."
+            "for each sentence.",
         )
+    )
     if not said:
         return [0] * COUNTS
     score = BLEU(tokenize="zh" if chinese else "13a").corpus_score([*said], [[*right]])

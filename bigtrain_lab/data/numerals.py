@@ -11,8 +11,8 @@ into training. English says a date in two ways; into English the first is the tr
 
 from random import Random
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.models.seed import stable_seed
+from bigtrain_lab.techniques.guards import refuse
 
 HELD_OUT = 10  # one value of so many
 SMALL = (
@@ -45,8 +45,12 @@ def pair(
 ) -> tuple[str, str]:
     """The number-th pair (English, Chinese) of a split: numbers of up to so many digits, and dates,
     said in `one_way` or in two."""
-    if not 1 <= digits <= MOST_DIGITS:
-        raise Impossible(f"digits={digits} cannot be said: take 1 to {MOST_DIGITS}.")
+    refuse(
+        (
+            not 1 <= digits <= MOST_DIGITS,
+            f"digits={digits} cannot be said: take 1 to {MOST_DIGITS}.",
+        )
+    )
     draw = Random(stable_seed("numerals", seed, held_out, number))
     while True:
         if draw.random() < 0.7:

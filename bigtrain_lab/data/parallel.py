@@ -14,6 +14,7 @@ from pathlib import Path
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import stable_seed
+from bigtrain_lab.techniques.guards import refuse
 
 from . import numerals
 from .tokens import Subwords, Words
@@ -42,10 +43,12 @@ class Parallel:
         if longest is None:
             return found
         short = [pair for pair in found if max(map(len, pair)) < longest]
-        if not short:
-            raise Impossible(
-                f"No pair of {self.name} has at most {longest} tokens: take a longer `longest`."
+        refuse(
+            (
+                not short,
+                f"No pair of {self.name} has at most {longest} tokens: take a longer `longest`.",
             )
+        )
         return short
 
     @cached_property
@@ -63,8 +66,7 @@ def generated(
 ) -> Parallel:
     """Numbers and dates from English into Chinese, or into "english"."""
     require_counts(pairs=pairs, held_out=held_out, digits=digits)
-    if into not in ("chinese", "english"):
-        raise Impossible(f"into is {into!r}: choose chinese or english.")
+    refuse((into not in ("chinese", "english"), f"into is {into!r}: choose chinese or english."))
 
     def split(size: int, dev: bool) -> list[Pair]:
         found = (numerals.pair(seed, number, dev, digits, turned) for number in range(size))
@@ -88,11 +90,13 @@ def read_pairs(
     name, lines = str(source), read_lines(source)
     if target is not None:
         others = read_lines(target)
-        if len(lines) != len(others):
-            raise Impossible(
+        refuse(
+            (
+                len(lines) != len(others),
                 f"{name} has {len(lines):,} lines and {target} has {len(others):,}: "
-                "line n of one must translate line n of the other."
+                "line n of one must translate line n of the other.",
             )
+        )
         pairs, name = list(zip(lines, others)), f"{name} and {target}"
     else:
         pairs = [tuple(line.split("\t")) if line.strip() else ("", "") for line in lines]
@@ -130,13 +134,17 @@ def of_pairs(
                 )
     pairs = [pair for pair in pairs if all(pair)]
     sources = sorted({source for source, _ in pairs}, key=partial(stable_seed, "held out"))
-    if len(sources) < 2:
-        raise Impossible(
+    refuse(
+        (
+            len(sources) < 2,
             f"{name} has {len(sources)} different sources: give at least 2, one to "
-            "train on and one to hold out."
-        )
-    if vocabulary not in ("subwords", "words"):
-        raise Impossible(f"vocabulary is {vocabulary!r}: choose subwords or words.")
+            "train on and one to hold out.",
+        ),
+        (
+            vocabulary not in ("subwords", "words"),
+            f"vocabulary is {vocabulary!r}: choose subwords or words.",
+        ),
+    )
     kept = set(sources[: max(1, min(held_out, len(sources) // 10))])
     train = [pair for pair in pairs if pair[0] not in kept]
     texts = [text for pair in train for text in pair]
@@ -149,8 +157,12 @@ def of_pairs(
 def read_lines(path) -> list[str]:
     """The lines of a text file in UTF-8."""
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise Impossible(f"{path} is no file: name a text file.")
+        refuse(
+            (
+                Path(path).exists() and not Path(path).is_file(),
+                f"{path} is no file: name a text file.",
+            )
+        )
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise Impossible(
@@ -165,10 +177,13 @@ def read_lines(path) -> list[str]:
         raise Impossible(
             f"{path} cannot be read ({error.strerror}): name a text file that you may open."
         ) from error
-    if "\0" in text:
-        raise Impossible(f"{path} is no text, or in UTF-16: save it as UTF-8, with iconv for one.")
-    if not text.strip():
-        raise Impossible(f"{path} is empty: give a file with one sentence a line.")
+    refuse(
+        (
+            "\0" in text,
+            f"{path} is no text, or in UTF-16: save it as UTF-8, with iconv for one.",
+        ),
+        (not text.strip(), f"{path} is empty: give a file with one sentence a line."),
+    )
     return text.removesuffix("\n").split("\n")
 
 
@@ -192,8 +207,12 @@ def from_hugging_face(
             "installed: pip install datasets, or give files of your own."
         ) from error
     try:
-        here = DownloadConfig(local_files_only=not fetch)
-        rows = load_dataset(name, config, split=split, download_config=here)
+        rows = load_dataset(
+            name,
+            config,
+            split=split,
+            download_config=DownloadConfig(local_files_only=not fetch),
+        )
         pairs = [(row["translation"][source], row["translation"][target]) for row in rows]
     except (KeyError, TypeError) as error:
         raise Impossible(

@@ -99,8 +99,11 @@ def numbers() -> dict[str, int]:
 @lru_cache(maxsize=8)
 def names(kind: str, dev: bool) -> tuple[str, ...]:
     """The names of a kind that a split may use."""
-    pairs = (f"{first} {second}" for first, second in product(*NAMES[kind]))
-    return tuple(name for name in pairs if (stable_seed("name", name) % HELD_OUT == 0) == dev)
+    return tuple(
+        name
+        for name in map(" ".join, product(*NAMES[kind]))
+        if (stable_seed("name", name) % HELD_OUT == 0) == dev
+    )
 
 
 class _Writer:
@@ -236,8 +239,12 @@ def encoded(sentences) -> Examples:
     ids = torch.zeros(len(sentences), LONGEST, dtype=torch.int64)  # [PAD] is word 0
     for row, one in zip(ids, sentences):
         row[: len(one.words)] = torch.tensor([numbers()[word] for word in one.words])
-    marks = torch.tensor([[one.words.index(E1), one.words.index(E2)] for one in sentences])
-    return Examples(ids, ids != 0, marks, torch.tensor([one.label for one in sentences]))
+    return Examples(
+        ids,
+        ids != 0,
+        torch.tensor([[one.words.index(E1), one.words.index(E2)] for one in sentences]),
+        torch.tensor([one.label for one in sentences]),
+    )
 
 
 @dataclass(frozen=True)

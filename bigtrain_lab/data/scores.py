@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse
 
 
 class F1(NamedTuple):
@@ -24,13 +24,15 @@ class F1(NamedTuple):
 
 def f1(answers: torch.Tensor, labels: torch.Tensor, classes) -> F1:
     """Of whole-number tensors of one shape, over these classes."""
-    if answers.shape != labels.shape:
-        raise Impossible(
+    classes = list(classes)
+    refuse(
+        (
+            answers.shape != labels.shape,
             f"{answers.numel()} answers and {labels.numel()} labels cannot be compared: give one"
-            " answer for each label."
-        )
-    if not (classes := list(classes)):
-        raise Impossible("F1 over no classes is nothing: name at least one class.")
+            " answer for each label.",
+        ),
+        (not classes, "F1 over no classes is nothing: name at least one class."),
+    )
     counts = [
         [int(found.sum()) for found in ((answers == c) & (labels == c), answers == c, labels == c)]
         for c in classes

@@ -19,6 +19,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.core.words import counted
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
+from bigtrain_lab.techniques.guards import refuse
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,16 @@ class ByteText:
     name: str = "text"
 
     def __post_init__(self):
-        if len(self.content) < 2:
-            raise Impossible(
+        refuse(
+            (
+                len(self.content) < 2,
                 f"{self.name} holds {counted(len(self.content), 'byte')}: take a text of at least"
-                " 2 bytes, one to read and one to predict."
+                " 2 bytes, one to read and one to predict.",
             )
-        tokens = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
-        object.__setattr__(self, "_tokens", tokens)
+        )
+        object.__setattr__(
+            self, "_tokens", torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
+        )
 
     def __len__(self):
         return len(self.content)
@@ -44,13 +48,16 @@ class ByteText:
         """(inputs, targets), int64, each (batch, sequence): a function of its arguments only."""
         require_counts(batch=batch, sequence=sequence)
         last_start = len(self) - sequence - 1
-        if last_start < 0:
-            raise Impossible(
+        refuse(
+            (
+                last_start < 0,
                 f"{self.name} holds {counted(len(self), 'byte')}, a sequence of {sequence} reads"
-                f" {sequence + 1}: take a sequence of at most {len(self) - 1} or a longer text."
+                f" {sequence + 1}: take a sequence of at most {len(self) - 1} or a longer text.",
             )
-        draw = generator("text", seed, step, micro_batch)
-        starts = torch.randint(last_start + 1, (batch, 1), generator=draw)
+        )
+        starts = torch.randint(
+            last_start + 1, (batch, 1), generator=generator("text", seed, step, micro_batch)
+        )
         windows = self._tokens[starts + torch.arange(sequence + 1)].long()
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -74,15 +81,19 @@ def read_text(path) -> ByteText:
     """Any file, read as bytes."""
     try:
         file = Path(path).expanduser()
-        if file.exists() and not file.is_file():  # a folder, or a device that never ends
-            raise Impossible(f"{str(path)!r} is no file: name a text file.")
+        refuse(
+            (
+                file.exists() and not file.is_file(),  # a folder, or a device that never ends
+                f"{str(path)!r} is no file: name a text file.",
+            )
+        )
         content = file.read_bytes()
     except Impossible:
         raise
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise Impossible(
-            f"{str(path)!r} cannot be read ({reason}): name a text file that you may open."
+            f"{str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error}): name a "
+            "text file that you may open."
         ) from error
     return ByteText(content, repr(str(path)))
 

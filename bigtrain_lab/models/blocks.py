@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse
 
 from .config import GPTConfig
 from .dropout import Dropout, Noise
@@ -56,11 +56,13 @@ class Embedding(nn.Module):
 
     def forward(self, ids_BS, noise: Noise | None = None):
         length, longest = ids_BS.shape[1], self.position.num_embeddings
-        if length > longest:
-            raise Impossible(
+        refuse(
+            (
+                length > longest,
                 f"{length} tokens are longer than the model's sequence={longest}: take at most"
-                f" {longest}."
+                f" {longest}.",
             )
+        )
         return self.dropout(self.token(ids_BS) + self.position(length), noise)
 
 

@@ -41,7 +41,8 @@ class Classifier(nn.Sequential):
         with torch.no_grad():
             for name, module in self.named_modules():
                 if isinstance(module, Linear):
-                    spread = (2 / module.in_features) ** 0.5
-                    module.weight.copy_(normal(module.weight, seed, name) * spread)
+                    module.weight.copy_(
+                        normal(module.weight, seed, name) * (2 / module.in_features) ** 0.5
+                    )
                     if module.bias is not None:
                         module.bias.zero_()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..core import Impossible
 from ..core.formats import DTYPES
 from ..core.later import later
+from ..techniques.guards import refuse
 
 with later():
     import torch
@@ -16,7 +17,7 @@ with later():
 
 class InFormat:
     """A configuration whose weights are in the number format that `dtype` names; torch's own dtype
-    is taken too."""
+    is taken too. It has a `width` that its `heads` share, and a `dropout`."""
 
     dtype: str
 
@@ -28,7 +29,21 @@ class InFormat:
     def item_bytes(self) -> int:
         return DTYPES[self.dtype].itemsize
 
-    def name_format(self) -> None:
+    def complete(self) -> None:
+        """Refuse heads that cannot share the width, and a dropout that is no share; name the
+        format."""
+        if self.width % self.heads:
+            raise Impossible(
+                f"{self.heads} heads cannot share a width of {self.width} equally: "
+                f"take {_nearest_divisors(self.width, self.heads)} heads."
+            )
+        refuse(
+            (
+                not 0 <= self.dropout < 1,
+                f"dropout={self.dropout} is no share of values to drop: take 0 or more, and less "
+                "than 1.",
+            )
+        )
         object.__setattr__(self, "dtype", format_of(self.dtype))
 
 
@@ -50,11 +65,13 @@ class GPTConfig(InFormat):
     fused_attention: bool = False
 
     def __post_init__(self):
-        if self.fused_attention and self.dropout:
-            raise Impossible(
+        refuse(
+            (
+                self.fused_attention and self.dropout,
                 "A fused attention would draw its dropout inside the kernel, another in each run:"
-                " take dropout=0, or fused_attention=False."
+                " take dropout=0, or fused_attention=False.",
             )
+        )
         require_counts(
             layers=self.layers,
             width=self.width,
@@ -69,9 +86,7 @@ class GPTConfig(InFormat):
                     f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values"
                     f" equally: take {_nearest_divisors(self.heads, self.kv_heads)}."
                 )
-        require_heads(self.width, self.heads)
-        require_share(self.dropout)
-        self.name_format()
+        self.complete()
 
     @property
     def pieces(self) -> int:
@@ -125,9 +140,7 @@ class TranslatorConfig(InFormat):
             vocabulary=self.vocabulary,
             longest=self.longest,
         )
-        require_heads(self.width, self.heads)
-        self.name_format()
-        require_share(self.dropout)
+        self.complete()
 
 
 def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
@@ -139,12 +152,13 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     holds the activations of most micro-batches under 1F1B.  6 blocks, 4 stages: 1 2 2 1.
     """
     require_counts(stages=stages)
-    if stages > config.layers:
-        raise Impossible(
+    refuse(
+        (
+            stages > config.layers,
             f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
-            f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers."
+            f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers.",
         )
-    require_cuttable(config, stages)
+    )
     each, over = divmod(config.layers, stages)
     blocks = [each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages)]
     ends = [1 + sum(blocks[:stage]) for stage in range(1, stages)]
@@ -165,49 +179,44 @@ def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
 
 
 def require_cuttable(config: GPTConfig, stages: int):
-    if stages > config.pieces:
-        raise Impossible(
+    refuse(
+        (
+            stages > config.pieces,
             f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its"
-            f" embedding and head among them: take {config.pieces} stages or {stages - 2} layers."
+            f" embedding and head among them: take {config.pieces} stages or {stages - 2} layers.",
         )
+    )
 
 
 def require_slice(first: int, last: int, pieces: int):
-    if not 0 <= first < last <= pieces:
-        raise Impossible(
+    refuse(
+        (
+            not 0 <= first < last <= pieces,
             f"A stage from {first} up to {last} is not within the model's {pieces} pieces: "
-            f"take 0 <= first < last <= {pieces}."
+            f"take 0 <= first < last <= {pieces}.",
         )
+    )
 
 
 def require_counts(**counts):
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Impossible(
-                f"{name}={value!r} is too small or not a whole number: take 1 or more."
+        refuse(
+            (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1,
+                f"{name}={value!r} is too small or not a whole number: take 1 or more.",
             )
-
-
-def require_heads(width: int, heads: int):
-    if width % heads:
-        raise Impossible(
-            f"{heads} heads cannot share a width of {width} equally: "
-            f"take {_nearest_divisors(width, heads)} heads."
-        )
-
-
-def require_share(dropout: float):
-    if not 0 <= dropout < 1:
-        raise Impossible(
-            f"dropout={dropout} is no share of values to drop: take 0 or more, and less than 1."
         )
 
 
 def format_of(dtype) -> str:
     """The name of a dtype, or of its name. Impossible for one that holds no fractions."""
     name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise Impossible(f"dtype={dtype} holds no fractions: take torch.float32 or torch.float64.")
+    refuse(
+        (
+            name not in DTYPES,
+            f"dtype={dtype} holds no fractions: take torch.float32 or torch.float64.",
+        )
+    )
     return name
 
 

@@ -14,7 +14,7 @@ Shapes: B batch, S source, T words so far, K beam, V vocabulary.
 
 import torch
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse as refuse_any
 
 from .translator import Translator
 
@@ -90,6 +90,9 @@ def real(logits_BV, begin: int, padding: int):
 
 
 def refuse(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise Impossible(f"{name} is {count}, which makes no translation: take 1 or more.")
+    refuse_any(
+        *(
+            (count < 1, f"{name} is {count}, which makes no translation: take 1 or more.")
+            for name, count in counts.items()
+        )
+    )

@@ -43,9 +43,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         *numbers, head = range(config.pieces)
-        kinds = [Embedding, *[Block] * config.layers]
         self.layers = nn.ModuleDict(
-            {str(i): kind(config, f"layers.{i}") for i, kind in zip(numbers, kinds)}
+            {
+                str(i): kind(config, f"layers.{i}")
+                for i, kind in zip(numbers, [Embedding, *[Block] * config.layers])
+            }
         )
         self.layers[str(head)] = RelationHead(config)
         initialise(self, config.layers, seed)

@@ -87,10 +87,13 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
         ),
         ("seconds of waiting for data or a slow rank", 0, "fitted", "none is told of"),
     )
-    of_links = ("inside.bytes_per_s", "inside.alpha_s", "overlap_slowdown")
     return [
         *(Constant("the translator's epoch", *each) for each in told),
-        *(each for each in hardware.constants() if each.name in of_links),
+        *(
+            each
+            for each in hardware.constants()
+            if each.name in ("inside.bytes_per_s", "inside.alpha_s", "overlap_slowdown")
+        ),
     ]
 
 

@@ -9,7 +9,7 @@ No bias: a stage of one 16 x 16 layer is 256 numbers, small enough to watch ever
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse
 
 from .blocks import Linear
 from .config import format_of, require_counts, require_slice
@@ -46,11 +46,13 @@ def layered_mlp(
     """The whole cut into equal stages, left-over layers with the earlier ones. One stage is the
     whole."""
     require_counts(layers=layers, stages=stages)
-    if stages > layers:
-        raise Impossible(
+    refuse(
+        (
+            stages > layers,
             f"{stages} stages need at least {stages} layers; the MLP has {layers}: "
-            f"take {layers} stages or {stages} layers."
+            f"take {layers} stages or {stages} layers.",
         )
+    )
     each, over = divmod(layers, stages)
     ends = [each * stage + min(stage, over) for stage in range(stages + 1)]
     return [

@@ -44,5 +44,4 @@ def parameter_bytes(
     return parameters(config, first, last) * config.item_bytes
 
 
-def translator_parameters(config: TranslatorConfig) -> int:
-    return parameters(config)
+translator_parameters = parameters

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.order.plan import SLICES
 from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.memory import owned
+from bigtrain_lab.techniques.guards import refuse
 from bigtrain_lab.techniques.sliced_model import sliced
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 from bigtrain_lab.train.dry_run import META, Account, Held, account
@@ -59,10 +59,13 @@ def mlp_steps(
     """Linear layers of the widths `sizes`, with ReLU between, under cross-entropy on the last."""
     require_counts(batch=batch)
     format_of(dtype)
-    if len(sizes) < 2:
-        raise Impossible(
-            f"An MLP of the widths {tuple(sizes)} has no layer: give at least two, as (16, 64, 10)."
+    refuse(
+        (
+            len(sizes) < 2,
+            f"An MLP of the widths {tuple(sizes)} has no layer: give at least two, as (16, 64, "
+            "10).",
         )
+    )
     for size in sizes:
         require_counts(**{"a width": size})
     x = torch.empty(batch, sizes[0], dtype=dtype, device=META)
@@ -166,9 +169,13 @@ def saved_bytes(
     require_counts(batch=batch)
     x = targets = ids(batch, config.sequence)[0]
     if first:
-        tokens = config.sequence // slices if sequence else config.sequence
         x = torch.empty(
-            batch, tokens, config.width, dtype=config.torch_dtype, device=META, requires_grad=True
+            batch,
+            config.sequence // slices if sequence else config.sequence,
+            config.width,
+            dtype=config.torch_dtype,
+            device=META,
+            requires_grad=True,
         )
 
     def program(rank):

@@ -68,9 +68,11 @@ def block_saved_bytes(
     hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
     dropped = bool(config.dropout)
     by_token = 4 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
-    attention = square * (z + (z + 1) * dropped)
-    if config.fused_attention:
-        attention = hidden * z + 4 * batch * H * S
+    attention = (
+        hidden * z + 4 * batch * H * S
+        if config.fused_attention
+        else square * (z + (z + 1) * dropped)
+    )
     by_head = 12 * hidden * z + attention
     return by_token // cut + by_head // slices
 

@@ -11,10 +11,10 @@ import time
 
 import torch
 
-from ..core import Impossible
 from ..runtime.devices import threads
 from ..runtime.machine import keep, kept
 from ..runtime.process.border import place_given
+from ..techniques.guards import refuse
 from .blocks import cross_entropy
 from .config import GPTConfig
 from .dropout import Noise
@@ -37,12 +37,14 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
     )
     found = kept(NAME)
     if about not in found:
-        if place_given():
-            raise Impossible(
+        refuse(
+            (
+                place_given(),
                 "The pieces of this model have not been timed on this machine, and ranks of"
                 " torchrun would each find other times: predict the same settings once without"
-                " torchrun, or take the counted profile."
+                " torchrun, or take the counted profile.",
             )
+        )
         found[about] = timed(config, batch)
         keep(NAME, found)
     return of_pieces(config, found[about])

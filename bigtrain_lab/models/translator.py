@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques.guards import refuse
 
 from .blocks import MLP, Linear, Table, by_head
 from .config import TranslatorConfig
@@ -69,11 +69,13 @@ class Attention(nn.Module):
             if memory_BSD is None
             else (self.queries(x_BTD), *self.of_memory(memory_BSD))
         )
-        unseen = None
-        if causal:
-            unseen = torch.full(
+        unseen = (
+            torch.full(
                 (x_BTD.shape[1], k_BHUK.shape[2]), -math.inf, dtype=x_BTD.dtype, device=x_BTD.device
             ).triu(1)
+            if causal
+            else None
+        )
         return self.dropout(self.mixed(q_BHTK, k_BHUK, v_BHUK, unseen, keep_BU), noise)
 
     def projected(self, x_BTD):
@@ -115,9 +117,11 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD, memory_BSD=None, keep_BS=None, noise: Noise | None = None):
         """`keep_BS`: where the source has words; the encoder's keys are these, and the memory's."""
-        own = None if self.crosses else keep_BS
         x_BTD = x_BTD + self.attention(
-            self.attention_norm(x_BTD), causal=self.crosses, keep_BU=own, noise=noise
+            self.attention_norm(x_BTD),
+            causal=self.crosses,
+            keep_BU=None if self.crosses else keep_BS,
+            noise=noise,
         )
         if self.crosses:
             x_BTD = x_BTD + self.cross(
@@ -164,8 +168,9 @@ class Translator(nn.Module):
     def forward(self, source_BS, target_BT, noise: Noise | None = None) -> torch.Tensor:
         """Logits (B, T, V) of the word after each of the target's; ids are int64. Nothing is
         dropped without `noise`."""
-        memory_BSD = self.encode(source_BS, noise)
-        return self.logits(self.decode(target_BT, memory_BSD, self.keep(source_BS), noise))
+        return self.logits(
+            self.decode(target_BT, self.encode(source_BS, noise), self.keep(source_BS), noise)
+        )
 
     def keep(self, source_BS):
         """True where a source has words; None where all ids are words."""
@@ -173,11 +178,13 @@ class Translator(nn.Module):
 
     def embedded(self, table, ids_BT, start: int = 0, noise: Noise | None = None):
         end, longest = start + ids_BT.shape[1], len(self.positions)
-        if end > longest:
-            raise Impossible(
+        refuse(
+            (
+                end > longest,
                 f"{end} words are longer than the translator's longest={longest}: leave such"
-                " sentences out, or take a larger longest."
+                " sentences out, or take a larger longest.",
             )
+        )
         dropout = self.dropouts[0 if table is self.source else 1]
         x_BTD = table(ids_BT) if self.scale == 1 else table(ids_BT) * self.scale
         return dropout(x_BTD + self.positions[start:end], noise)
@@ -215,15 +222,17 @@ class Translator(nn.Module):
 
 def translator_slices(config: TranslatorConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a translator."""
-    cut = {
+    return {
         "source": "vocabulary",
         "target": "vocabulary",
         "logits": "vocabulary",
         "*.attention.qkv": "heads",
         "*.cross.q": "heads",
         "*.cross.kv": "kv heads",
+        "*.out": "row",
+        "*.mlp.up": "column",
+        "*.mlp.down": "row",
     }
-    return cut | {"*.out": "row", "*.mlp.up": "column", "*.mlp.down": "row"}
 
 
 def sinusoids(longest: int, width: int) -> torch.Tensor:

@@ -81,8 +81,8 @@ class TranslatorPiece(Translator):
         memory_BSD, y_BTD = x[:, :S], x[:, S:]
         if at == 2 * self.layers + 2:
             return self.logits(self.decoder_norm(y_BTD))
-        layer = self.decoder[str(at - self.layers - 2)]
-        return torch.cat((memory_BSD, layer(y_BTD, memory_BSD, keep_BS, noise)), 1)
+        y_BTD = self.decoder[str(at - self.layers - 2)](y_BTD, memory_BSD, keep_BS, noise)
+        return torch.cat((memory_BSD, y_BTD), 1)
 
 
 def of_piece(config: TranslatorConfig, at: int) -> list[str]:
@@ -118,8 +118,10 @@ def joined(pieces: Mapping[int, TranslatorPiece], config: TranslatorConfig) -> T
 @kept
 def pieces_on_meta(config: TranslatorConfig) -> dict[int, Shapes]:
     """The weights of each piece of the chain."""
-    pieces = range(count(config))
-    return {at: Shapes.of(built(partial(TranslatorPiece, config, at), META)) for at in pieces}
+    return {
+        at: Shapes.of(built(partial(TranslatorPiece, config, at), META))
+        for at in range(count(config))
+    }
 
 
 def part(

@@ -110,8 +110,8 @@ class KernelRun(fx.Interpreter):
                 return super().run_node(node)
             with Touched() as touched:
                 result = super().run_node(node)
-        outside = [self.env[arg] for arg in node.all_input_nodes]
-        self.bytes.append(touched.bytes_of(tree_leaves([outside, result])))
+        given = (self.env[arg] for arg in node.all_input_nodes)
+        self.bytes.append(touched.bytes_of(tree_leaves([*given, result])))
         return result
 
 

@@ -122,15 +122,15 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
         super().__init__()
         self.module, self.group, self.compute_dtype = module, Group.of(group), compute_dtype
         guard.refuse_units(module, self.group, compute_dtype, units)
-        cut = units_of(module, units or ())
-        self.units = [Unit(number, *each) for number, each in enumerate(cut)]
-        used = {p: {unit.number} for unit in self.units for p in unit.named.values()}
+        self.units = [
+            Unit(number, *each) for number, each in enumerate(units_of(module, units or ()))
+        ]
         self.replicas = Replicas(
             module,
             self.group,
             3,
             [home_of(name, p) for name, p in module.named_parameters()],
-            units=used,
+            units={p: {unit.number} for unit in self.units for p in unit.named.values()},
             compute_dtype=compute_dtype,
             allow_unused=allow_unused,
             alike=alike,

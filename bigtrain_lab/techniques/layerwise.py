@@ -110,10 +110,11 @@ class LayerWise(Optimizer):
         if self.max_grad_norm is not None:
             self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         self._ratios = []
-        if self._shared:  # one message carries all norms
-            turns = [list(self._togethers())]
-        else:  # each steps while it is in the cache
-            turns = ([together] for together in self._togethers())
+        turns = (
+            [list(self._togethers())]  # one message carries all norms
+            if self._shared
+            else ([together] for together in self._togethers())  # each steps while in the cache
+        )
         for every in turns:
             us = [[self.direction(batch) for batch in together.batches] for together in every]
             for together, u, norms in zip(every, us, self._norms(every, us)):
@@ -122,10 +123,13 @@ class LayerWise(Optimizer):
 
     def __getstate__(self) -> dict:
         """Return the state for copies and pickles; torch keeps only what a step changes."""
-        own = "ranks", "pieces", "max_grad_norm", "gradient_divisor"
-        return (
-            super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
-        )
+        return super().__getstate__() | {
+            "ranks": self.ranks,
+            "pieces": self.pieces,
+            "max_grad_norm": self.max_grad_norm,
+            "gradient_divisor": self.gradient_divisor,
+            "_ratios": [],
+        }
 
     def _finish(self, together: Together, us: list[list[Tensor]], norms: Tensor) -> None:
         """Step the parameters, whose norms are known now."""
@@ -210,8 +214,9 @@ class LayerWise(Optimizer):
 
     def _gradient_norm(self) -> Tensor:
         """Return the norm of the gradients of all parameters, over all ranks."""
-        every = (p for options in self.param_groups for p in options["params"])
-        learnt = [p for p in every if p.grad is not None]
+        learnt = [
+            p for options in self.param_groups for p in options["params"] if p.grad is not None
+        ]
         norms = norms_of([[plain(p.grad) for p in learnt]])[None]
         if self._shared:
             (norms,) = self._of_whole([norms], [learnt], rows=1)

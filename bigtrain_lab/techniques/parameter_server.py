@@ -148,8 +148,9 @@ class ParameterServer:
         )
         broadcast([*module.parameters(), *module.buffers()], self.group.unrecorded())
         learnt = list(named.values())
-        owned = shares([p.nbytes for p in learnt], servers)
-        self.shards = [[learnt[i] for i in own] for own in owned]
+        self.shards = [
+            [learnt[i] for i in own] for own in shares([p.nbytes for p in learnt], servers)
+        ]
         sizes = [sum(p.nbytes for p in shard) for shard in self.shards]
         self.plan = order(requests, sizes, bound, synchronous)
         self.workers, self.server = len(requests), None
@@ -166,11 +167,15 @@ class ParameterServer:
         for shard in self.shards:
             for parameter in shard:
                 parameter.grad = None  # drop what an earlier backward left there
-        work = self.server or Worker(loss, self.shards)
-        run(self.plan.lanes[self.group.rank, "compute"], self.group, work, {}, {})
+        run(
+            self.plan.lanes[self.group.rank, "compute"],
+            self.group,
+            self.server or Worker(loss, self.shards),
+            {},
+            {},
+        )
         for number, shard in enumerate(self.shards):
-            last = self.group.unrecorded().broadcast(flat(shard), self.workers + number)
-            copy(last, shard)
+            copy(self.group.unrecorded().broadcast(flat(shard), self.workers + number), shard)
         return self.server.applied if self.server else []
 
 

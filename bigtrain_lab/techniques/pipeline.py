@@ -185,8 +185,9 @@ class Pipeline:
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
         # The check of weights that W postpones walks the graph: make it in the first batch only.
-        later = {} if self.done else self.later
-        guard.refuse_output(action, y, self.modules[stage], later, is_last)
+        guard.refuse_output(
+            action, y, self.modules[stage], {} if self.done else self.later, is_last
+        )
         if stage in self.unseen and self._version(action) < self.versions[stage].newest:
             self.unseen.remove(stage)
             guard.refuse_around(self.schedule, stage, y, self.modules[stage])
@@ -194,8 +195,7 @@ class Pipeline:
             self.results_of_this_op[result_key(action)] = y.detach()
         # Keep the gradient edge instead of y, so that y's memory can be freed. A first stage that
         # is frozen has no backward.
-        edge = get_gradient_edge(y) if y.requires_grad else None
-        self.graphs[stage, micro_batch] = x, edge
+        self.graphs[stage, micro_batch] = x, (get_gradient_edge(y) if y.requires_grad else None)
 
     def _backward(self, action: Action) -> None:
         """Run B or I. Before I, the forward ran under a mode of `self.later`. That makes this
@@ -269,8 +269,10 @@ class Pipeline:
 
     def _post_receives(self, count: int) -> None:
         """Post the next receives of the order; each is taken at its turn."""
-        for op in islice(self.wanted, count):
-            self.coming.append(self.group.irecv(None, op.src, **self._message(op.message)))
+        self.coming.extend(
+            self.group.irecv(None, op.src, **self._message(op.message))
+            for op in islice(self.wanted, count)
+        )
 
     def _receive(self) -> Tensor:
         received = self.coming.popleft().wait()
@@ -351,8 +353,7 @@ class Pipeline:
         return [self._numbered(action) for step in self.order for action in step]
 
     def _span(self, op: Compute):
-        step = tuple(map(self._numbered, op.step))
-        return self.span(step, op.version + self.updates_done)
+        return self.span(tuple(map(self._numbered, op.step)), op.version + self.updates_done)
 
     def _numbered(self, action: Action) -> Action:
         """Number the action's micro-batch on through the whole run."""

@@ -158,6 +158,9 @@ def cast(value, to: torch.dtype | None):
 def widest(values) -> torch.dtype | None:
     """Return the type to which torch promotes all floating tensors among the values: float32 for
     float16 and bfloat16."""
-    tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
-    found = [each.dtype for each in tensors if each.is_floating_point()]
+    found = [
+        each.dtype
+        for each in tree_leaves(values)
+        if isinstance(each, Tensor) and each.is_floating_point()
+    ]
     return reduce(torch.promote_types, found) if found else None

@@ -48,15 +48,20 @@ def adapt(model: nn.Module, mp) -> None:
 
 def precisions(modules: Iterable[nn.Module]) -> set:
     """Collect the MixedPrecisions that prepared any of the modules' parameters."""
-    weights = (weight for module in modules for weight in module.parameters())
-    return {mp for weight in weights if (mp := guard.prepared(weight))}
+    return {
+        mp for module in modules for weight in module.parameters() if (mp := guard.prepared(weight))
+    }
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     """Map each of the modules' own weights to what the optimizer steps in its place: a half
     weight's master, or the piece that ZeRO leaves this rank of it."""
-    weights = (weight for module in modules for weight in module.parameters())
-    return {weight: STEPPED[weight] for weight in weights if weight in STEPPED}
+    return {
+        weight: STEPPED[weight]
+        for module in modules
+        for weight in module.parameters()
+        if weight in STEPPED
+    }
 
 
 def way_of(weight: nn.Parameter) -> "ToMaster | None":

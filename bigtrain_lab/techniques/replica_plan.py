@@ -112,9 +112,13 @@ def with_replicas(
         return plan
     lanes = {}
     for (rank, _), ops in plan.lanes.items():
-        own = weights_of(stages, order, mesh.coords(rank)["pp"])
         parts = parts_of(
-            *own, zero, replicas, bucket_bytes, strategy=strategy, compute_dtype=compute_dtype
+            *weights_of(stages, order, mesh.coords(rank)["pp"]),
+            zero,
+            replicas,
+            bucket_bytes,
+            strategy=strategy,
+            compute_dtype=compute_dtype,
         )
         peers, cycles = mesh.peers(rank, "dp"), zero == 0 and bool(strategy.every_ticks)
         rules = Rules(parts, zero, peers, ahead=ahead, overlap=overlap, cycles=cycles)

@@ -192,8 +192,9 @@ class Held:
         when its backward is over, so that none need be in its place before."""
         sizes = [*self.layout.sizes, self.layout.length - sum(self.layout.sizes)]
         found = {n: gradient.reshape(-1) for n, gradient in self.unsent.items()}
-        zeros = self.like.new_zeros
-        rows = [found[n] if n in found else zeros(size) for n, size in enumerate(sizes)]
+        rows = [
+            found[n] if n in found else self.like.new_zeros(size) for n, size in enumerate(sizes)
+        ]
         return torch.cat(rows).div_(self.size)
 
     def arrived(self) -> None:
@@ -400,8 +401,9 @@ class Replicas:
         self._settle()
         self._carry_out(self.rules.finished())
         guard.refuse_without_effect(self)
-        names = [(site.home.name, site.used or not site.home.weight.numel()) for site in self.sites]
-        unused = [name for name, used in names if not used]
+        unused = [
+            site.home.name for site in self.sites if not site.used and site.home.weight.numel()
+        ]
         order = " ".join(f"{unit}{kind}" for kind, unit in self.rules.uses[: self.rules.at])
         by_rank = self.group.differing("\n".join([order, *unused]), "the gradients of a batch")
         by_none = set(unused).intersection(*(text.split("\n") for text in by_rank))
@@ -478,8 +480,9 @@ class Replicas:
                     if self.rules.cycles:
                         self._signal(label, call.batch)
                     else:
-                        act = partial(self._communicate, call)
-                        self.handles[label] = self.lane.launch(act, label)
+                        self.handles[label] = self.lane.launch(
+                            partial(self._communicate, call), label
+                        )
                 case Wait(label):
                     call, handle = self.rules.calls.pop(label), self.handles.pop(label)
                     if inside:
@@ -500,16 +503,16 @@ class Replicas:
         elif call.op.kind == "all_gather":
             held.fill(group, call.op.name)
         else:
-            mine = held.layout.mine(held.away)
-            group.reduce_scatter(held.away, name=call.op.name, out=mine)
+            group.reduce_scatter(held.away, name=call.op.name, out=held.layout.mine(held.away))
 
     def _signal(self, label: str, batch: int) -> None:
         """Signal that a part is full to the strategy's program, which the first one starts."""
         self.rules.calls.pop(label)
         if not self.handles:
             self.signals = {name([k], batch): Signal("compute") for k in self.rules.learning}
-            program = partial(self._cycle, batch)
-            self.handles[batch_label(batch)] = self.lane.launch(program, f"batch {batch}")
+            self.handles[batch_label(batch)] = self.lane.launch(
+                partial(self._cycle, batch), f"batch {batch}"
+            )
         self.group.issue(label, self.signals[label].post)
 
     def _cycle(self, batch: int, group: Group) -> None:

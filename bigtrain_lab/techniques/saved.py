@@ -115,8 +115,9 @@ def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
     as JSON."""
     name, keys, *rest = np.random.get_state()
-    on_cuda = torch.device(device).type == "cuda"
-    on_device = torch.cuda.get_rng_state(device).tolist() if on_cuda else []
+    on_device = (
+        torch.cuda.get_rng_state(device).tolist() if torch.device(device).type == "cuda" else []
+    )
     own = random.getstate(), (name, keys.tolist(), *rest), torch.get_rng_state().tolist()
     return json.dumps([*own, on_device])
 

@@ -81,8 +81,9 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
 
     def conclude() -> None:
         with guard.read(folder):
-            names = [file(rank, group.size) for rank in range(group.size)]
-            digests = [guard.stated_digest(folder / name) for name in names]
+            digests = [
+                guard.stated_digest(folder / file(rank, group.size)) for rank in range(group.size)
+            ]
         saved.save(
             path / WHOLE,
             {
@@ -118,8 +119,10 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
             found = Shards(path, group.rank, group.size)
             guard.refuse_other(found.manifest["facts"], facts, path)
             values = {name: mine(name, found.parts[name]) for name in owned}
-            whole = found.manifest["apart"]
-            values |= {name: whole[name].view_as(tensor) for name, tensor in apart.items()}
+            values |= {
+                name: found.manifest["apart"][name].view_as(tensor)
+                for name, tensor in apart.items()
+            }
             return found, found.optimizers(mine), values
 
     found, states, values = guard.together(group, checked)
@@ -246,8 +249,12 @@ def changed(
 
 def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
     """Map a parameter's name to its number in the optimizer's state_dict."""
-    pieces = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    numbers = {id(piece): number for number, piece in enumerate(pieces)}
+    numbers = {
+        id(piece): number
+        for number, piece in enumerate(
+            chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        )
+    }
     return {
         home.name: numbers[id(home.stepped)]
         for home in sharded.homes
@@ -258,8 +265,9 @@ def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
 def facts_of(sharded, optimizers: Sequence[Optimizer]) -> dict[str, object]:
     """Describe what a checkpoint fits."""
     weights = beside(sharded)["apart"] | {each.name: each.weight for each in sharded.homes}
-    order = {ORDER: [numbers_of(sharded, each) for each in optimizers]}
-    return guard.facts(weights, (each.param_groups for each in optimizers)) | order
+    return guard.facts(weights, (each.param_groups for each in optimizers)) | {
+        ORDER: [numbers_of(sharded, each) for each in optimizers]
+    }
 
 
 def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:

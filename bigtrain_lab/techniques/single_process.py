@@ -84,8 +84,10 @@ class SingleProcessDataParallel(nn.Module):
         tied. Autograd records the copy of a weight: its backward adds the gradient to the module's
         own."""
         device, module = self.devices[number], self.module
-        copies = {id(weight): weight.to(device) for weight in module.parameters()}
-        return copies | {id(each): each.to(device, copy=number > 0) for each in module.buffers()}
+        return {
+            **{id(weight): weight.to(device) for weight in module.parameters()},
+            **{id(each): each.to(device, copy=number > 0) for each in module.buffers()},
+        }
 
 
 def rows_of(part: tuple) -> int:

@@ -110,12 +110,13 @@ def layer_of(
     if way == "kv heads" and kv_heads < group.size:
         kind = partial(SharedHeadsLinear, kv_heads)
     with torch.device("meta"):
-        if isinstance(whole, nn.Embedding):
-            own = VocabParallelEmbedding(*whole.weight.shape, group, name=path)
-        else:
-            own = kind(
+        own = (
+            VocabParallelEmbedding(*whole.weight.shape, group, name=path)
+            if isinstance(whole, nn.Embedding)
+            else kind(
                 whole.in_features, whole.out_features, group, whole.bias is not None, name=path
             )
+        )
     if way.endswith("heads") and kind is ColumnParallelLinear:
         for parameter in own.parameters():
             blocks = 2 if way == "kv heads" else whole.out_features // whole.in_features
@@ -135,17 +136,22 @@ def layer_of(
 def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> nn.Parameter:
     """Return this rank's part of a parameter; the same one for the same whole."""
     if whole not in made:
-        own = whole
-        if cut:
-            own = nn.Parameter(cut.part(whole, group.rank, group.size), whole.requires_grad)
+        own = (
+            nn.Parameter(cut.part(whole, group.rank, group.size), whole.requires_grad)
+            if cut
+            else whole
+        )
         made[whole] = cut_parameter(own, cut, group)
     return made[whole]
 
 
 def cuts(module: nn.Module) -> dict[str, Cut]:
     """Return how each parameter is cut that is, by all of its names."""
-    named = module.named_parameters(remove_duplicate=False)
-    return {name: cut for name, parameter in named if (cut := cut_of(parameter))}
+    return {
+        name: cut
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if (cut := cut_of(parameter))
+    }
 
 
 def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:

@@ -108,6 +108,22 @@ class Sliced(nn.Module):
         super().__init__()
         self.register_load_state_dict_pre_hook(guard.refuse_assign)
 
+    def _draw(
+        self,
+        out_features: int,
+        in_features: int,
+        bias: bool,
+        seed: int | None,
+        cut: Cut | None = None,
+        bias_cut: Cut | None = None,
+    ) -> None:
+        """Draw a Linear's weight and bias, of which each rank has the part of a cut; None: all."""
+        fill, seed = uniform(in_features), common(seed, self.group)
+        self.weight = drawn((out_features, in_features), cut, self.group, fill, seed, "weight")
+        self.bias = (
+            drawn((out_features,), bias_cut, self.group, fill, seed, "bias") if bias else None
+        )
+
 
 class ColumnParallelLinear(Sliced):
     """x -> f(x) W_r^T + b_r: this rank's part of the outputs.
@@ -130,9 +146,7 @@ class ColumnParallelLinear(Sliced):
         super().__init__()
         self.group, self.name, self.product, self.leave = Group.of(group), name, product, None
         guard.refuse_uneven(f"{name}: out_features", out_features, self.group.size)
-        fill, seed = uniform(in_features), common(seed, self.group)
-        self.weight = drawn((out_features, in_features), Cut(0), self.group, fill, seed, "weight")
-        self.bias = drawn((out_features,), Cut(0), self.group, fill, seed, "bias") if bias else None
+        self._draw(out_features, in_features, bias, seed, Cut(0), Cut(0))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.weight, self.bias, self.group, self.name)
@@ -170,9 +184,7 @@ class RowParallelLinear(Sliced):
         super().__init__()
         self.group, self.name, self.enter, self.leave = Group.of(group), name, None, sum_of_slices
         guard.refuse_uneven(f"{name}: in_features", in_features, self.group.size)
-        fill, seed = uniform(in_features), common(seed, self.group)
-        self.weight = drawn((out_features, in_features), Cut(1), self.group, fill, seed, "weight")
-        self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
+        self._draw(out_features, in_features, bias, seed, Cut(1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = in_format(x, self.weight)
@@ -202,9 +214,7 @@ class SharedHeadsLinear(Sliced):
         super().__init__()
         self.group, self.name, self.heads = Group.of(group), name, heads
         self.product, self.leave, self.share = product, None, copy_to_slices
-        fill, seed = uniform(in_features), common(seed, self.group)
-        self.weight = drawn((out_features, in_features), None, self.group, fill, seed, "weight")
-        self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
+        self._draw(out_features, in_features, bias, seed)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.own("bias")

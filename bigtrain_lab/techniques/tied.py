@@ -80,8 +80,9 @@ class TiedWeight:
             if isinstance(way, Send):
                 group.isend(parts[number], way.dst, way.message.name, site)
             else:
-                received = group.recv(way.src, way.message.name, site, like=like)
-                parts[number] = received.to(like.device)
+                parts[number] = group.recv(way.src, way.message.name, site, like=like).to(
+                    like.device
+                )
         return parts
 
     def _compare(self) -> None:

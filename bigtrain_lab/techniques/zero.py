@@ -100,9 +100,13 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
         module = nn.ParameterList(p for each in groups for p in each["params"])
         group = Group.of(group)
         guard.refuse_buckets(module, group, bucket_bytes, f"stage {stage}", stage)
-        homes = [home_of(name, weight) for name, weight in module.named_parameters()]
         self.replicas = Replicas(
-            module, group, stage, homes, bucket_bytes=bucket_bytes, allow_unused=allow_unused
+            module,
+            group,
+            stage,
+            [home_of(name, weight) for name, weight in module.named_parameters()],
+            bucket_bytes=bucket_bytes,
+            allow_unused=allow_unused,
         )
         pieces = self.replicas.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]

@@ -6,7 +6,7 @@
 dry_run.py finds it; runtime/kept.py keeps it.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -106,10 +106,8 @@ class DryRun:
 
     def kinds(self) -> dict[str, int]:
         """kind -> bytes at the peak."""
-        sums = Counter()
-        for row in self.alive:
-            sums[row.kind] += row.bytes
-        return {kind: sums[kind] for kind in MEMORY_KINDS if sums[kind]}
+        sums = total(*({row.kind: row.bytes} for row in self.alive))
+        return {kind: sums[kind] for kind in MEMORY_KINDS if kind in sums}
 
     def seconds(self, name: str, hardware, dtype: str) -> float:
         """Of an action on this hardware."""
@@ -220,8 +218,7 @@ class Likened(Holdings):
                 end = difference(now.before, now.after)
                 base = [now.before.get(kind, 0) for kind in now.kinds]
                 inside = tuple(tuple(map(sub, row, base)) for row in now.inside)
-                moves = Moves((end,), now.kinds, inside)
-                known[key] = difference(level, now.before), moves
+                known[key] = difference(level, now.before), Moves((end,), now.kinds, inside)
             yield (action,), *known[key]
             level = now.after
 
@@ -320,18 +317,17 @@ class Account:
 
     def alive(self, moment: int) -> list[Held]:
         """What is alive then, largest first."""
-        alive = (row for row in self.rows if row.born <= moment < row.dies)
-        return sorted(alive, key=lambda row: -row.bytes)
+        return sorted(
+            (row for row in self.rows if row.born <= moment < row.dies),
+            key=lambda row: -row.bytes,
+        )
 
     def at_peak(self) -> list[Held]:
         return self.alive(self.peak_moment)
 
     def kinds(self, moment: int) -> dict[str, int]:
         """kind -> bytes alive then."""
-        total: dict[str, int] = defaultdict(int)
-        for row in self.alive(moment):
-            total[row.kind] += row.bytes
-        return dict(total)
+        return total(*({row.kind: row.bytes} for row in self.alive(moment)))
 
     def after(self, action: str) -> dict[str, int]:
         """kind -> bytes at the end of an action, such as "0B0", the first step's backward."""

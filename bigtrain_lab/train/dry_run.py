@@ -222,8 +222,7 @@ class OnMeta(Alone):
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def all_gather(self, tensor, out=None, name="all_gather"):
-        whole = self.size * len(tensor), *tensor.shape[1:]
-        return tensor.new_empty(whole) if out is None else out
+        return tensor.new_empty(self.size * len(tensor), *tensor.shape[1:]) if out is None else out
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         own = self._parts(tensor, name)[self.rank]
@@ -277,9 +276,11 @@ class Unsent(OnMeta):
 
     def _posted(self, src, name, site, tag, like, *_):
         def take():
-            shape, dtype = self._sent.get(src) or (self._arriving.shape, self._arriving.dtype)
-            if like is not None:
-                shape, dtype = like.shape, like.dtype
+            shape, dtype = (
+                self._sent.get(src) or (self._arriving.shape, self._arriving.dtype)
+                if like is None
+                else (like.shape, like.dtype)
+            )
             return torch.empty(shape, dtype=dtype, device=META)
 
         return Handle(None, take)
@@ -396,9 +397,7 @@ class Operators:
     def _key(operator, args, kwargs):
         """The operator and what its arguments look like; None where nothing says that it works on
         meta tensors: its first argument, or the device on which it makes a new one."""
-        first = args[0]
-        if isinstance(first, list) and first:
-            first = first[0]
+        first = args[0][0] if isinstance(args[0], list) and args[0] else args[0]
         if not (first.is_meta if isinstance(first, torch.Tensor) else kwargs.get("device") == META):
             return None
         looks = [operator]
@@ -559,8 +558,11 @@ class Named(TorchFunctionMode):
             result, backward = function(*args, **kwargs), Work()
             forward = operators.work()
             if result.requires_grad:
-                leaves = [t for t in on_meta((args, kwargs)) if t.requires_grad]
-                torch.autograd.grad(result, leaves, torch.empty_like(result))
+                torch.autograd.grad(
+                    result,
+                    [t for t in on_meta((args, kwargs)) if t.requires_grad],
+                    torch.empty_like(result),
+                )
                 backward = operators.work() - forward
         on_gpu = ON_GPU[function](result, *args, **kwargs)
         return forward - on_gpu[0], backward - on_gpu[1]

@@ -48,8 +48,9 @@ class EveryReplica(Training):
             cuts.append(cut := [])
             for held in self.parallel.held:
                 layout = Flat(held.layout.tensors, self.recipe.replicas, replica)
-                stepped = [home.stepped for home in held.homes]
-                cut += zip(stepped, layout.pieces(held.piece), strict=True)
+                cut += zip(
+                    (home.stepped for home in held.homes), layout.pieces(held.piece), strict=True
+                )
         return cuts
 
     def optimizer(self, stage):
@@ -91,5 +92,6 @@ def put(piece: nn.Parameter, elements: Tensor, gradient: Tensor | None) -> None:
     """Make the piece these elements, and its gradient as many of the same storage."""
     piece.grad, piece.data = None, elements
     if gradient is not None:
-        cut = gradient.as_strided(elements.shape, elements.stride(), elements.storage_offset())
-        piece.grad = cut.as_subclass(type(gradient))
+        piece.grad = gradient.as_strided(
+            elements.shape, elements.stride(), elements.storage_offset()
+        ).as_subclass(type(gradient))

@@ -26,6 +26,7 @@ from ..runtime.devices import built
 from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint
 from ..techniques.checkpoint.inside import owners_of
+from ..techniques.guards import refuse
 from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.pipeline import Entrance
 from ..techniques.prepared_model import masters_of
@@ -80,11 +81,13 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
                 weights = sum(p.numel() for _, child in own for p in child.parameters())
                 rows.append((weights * (len(own) > 1), path, own[0][0], len(own)))
     weights, path, first, count = max(rows, default=(0, "", 0, 0))
-    if not weights:
-        raise Impossible(
+    refuse(
+        (
+            not weights,
             f"{type(module).__name__} has no row of like blocks: put modules of one class and one"
-            " size side by side, in a ModuleList or a Sequential."
+            " size side by side, in a ModuleList or a Sequential.",
         )
+    )
 
     def shortened() -> nn.Module:
         whole = make()[0]
@@ -183,8 +186,9 @@ def run_pieces(
                         with rank.aside():
                             gradient = torch.empty_like(edges[-1][1])
                     seen = {*chain(*own.values())}
-                    came = [p for p in stepped if stepped[p].grad is not None and p not in seen]
-                    own.setdefault(stage, came)
+                    own.setdefault(
+                        stage, [p for p in stepped if stepped[p].grad is not None and p not in seen]
+                    )
                 for stage in STAGES:
                     if number == 0 and own[stage]:
                         optimizers[stage] = step.optimizer([stepped[p] for p in own[stage]])
@@ -193,10 +197,10 @@ def run_pieces(
                         precision.step(optimizers[stage])
                         optimizers[stage].zero_grad()
                 spans.close()
-        if left := len(stepped) - len([*chain(*own.values())]):
-            raise Impossible(
-                f"{left} weights get no gradient: what is frozen or not used is not planned."
-            )
+        left = len(stepped) - len([*chain(*own.values())])
+        refuse(
+            (left, f"{left} weights get no gradient: what is frozen or not used is not planned.")
+        )
         for stage in reversed(STAGES):
             others = [stepped[p] for p in own[stage] if stepped[p] is not p]
             for p in own[stage]:
@@ -210,6 +214,10 @@ def run_pieces(
             )
 
     run = dry_run(program, slices=slices)
-    if len(messages) != len(STAGES) * len(sizes):
-        raise Impossible(f"A forward calls {step.block} more or less than once: plan it by hand.")
+    refuse(
+        (
+            len(messages) != len(STAGES) * len(sizes),
+            f"A forward calls {step.block} more or less than once: plan it by hand.",
+        )
+    )
     return run, held, messages

@@ -128,9 +128,11 @@ class Recipe:
     @cached_property
     def order(self) -> Schedule:
         """The schedule of one window; of a schedule that never drains, of the whole run."""
-        order = self.schedule
-        if isinstance(order, str):
-            order = Schedule.named(order)(self.ranks, self.micro_batches)
+        order = (
+            Schedule.named(self.schedule)(self.ranks, self.micro_batches)
+            if isinstance(self.schedule, str)
+            else self.schedule
+        )
         return order.lengthened(self.steps) if order.asynchronous else order
 
     @property
@@ -159,9 +161,11 @@ class Recipe:
         take the mean of their gradients; None: 1 over their number."""
         if self.replicas == 1:
             return guard.asked(self, "weights", own) if self.weights else None
-        every = [1 / len(window)] * len(window)
-        if self.weights:
-            every = guard.asked(self, "weights", [self.sample(number) for number in window])
+        every = (
+            guard.asked(self, "weights", [self.sample(number) for number in window])
+            if self.weights
+            else [1 / len(window)] * len(window)
+        )
         shares = [self.replicas * each for each in every[replica :: self.replicas]]
         return shares + [0.0] * (len(own) - len(shares))
 
@@ -191,8 +195,11 @@ class Recipe:
         weights = {number: dict(stage.named_parameters()) for number, stage in enumerate(stages)}
         found, places = {}, [place for window in self.windows for place in range(len(window))]
         for d in range(self.replicas):
-            own = [loss for loss, place in zip(losses, places) if place % self.replicas == d]
-            found |= self.arrays(weights, own, d)
+            found |= self.arrays(
+                weights,
+                [loss for loss, place in zip(losses, places) if place % self.replicas == d],
+                d,
+            )
         return found
 
     def alone(self) -> one_process.Training:
@@ -498,7 +505,8 @@ def replicas_of(
     )
     for stage in stages.values() if recipe.zero == 3 else ():
         if gathers_half:
-            cast = partial(cast_inputs, level.dtype)
-            stage.register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
+            stage.register_forward_pre_hook(
+                partial(cast_inputs, level.dtype), prepend=True, with_kwargs=True
+            )
         stage.register_forward_hook(lambda module, given, output: replicas.copied(output))
     return replicas

@@ -309,6 +309,10 @@ class Rehearsed(Holdings):
             before = after
 
     def start(self, rank):
-        stages, place = range(self.schedule.stages), self.place(rank)
-        own = (stage for stage in stages if self.schedule.rank_of(stage, 0) == place)
-        return total(*(self._part(Action("F", stage, 0), rank).start for stage in own))
+        return total(
+            *(
+                self._part(Action("F", stage, 0), rank).start
+                for stage in range(self.schedule.stages)
+                if self.schedule.rank_of(stage, 0) == self.place(rank)
+            )
+        )

@@ -145,10 +145,11 @@ class _Walk:
         x = x or tuple([each.unpack() for each in self.kept[layer]])
         self._keep_input(layer, x, to_keep)
         with self.conditions[layer].restored():
-            if kind == "F":
-                y = self._record(layer, x, read)
-            else:
-                y = torch.no_grad()(self._run)(layer, x)
+            y = (
+                self._record(layer, x, read)
+                if kind == "F"
+                else torch.no_grad()(self._run)(layer, x)
+            )
         self.current = {layer + 1: tuple([t.detach() for t in y])} if read else {}
         if layer + 1 in to_keep:
             self.kept[layer + 1] = [keep(t) for t in self.current[layer + 1]]

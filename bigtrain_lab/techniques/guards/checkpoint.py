@@ -101,10 +101,11 @@ def refuse_other(name: str, number: int, slot, now: tuple, of: Tensor) -> None:
             f"autograd saves was {described(slot.signature)}, and is now {described(now)}. {AGAIN}"
         )
     weight = slot.weight
-    if weight is None:  # none, or one of torch.func.functional_call's
-        same = not isinstance(of, nn.Parameter)
-    else:
-        same = of is weight or of.data_ptr() == weight.data_ptr()
+    same = (
+        not isinstance(of, nn.Parameter)
+        if weight is None  # none, or one of torch.func.functional_call's
+        else of is weight or of.data_ptr() == weight.data_ptr()
+    )
     if not same:
         raise Impossible(
             f"{name} used another weight of shape {tuple(now[0])} when it ran "

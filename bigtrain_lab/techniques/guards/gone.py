@@ -13,8 +13,9 @@ class Gone(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        told = next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
-        raise Impossible(told)
+        raise Impossible(
+            next(each.told for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        )
 
     __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 

@@ -7,8 +7,7 @@ def refuse_equation(equation: str) -> None:
     """Of which no product can be read."""
     left, arrow, right = equation.partition("->")
     inputs = [each.split() for each in left.split(",")]
-    every = [dim for each in inputs for dim in each]
-    unmade = next((dim for dim in right.split() if dim not in every), None)
+    unmade = next((dim for dim in right.split() if dim not in sum(inputs, [])), None)
     twice = next(
         (dim for each in (*inputs, right.split()) for dim in each if each.count(dim) > 1), None
     )

@@ -94,12 +94,13 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
 
     x, *gradients = small(like)
     whole = [*map(parts, movements(optimizer, number, like, x, gradients))]
-    for at, part in enumerate(parts(x)):
-        own = movements(optimizer, number, like, part, [parts(g)[at] for g in gradients])
-        for found, expected in zip(own, (each[at] for each in whole)):
-            if (found - expected).norm() > 1e-3 * expected.norm():  # no rounding of float64
-                return True
-    return False
+    return any(
+        (found - expected[at]).norm() > 1e-3 * expected[at].norm()  # no rounding of float64
+        for at, part in enumerate(parts(x))
+        for found, expected in zip(
+            movements(optimizer, number, like, part, [parts(g)[at] for g in gradients]), whole
+        )
+    )
 
 
 def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:

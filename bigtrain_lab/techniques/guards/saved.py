@@ -80,14 +80,12 @@ def written(path: Path, partial: Path):
         whole = ", and the one before is whole" if path.is_file() else ""
         cause = cause or error
         told = (
-            f"({getattr(cause, 'strerror', None) or cause}){whole}: free some space, or choose "
-            "another place."
+            "since it could not be written, or reading it would execute code: keep tensors, "
+            "numbers and texts of Python, such as float(x) of a number of NumPy."
+            if isinstance(error, (AttributeError, TypeError, PickleError))
+            else f"({getattr(cause, 'strerror', None) or cause}){whole}: free some space, or "
+            "choose another place."
         )
-        if isinstance(error, (AttributeError, TypeError, PickleError)):
-            told = (
-                "since it could not be written, or reading it would execute code: keep tensors, "
-                "numbers and texts of Python, such as float(x) of a number of NumPy."
-            )
         raise Impossible(f"The checkpoint {path} was not saved {told}") from error
 
 
@@ -128,8 +126,7 @@ def refuse_parts(training) -> None:
 def facts(weights: Mapping[str, Tensor], groups: Iterable) -> dict[str, object]:
     """Describe what a checkpoint fits: the shape of each weight, and of each optimizer's
     `param_groups` how many parameters and which settings they have."""
-    shapes = {name: (*each.shape,) for name, each in weights.items()}
-    return shapes | {
+    return {name: (*each.shape,) for name, each in weights.items()} | {
         f"optimizer {at}": [(len(group["params"]), *sorted(group)) for group in own]
         for at, own in enumerate(groups)
     }

@@ -237,6 +237,11 @@ def refuse_way(
         )
         grouped = getattr(parent, "kv_heads", heads) != heads
         fit = [n * whole.in_features for n in ([1] if grouped else [1, 3])]
+        beside = [
+            other
+            for other, its in ways.items()
+            if its.endswith("heads") and other != path and other.rpartition(".")[0] == above
+        ]
         refuse_any(
             (
                 way == "heads" and whole.out_features not in fit,
@@ -246,19 +251,12 @@ def refuse_way(
                     "many (as many queries, keys and values); take a Linear for the queries "
                     "and one for keys and values, which is cut by 'kv heads'."
                 ),
-            )
-        )
-        beside = [
-            other
-            for other, its in ways.items()
-            if its.endswith("heads") and other != path and other.rpartition(".")[0] == above
-        ]
-        refuse_any(
+            ),
             (
                 way == "heads" and whole.out_features == whole.in_features and not beside,
                 f"{cut}, which are queries alone, and nothing beside it: take a Linear for the "
                 "queries and one for keys and values, and cut both.",
-            )
+            ),
         )
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
