@@ -99,7 +99,6 @@ def peer_findings(peer) -> Iterator[Finding]:
         peers.connect(address, peer.port)
         yield Finding("ok", "port", f"{peer} takes connections")
     except peers.Unreachable as error:
-        refused = "refused" in str(error)
         yield Finding(
             "fail",
             "port",
@@ -107,7 +106,7 @@ def peer_findings(peer) -> Iterator[Finding]:
             (
                 "start torchrun there first, or look up the port: the machine is there, but nothing"
                 " listens."
-                if refused
+                if "refused" in str(error)
                 else "open the port in the firewalls on the way, or look up the address."
             ),
         )
@@ -118,12 +117,14 @@ def constants() -> list[Constant]:
     from .runtime import this_machine
 
     profiles = [*Hardware.all().values(), *filter(None, [this_machine(measure=False)])]
-    counts = [
-        ("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told)
-        for name, (*counts, told) in COLLECTIVES.items()
-    ]
     return [row for each in profiles for row in each.constants()] + [
-        Constant(*row, *told.split(": ", 1)) for *row, told in counts
+        Constant(
+            "collectives",
+            f"{name}: passes, (n - 1) / n, wholes",
+            tuple(counts),
+            *told.split(": ", 1),
+        )
+        for name, (*counts, told) in COLLECTIVES.items()
     ]
 
 

@@ -327,8 +327,7 @@ class Search:
         ):
             stages = range(4 if dp > 1 else 1)
             ways = [Way(tp, *how) for how in product({False, tp > 1}, self.job.recompute)]
-            rows = divisors(self.job.batch // dp)
-            for zero, way, own in product(stages, ways, rows):
+            for zero, way, own in product(stages, ways, divisors(self.job.batch // dp)):
                 yield Plan(dp, pp, way, own, zero)
 
     def impossible(self, plan: Plan) -> str:
@@ -380,8 +379,12 @@ class Search:
                 "B": [turn.backward.item() for turn in turns],
                 "U": [(t.after + np.maximum(0, t.last - t.backward)).item() for t in turns],
             }
-            sent = dict.fromkeys("FB", stages[0].message.item())
-            cost = Cost(times, sent, links=links, **self.hardware.clock(1))
+            cost = Cost(
+                times,
+                dict.fromkeys("FB", stages[0].message.item()),
+                links=links,
+                **self.hardware.clock(1),
+            )
             return simulate(order, cost).step_time
 
         if m <= 3 * pp:
@@ -462,15 +465,18 @@ class Search:
         without a copy."""
         most = 8 if sizes == (1, 1) else 4
         ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > most else (way.tp,))]
-        runs = [self.dry(sizes, each)[name] for each in ways]
         lines = [
-            [through(two[..., None], three[..., None], self.rows - 2) for two, three in zip(*run)]
-            for run in runs
+            [
+                through(two[..., None], three[..., None], self.rows - 2)
+                for two, three in zip(*self.dry(sizes, each)[name])
+            ]
+            for each in ways
         ]
-        here = lines[0]
-        if way.tp > most:
-            here = [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
-        work, called, *moments, held = here
+        work, called, *moments, held = (
+            [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
+            if way.tp > most
+            else lines[0]
+        )
         return Facts(work, called, *(each.max(0) for each in moments), held)
 
     def time(self, work: Iterable[int], tensors: int = 1) -> float:
@@ -516,8 +522,7 @@ class Search:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
         lines = []
         for protocol in hardware.protocols:
-            only = {**prices, "protocols": (protocol,)}
-            cost = Cost({}, **only, ticks_per_unit=TICKS_PER_SECOND)
+            cost = Cost({}, **prices | {"protocols": (protocol,)}, ticks_per_unit=TICKS_PER_SECOND)
             first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
             lines.append((first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND))
         return Ring(*zip(*lines))
@@ -535,8 +540,10 @@ class Ring(NamedTuple):
 
     def seconds(self, size_bytes: Any, messages: Any = 1) -> Any:
         """Of so many messages, equally large."""
-        lines = zip(self.alpha, self.gap)
-        return reduce(np.minimum, (messages * alpha + gap * size_bytes for alpha, gap in lines))
+        return reduce(
+            np.minimum,
+            (messages * alpha + gap * size_bytes for alpha, gap in zip(self.alpha, self.gap)),
+        )
 
 
 class Run(NamedTuple):
@@ -622,9 +629,12 @@ class Alike:
         self.row = np.searchsorted(search.rows, [plan.rows for plan in plans])
         self.dp, self.tp = np.array([(dp, way.tp) for dp, way in self.kinds])[self.kind].T
         self.micro_batches = search.job.batch // (self.dp * search.rows[self.row])
-        apart = [range(0, dp * self.pp * way.tp, self.pp * way.tp) for dp, way in self.kinds]
         rings = [
-            search.ring(ranks, "reduce_scatter" if self.zero else "all_reduce") for ranks in apart
+            search.ring(
+                range(0, dp * self.pp * way.tp, self.pp * way.tp),
+                "reduce_scatter" if self.zero else "all_reduce",
+            )
+            for dp, way in self.kinds
         ]
         self.ring = Ring(*np.array(rings)[self.kind].transpose(1, 2, 0))
         self.stages = cache(self.stages)
@@ -678,8 +688,7 @@ class Alike:
         """By the table of messages."""
         after = stage.total("update")
         if self.zero in (1, 2):
-            buckets = np.ceil(stage.weights / BUCKET_BYTES)
-            after = after + self.ring.seconds(stage.weights, buckets)
+            after = after + self.ring.seconds(stage.weights, np.ceil(stage.weights / BUCKET_BYTES))
         ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
         return ways[self.zero](stage, after)
 

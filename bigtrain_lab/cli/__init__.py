@@ -68,8 +68,9 @@ def run(*words: Words) -> int:
         warnings.simplefilter("ignore")  # main puts it back
     from . import labs
 
-    runs = labs.menu("run", labs.run, lambda cls, settings: cls(**settings), words)
-    return runs(words, exit_on_error=False, print_error=False)
+    return labs.menu("run", labs.run, lambda cls, settings: cls(**settings), words)(
+        words, exit_on_error=False, print_error=False
+    )
 
 
 @app.command(help_flags=[], version_flags=[])
@@ -78,8 +79,9 @@ def predict(*words: Words) -> int:
     from ..experiments.known import known
     from . import labs
 
-    predictions = labs.menu("predict", labs.predict, known, words)
-    return predictions(words, exit_on_error=False, print_error=False)
+    return labs.menu("predict", labs.predict, known, words)(
+        words, exit_on_error=False, print_error=False
+    )
 
 
 @app.command(name="list")

@@ -37,15 +37,14 @@ def lab(
         *["--allow-root"] * (os.geteuid() == 0),
         *words,
     ]
-    # the kernels of the lessons are of this Python, whatever else is installed
-    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()
     os.execve(
         sys.executable,
         command,
         {
             **os.environ,
-            "PATH": own,
+            # the kernels of the lessons are of this Python, whatever else is installed
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "BIGTRAIN_LANGUAGE": language or os.environ.get("BIGTRAIN_LANGUAGE", ""),
         },

@@ -84,13 +84,12 @@ def annotation(field):
         else ""
     )
     about = f"{limits} {knob.unit}".strip()
-    choices = [str(choice) for choice in knob.menu() or ()] or None
     numeric = {int: "INT", float: "FLOAT"}.get(kind)
     return Annotated[
         int | float | str if numeric else kind,
         Parameter(
             help=f"{knob.help} ({about})" if about else knob.help,
-            choices=choices,
+            choices=[str(choice) for choice in knob.menu() or ()] or None,
             metavar=numeric,
             converter=as_written if numeric else None,
             group=MORE if knob.more else KNOBS,

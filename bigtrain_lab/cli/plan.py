@@ -115,8 +115,7 @@ def for_recipe(plan: "Plan", batch: int) -> str:
         "micro_batches": batch // (plan.dp * plan.rows),
         "zero": plan.zero,
         "sequence_parallel": plan.way.sequence_parallel,
-    }
-    told |= {
+    } | {
         "none": {},
         "full": {"recompute": "checkpoint"},
         "selective": {"recompute": "'selective'"},
@@ -174,11 +173,13 @@ def for_deepspeed(plan: "Plan", batch: int) -> str:
             "DeepSpeed's pipelines, recompute and sequence parallelism are said in the script, not"
             " in its file: take settings for another library."
         )
-    told = {
-        "train_batch_size": batch,
-        "train_micro_batch_size_per_gpu": plan.rows,
-        "gradient_accumulation_steps": batch // (plan.dp * plan.rows),
-        "zero_optimization": {"stage": plan.zero},
-        "tensor_parallel": {"autotp_size": plan.way.tp},
-    }
-    return json.dumps(told, indent=2)
+    return json.dumps(
+        {
+            "train_batch_size": batch,
+            "train_micro_batch_size_per_gpu": plan.rows,
+            "gradient_accumulation_steps": batch // (plan.dp * plan.rows),
+            "zero_optimization": {"stage": plan.zero},
+            "tensor_parallel": {"autotp_size": plan.way.tp},
+        },
+        indent=2,
+    )

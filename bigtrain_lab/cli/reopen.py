@@ -67,8 +67,14 @@ def reopen(path: Path | None) -> Reopened:
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
-    by_clock = {trace.clock: trace for trace in traces}
-    return Reopened(run, experiment, by_clock, tuple(notes), settings, ranks)
+    return Reopened(
+        run,
+        experiment,
+        {trace.clock: trace for trace in traces},
+        tuple(notes),
+        settings,
+        ranks,
+    )
 
 
 def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> list[Trace]:
@@ -180,8 +186,10 @@ def units(trace: Trace) -> str:
 def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
     """(name, its value in each) of every setting that is not the same in all; None where there is
     no such setting."""
-    names = dict.fromkeys(name for side in found for name in side.settings)
-    values = {name: [side.settings.get(name) for side in found] for name in names}
+    values = {
+        name: [side.settings.get(name) for side in found]
+        for name in dict.fromkeys(name for side in found for name in side.settings)
+    }
     return [
         (name.replace("_", "-"), each)
         for name, each in values.items()

@@ -40,9 +40,14 @@ def table(heads: Iterable, rows: Iterable[Iterable], **about) -> Table:
 
 
 def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
-    rows = [(Text(name, style="cyan", no_wrap=True), Text(text)) for name, text in lines]
-    title = {"title": heading, "title_justify": "left", "title_style": "bold"}
-    return table((), rows, show_header=False, **title)
+    return table(
+        (),
+        [(Text(name, style="cyan", no_wrap=True), Text(text)) for name, text in lines],
+        show_header=False,
+        title=heading,
+        title_justify="left",
+        title_style="bold",
+    )
 
 
 def census() -> list[Table | str]:

@@ -115,10 +115,9 @@ class AllReduce(OnNodes):
     @cached_property
     def lowered(self) -> Plan:
         """The collective's messages; each round of a rank begins with a box that takes no time."""
-        plan = lower_collective(self.order, self.elements, self.item)
         rounds = {
             at: groupby(ops, key=lambda op: place(op.message.name)[0])
-            for at, ops in plan.lanes.items()
+            for at, ops in lower_collective(self.order, self.elements, self.item).lanes.items()
         }
         lanes = {
             at: tuple(
@@ -129,8 +128,11 @@ class AllReduce(OnNodes):
         return Plan(lanes, self.ranks)
 
     def bytes_held(self) -> dict[str, dict]:
-        gradient = (("gradients", self.elements * self.item),)
-        return {"resident": dict.fromkeys(range(self.ranks), gradient)}
+        return {
+            "resident": dict.fromkeys(
+                range(self.ranks), (("gradients", self.elements * self.item),)
+            )
+        }
 
     def predict(self) -> Trace:
         trace = super().predict()
@@ -164,15 +166,14 @@ class AllReduce(OnNodes):
     @cached_property
     def periods(self) -> "torch.Tensor":
         """[rank, place] the numbers of which each rank's gradient is made, again and again."""
-        draws = (
-            torch.Generator().manual_seed(self.seed * 1009 + rank) for rank in range(self.ranks)
-        )
         return torch.stack(
             [
-                torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(
-                    getattr(torch, self.dtype)
-                )
-                for draw in draws
+                torch.randn(
+                    PERIOD,
+                    generator=torch.Generator().manual_seed(self.seed * 1009 + rank),
+                    dtype=torch.float64,
+                ).to(getattr(torch, self.dtype))
+                for rank in range(self.ranks)
             ]
         )
 

@@ -179,8 +179,8 @@ class Checkpoint(OfGPT, OneDevice):
     @cached_property
     def ops(self) -> tuple[Op, ...]:
         """The plan of one step."""
-        typed = is_typed(type(self.recompute))  # what it does may follow from other cells too
-        make = planned.__wrapped__ if typed else planned
+        # what a typed one does may follow from other cells too
+        make = planned.__wrapped__ if is_typed(type(self.recompute)) else planned
         return make(self.recompute, self.chain, self.budget_bytes)
 
     @cached_property
@@ -242,10 +242,12 @@ class Checkpoint(OfGPT, OneDevice):
 
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""
-        tensors, update = sum(map(len, self.weights)), 0
-        if not self.profile.textbook:
-            update = self.update[1].seconds(self.profile, self.dtype, tensors)
-        return {**self.weighed(self.recompute.inside)[1], "U": update}
+        return {
+            **self.weighed(self.recompute.inside)[1],
+            "U": 0
+            if self.profile.textbook
+            else self.update[1].seconds(self.profile, self.dtype, sum(map(len, self.weights))),
+        }
 
     @cached_property
     def update(self) -> tuple[int, train.Work]:
@@ -279,8 +281,10 @@ class Checkpoint(OfGPT, OneDevice):
                 before = after
             between = start | {"optimizer": self.update[0]}
             actions[Action("U", 0, step)] = before, between
-        ends = {str(at): train.Acted(train.Work(), *each, (), ()) for at, each in actions.items()}
-        return train.DryRun(start, ends)
+        return train.DryRun(
+            start,
+            {str(at): train.Acted(train.Work(), *each, (), ()) for at, each in actions.items()},
+        )
 
     @cached_property
     def dry(self) -> train.DryRun:

@@ -186,13 +186,16 @@ class Compile(OnOneRank):
         return FUNCTIONS[self.function](torch, x)
 
     def values(self, device="cpu") -> "torch.Tensor":
-        drawn = torch.randn(
-            self.rows,
-            self.columns,
-            dtype=getattr(torch, self.dtype),
-            generator=torch.Generator().manual_seed(self.seed),
+        return (
+            torch.randn(
+                self.rows,
+                self.columns,
+                dtype=getattr(torch, self.dtype),
+                generator=torch.Generator().manual_seed(self.seed),
+            )
+            .to(device)
+            .requires_grad_(self.backward)
         )
-        return drawn.to(device).requires_grad_(self.backward)
 
     def once(self, function, x):
         """The result, and the gradient of x where it is asked for."""
@@ -228,8 +231,10 @@ class Compile(OnOneRank):
         """The function as the chosen compiler runs it."""
         if self.compiler == "cuda-graph":
             return torch.cuda.make_graphed_callables(self.function_of, (x,))
-        chosen = "inductor" if self.compiler == "inductor" else backend
-        return torch.compile(lambda x: self.function_of(x), backend=chosen)
+        return torch.compile(
+            lambda x: self.function_of(x),
+            backend="inductor" if self.compiler == "inductor" else backend,
+        )
 
     def look(self, rank, compiled, backend: "techniques.fusion.Fusion", x) -> None:
         """Time calls and block sizes on this machine, and see what other lengths do."""
@@ -239,8 +244,9 @@ class Compile(OnOneRank):
                     rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
-            blocked = techniques.fusion.Blocked
-            groups = [part for part in graph.modules() if isinstance(part, blocked)]
+            groups = [
+                part for part in graph.modules() if isinstance(part, techniques.fusion.Blocked)
+            ]
             for block in SWEPT:
                 for part in groups:
                     part.block = block
@@ -260,10 +266,9 @@ class Compile(OnOneRank):
     @staticmethod
     def sums(y, gradient) -> dict[str, Any]:
         """Of each row, of the result and of the gradient."""
-        found = {"result, row sums": y, "gradient, row sums": gradient}
         return {
             name: each.double().sum(-1).cpu().numpy()
-            for name, each in found.items()
+            for name, each in {"result, row sums": y, "gradient, row sums": gradient}.items()
             if each is not None
         }
 

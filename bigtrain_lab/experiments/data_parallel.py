@@ -131,8 +131,7 @@ class DataParallel(Layered):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        used = {"none": set(), "short": {"fault_rank"}}
-        return super().idle_settings(settings) - used.get(
+        return super().idle_settings(settings) - {"none": set(), "short": {"fault_rank"}}.get(
             settings["mistake"], {"fault_rank", "fault_at"}
         )
 
@@ -160,21 +159,25 @@ class DataParallel(Layered):
             "fused-cycle": techniques.reducers.FusedCycle(every_ticks=ticks),
             "push-pull": techniques.reducers.PushPull(),
         }[self.strategy]
-        all_reduce = (
-            techniques.ring_all_reduce
-            if self.ring and self.strategy != "push-pull"
-            else strategy.all_reduce
-        )
-        return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
+        return {
+            "strategy": strategy,
+            "overlap": self.overlap,
+            "all_reduce": (
+                techniques.ring_all_reduce
+                if self.ring and self.strategy != "push-pull"
+                else strategy.all_reduce
+            ),
+        }
 
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
             right = recipe.data_parallel
-            astray = Astray(self.mistake, self.fault_at, right["all_reduce"])
-            wrong = {"data_parallel": right | {"all_reduce": astray}}
-            recipe = replace(
-                recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong
+            wrong = right | {"all_reduce": Astray(self.mistake, self.fault_at, right["all_reduce"])}
+            recipe = (
+                replace(recipe, steps=self.steps - 1)
+                if self.mistake == "short"
+                else replace(recipe, data_parallel=wrong)
             )
         return recipe.program(rank)
 
@@ -190,8 +193,11 @@ class DataParallel(Layered):
     @property
     def terms(self) -> dict[str, str]:
         """Where a step has one micro-batch, a box is told by its layer."""
-        by_layer = self.pipeline == self.micro_batches == 1
-        return {"stage": "layer", "micro_batch": "step"} if by_layer else {}
+        return (
+            {"stage": "layer", "micro_batch": "step"}
+            if self.pipeline == self.micro_batches == 1
+            else {}
+        )
 
     @cached_property
     def alone_s(self) -> float:

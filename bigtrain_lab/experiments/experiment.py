@@ -247,8 +247,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def __getstate__(self):
         """With the classes typed in a notebook that the settings name: a rank that unpickles it has
         them as members of their families."""
-        typed = filter(is_typed, self.members(self.model_dump()))
-        return super().__getstate__() | {"typed": [*typed]}
+        return super().__getstate__() | {
+            "typed": [*filter(is_typed, self.members(self.model_dump()))]
+        }
 
     @classmethod
     def members(cls, settings: dict[str, Any]) -> tuple[type, ...]:

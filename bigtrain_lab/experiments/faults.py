@@ -100,8 +100,10 @@ class Faults(Staleness):
             yield SYMPTOMS[self.fault]
             if self.fault == "straggler":
                 slow = max(range(trace.ranks), key=trace.busy)
-                share = trace.busy(slow) / trace.makespan
-                yield f"Here rank {slow} was busy for {share:.0%} of the time."
+                yield (
+                    f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the"
+                    " time."
+                )
             if self.guess != "?":
                 right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
                 said = "Right." if self.guess == right else f"No: {right}."

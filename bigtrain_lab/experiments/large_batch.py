@@ -80,8 +80,7 @@ class Looks(train.Lens):
     def moved(self) -> dict[str, float]:
         """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
         ratios = getattr(self.optimizer, "trust_ratios", {})
-        found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
-        return found | {
+        return {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()} | {
             STEP + name: float((weight.detach() - was).norm() / was.norm())
             for (name, weight), was in zip(self.matrices.items(), self.before.values())
         }
@@ -270,10 +269,15 @@ class LargeBatch(Replicated):
         )
 
     def model(self) -> "torch.nn.Module":
-        dtype = getattr(torch, self.dtype)
         if self.task == "digits":
             return models.Classifier(
-                POINTS, self.width, self.layers, CLASSES, self.norm, self.seed, dtype
+                POINTS,
+                self.width,
+                self.layers,
+                CLASSES,
+                self.norm,
+                self.seed,
+                getattr(torch, self.dtype),
             )
         return models.GPT(
             models.GPTConfig(
@@ -302,9 +306,11 @@ class LargeBatch(Replicated):
     @property
     def examined(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Samples that no run learns from."""
-        if self.task == "digits":
-            return digits(self.dtype).test
-        return texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
+        return (
+            digits(self.dtype).test
+            if self.task == "digits"
+            else texts()[1].batch(0, 0, 0, EXAMINED, self.sequence)
+        )
 
     # -- theory ------------------------------------------------------------------------------------
 
@@ -429,8 +435,9 @@ def shapes(
     settings: tuple[tuple[str, Any], ...], members: tuple[type, ...]
 ) -> "techniques.weight_shapes.Shapes":
     """The weights of the model."""
-    model = models.built(LargeBatch(**dict(settings)).model, torch.device("meta"))
-    return techniques.weight_shapes.Shapes.of(model)
+    return techniques.weight_shapes.Shapes.of(
+        models.built(LargeBatch(**dict(settings)).model, torch.device("meta"))
+    )
 
 
 @kept

@@ -155,13 +155,15 @@ class Layered(OfGPT, Pipelined):
         """The order; Impossible where it leaves no room for what the recipe asks for, which is said
         without a recipe, and so without torch."""
         level = self.further.get("precision")
-        given = {
-            "clip": self.further.get("clip"),
-            "replicas": self.replicas > 1,
-            "slices": self.slices > 1,
-            "precision": level and LEVELS[level].masters,
-        }
-        refuse_order(self.order, given)
+        refuse_order(
+            self.order,
+            {
+                "clip": self.further.get("clip"),
+                "replicas": self.replicas > 1,
+                "slices": self.slices > 1,
+                "precision": level and LEVELS[level].masters,
+            },
+        )
         return self.order
 
     # -- how replicas average their gradients ------------------------------------------------------
@@ -190,8 +192,10 @@ class Layered(OfGPT, Pipelined):
 
     def stages_at(self, level: str | None) -> dict[int, techniques.weight_shapes.Shapes]:
         """The same in the formats of a level of mixed precision."""
-        about = self.slices, self.further.get("slicing", ()), level
-        return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
+        return {
+            at: on_meta(self.config, at, self.slices, self.further.get("slicing", ()), level)
+            for at in range(self.config.pieces)
+        }
 
     @property
     def weights(self) -> int:
@@ -244,10 +248,15 @@ class Layered(OfGPT, Pipelined):
 
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
-        runs, place = [self.dry(rank)] if self.sharded else [], self.place(rank)
-        for at in range(0 if self.sharded else len(self.pieces)):
-            if self.order.rank_of(at, 0) == place:
-                runs.append(self.stage_run(at, train.WHOLE))
+        runs = (
+            [self.dry(rank)]
+            if self.sharded
+            else [
+                self.stage_run(at, train.WHOLE)
+                for at in range(len(self.pieces))
+                if self.order.rank_of(at, 0) == self.place(rank)
+            ]
+        )
         return sum(run.sent.get("duplicates of batch 0", 0) for run in runs)
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
@@ -272,26 +281,24 @@ class Layered(OfGPT, Pipelined):
             return self.stage_run(layer, train.HALVES if kind in "IW" else train.WHOLE).usual(kind)
         action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)
-        first = str(self.like(action))
-        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[first]
+        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[str(self.like(action))]
 
     @cached_property
     def inside(self) -> dict:
         """The collectives that the slices of each layer call, as a Cost has them."""
-        found = {}
-        for at in range(len(self.pieces)):
-            for kind in "FBIWU" if self.halves else "FBU":
-                calls = self.usual(kind, at).calls(
-                    self.time
-                )  # of a block in the place of all blocks
-                found[kind, at] = tuple(
-                    call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls
-                )
-        return found
+        return {  # a block's calls stand for those of all blocks
+            (kind, at): tuple(
+                call._replace(name=LAYER.sub(f"layers.{at}.", call.name))
+                for call in self.usual(kind, at).calls(self.time)
+            )
+            for at in range(len(self.pieces))
+            for kind in ("FBIWU" if self.halves else "FBU")
+        }
 
     def charged(self) -> dict[str, Any]:
-        inside = {"inside": self.inside} if self.slices > 1 or self.sharded else {}
-        return super().charged() | inside
+        return super().charged() | (
+            {"inside": self.inside} if self.slices > 1 or self.sharded else {}
+        )
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""

@@ -160,15 +160,15 @@ class Layouts(OnNodes):
         )
 
     def bytes_held(self) -> dict[str, dict]:
-        given = self.held("X", "W", "dY")
         return {
             "changes": {action: self.held(result) for result, action in MADE.items()},
-            "resident": dict.fromkeys(range(self.ranks), given),
+            "resident": dict.fromkeys(range(self.ranks), self.held("X", "W", "dY")),
         }
 
     def durations(self) -> dict[str, float]:
-        seconds = self.profile.seconds(2 * prod(self.part("ndf")), 0, "float32", 1)
-        return dict.fromkeys("FIW", seconds)
+        return dict.fromkeys(
+            "FIW", self.profile.seconds(2 * prod(self.part("ndf")), 0, "float32", 1)
+        )
 
     # -- reality ----------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Layouts(OnNodes):
                 own[result] = torch.einsum(letters, *factors).contiguous()
             return own[result]
 
-        y = techniques.mesh_tensor.einsum(
+        techniques.mesh_tensor.einsum(
             PRODUCT,
             own["X"].requires_grad_(),
             own["W"].requires_grad_(),
@@ -217,8 +217,7 @@ class Layouts(OnNodes):
             groups=groups,
             names=tuple(MADE),
             multiply=multiply,
-        )
-        y.backward(own["dY"])
+        ).backward(own["dY"])
         return self.totals(rank.index, lambda result, box: own[result])
 
     def reference(self) -> dict[str, Any]:
@@ -267,17 +266,16 @@ class Layouts(OnNodes):
     def facts(self) -> dict[str, Any]:
         """What the figure draws of this layout: (start, stop) of rows and columns of each matrix on
         each rank."""
-        boxes = {
-            matrix: [
-                [(each.start, each.stop) for each in self.box(matrix, rank)]
-                for rank in range(self.ranks)
-            ]
-            for matrix in "XWY"
-        }
         return {
             **super().facts,
             "layout": self.layout,
-            "boxes": boxes,
+            "boxes": {
+                matrix: [
+                    [(each.start, each.stop) for each in self.box(matrix, rank)]
+                    for rank in range(self.ranks)
+                ]
+                for matrix in "XWY"
+            },
             "sizes": self.sizes,
         }
 
@@ -285,8 +283,11 @@ class Layouts(OnNodes):
         """For the figure of its name with all layouts, which take as long as so many moves."""
         if figure != "layouts":
             return trace
-        facts = trace.settings["facts"] | {"compared": self.compared}
-        return replace(trace, settings=trace.settings | {"facts": facts})
+        return replace(
+            trace,
+            settings=trace.settings
+            | {"facts": trace.settings["facts"] | {"compared": self.compared}},
+        )
 
     relief: ClassVar[str] = (
         "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."

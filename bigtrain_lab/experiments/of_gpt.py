@@ -52,8 +52,7 @@ class OfGPT(OnHardware):
     @cached_property
     def config(self) -> "models.GPTConfig":
         sizes = {f.name for f in fields(models.GPTConfig)} & type(self).model_fields.keys()
-        given = {name: getattr(self, name) for name in sizes}
-        return models.GPTConfig(**given)
+        return models.GPTConfig(**{name: getattr(self, name) for name in sizes})
 
     def samples(self, micro_batch: int) -> "train.Sample":
         """The n-th micro-batch is the same text whatever the size of a batch."""

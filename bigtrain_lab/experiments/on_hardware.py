@@ -23,8 +23,11 @@ def with_links(hardware: Hardware, ranks_per_node: int, gb_s: float = 0.0) -> Ha
     if hardware.textbook:
         return hardware
     if gb_s:  # what was measured of collectives is of the profile's links
-        inside = replace(hardware.inside, bytes_per_s=gb_s * 1e9)
-        hardware = replace(hardware, inside=inside, collective_bytes_per_s=())
+        hardware = replace(
+            hardware,
+            inside=replace(hardware.inside, bytes_per_s=gb_s * 1e9),
+            collective_bytes_per_s=(),
+        )
     return replace(hardware, node_size=ranks_per_node)
 
 

@@ -226,8 +226,9 @@ class ParameterServing(OnHardware):
 
     def batch(self, worker: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """A round of the workers' batches is a stretch of the stream."""
-        first = (number * self.workers + worker) * self.rows
-        return digits(self.dtype).batch(self.seed, first, self.rows)
+        return digits(self.dtype).batch(
+            self.seed, (number * self.workers + worker) * self.rows, self.rows
+        )
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
@@ -255,9 +256,11 @@ class ParameterServing(OnHardware):
                 told = self.quality(model)
             for name, value in told.items():
                 rank.log(name, value)
-        told = {f"loss of worker {rank.index}": np.array(losses)}
-        if place >= 0:
-            told = {f"staleness of server {place}": np.array([each.staleness for each in updates])}
+        told = (
+            {f"staleness of server {place}": np.array([each.staleness for each in updates])}
+            if place >= 0
+            else {f"loss of worker {rank.index}": np.array(losses)}
+        )
         return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
     def quality(self, model: "torch.nn.Module") -> dict[str, float]:

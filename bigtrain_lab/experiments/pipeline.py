@@ -115,14 +115,17 @@ class PipelineExperiment(OfGPT, Pipelined):
     def pieces(self) -> list[Piece]:
         """The profile that a cut is balanced over: each piece's forward and backward of one
         micro-batch."""
-        rows = []
-        for at, name in enumerate(self.config.piece_names):
-            time = self.time_of("F", at, at + 1) + self.time_of("B", at, at + 1)
-            weights = slice_run(self.config, at, at + 1, self.rows, self.optimizer_class).start[
-                "weights"
-            ]
-            rows.append(Piece(name, time, self.message_bytes, weights))
-        return rows
+        return [
+            Piece(
+                name,
+                self.time_of("F", at, at + 1) + self.time_of("B", at, at + 1),
+                self.message_bytes,
+                slice_run(self.config, at, at + 1, self.rows, self.optimizer_class).start[
+                    "weights"
+                ],
+            )
+            for at, name in enumerate(self.config.piece_names)
+        ]
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -167,8 +170,7 @@ class PipelineExperiment(OfGPT, Pipelined):
 
     def works(self, kind: str, first: int, last: int) -> list[train.Work]:
         """What each piece of a slice computes and moves for one micro-batch."""
-        rehearsal = train.HALVES if kind in "IW" else train.WHOLE
-        about = self.rows, self.optimizer_class, rehearsal
+        about = self.rows, self.optimizer_class, train.HALVES if kind in "IW" else train.WHOLE
         return [slice_run(self.config, at, at + 1, *about).work(kind) for at in range(first, last)]
 
     # -- reality -----------------------------------------------------------------------------------

@@ -41,12 +41,15 @@ class Pipelined(OnHardware):
     def order(self) -> Schedule:
         """The schedule object that the settings describe."""
         chosen = Schedule.named(self.schedule)
-        options = {
-            name: getattr(self, name)
-            for name in chosen.options()
-            if name in type(self).model_fields
-        }
-        return chosen(self.ranks, self.micro_batches, **options)
+        return chosen(
+            self.ranks,
+            self.micro_batches,
+            **{
+                name: getattr(self, name)
+                for name in chosen.options()
+                if name in type(self).model_fields
+            },
+        )
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
@@ -127,14 +130,16 @@ class Pipelined(OnHardware):
 
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
-        kinds = "FBIWU" if self.halves else "FBU"
-        stages = range(self.order.stages)
-        return {kind: [self.seconds(kind, stage) for stage in stages] for kind in kinds}
+        return {
+            kind: [self.seconds(kind, stage) for stage in range(self.order.stages)]
+            for kind in ("FBIWU" if self.halves else "FBU")
+        }
 
     def seconds(self, kind: str, stage: int) -> float:
         """Of a later action of a stage; of a backward that finds no gradients."""
-        run = self.stage_run(stage, train.HALVES if kind in "IW" else train.WHOLE)
-        return run.seconds(kind, self.profile, self.format)
+        return self.stage_run(stage, train.HALVES if kind in "IW" else train.WHOLE).seconds(
+            kind, self.profile, self.format
+        )
 
     @property
     def messages(self) -> dict[str, list[int]]:

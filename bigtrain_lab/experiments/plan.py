@@ -143,9 +143,8 @@ class PlanACluster(Combined):
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The plan of the settings, the contenders, and what would be fastest with more memory."""
         own = {name: getattr(self, name) for name in self.settings_of(next(self.search.products()))}
-        found = self.contenders
-        if own not in found.values():
-            found = {"mine": own, **found}
+        mine = {} if own in self.contenders.values() else {"mine": own}
+        found = mine | self.contenders
         if larger := self.contenders and self.search.larger:
             found = found | {f"{larger.plan}, too large": self.settings_of(larger.plan)}
         return found
@@ -246,10 +245,9 @@ def gpt_job(
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
     level = None if precision == "none" else precision
-    about = replace(config, layers=1), train.Optimizer.named(optimizer), level
     return planner.Job(
         config.layers,
-        partial(run_gpt, *about),
+        partial(run_gpt, replace(config, layers=1), train.Optimizer.named(optimizer), level),
         lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
         batch,
         "bfloat16" if level == "bf16" else config.dtype,
@@ -273,9 +271,11 @@ def run_gpt(
         return (ids, models.Noise(0, 0, 0)), targets
 
     def loss(output: "torch.Tensor", targets: "torch.Tensor", group) -> "torch.Tensor":
-        if group:
-            return techniques.vocab_parallel_cross_entropy(output, targets, group)
-        return models.cross_entropy(output, targets)
+        return (
+            techniques.vocab_parallel_cross_entropy(output, targets, group)
+            if group
+            else models.cross_entropy(output, targets)
+        )
 
     return planner.facts_of(
         train.pieces.Step(
@@ -307,6 +307,8 @@ def published_seconds(step: Step, recompute: str) -> float:
     search = published_search(step)
     way = planner.Way(8, recompute == "selective", recompute)
     plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
-    if step.chunks == 1:
-        return search.seconds(plan)
-    return search.scheduled(plan, "interleaved", chunks=step.chunks)
+    return (
+        search.seconds(plan)
+        if step.chunks == 1
+        else search.scheduled(plan, "interleaved", chunks=step.chunks)
+    )

@@ -68,8 +68,12 @@ class Staleness(Pipelined):
 
     def samples(self, micro_batch: int) -> "train.Sample":
         """The teacher has the student's shape and other weights."""
-        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + micro_batch)
-        inputs = torch.randn(self.rows, self.width, generator=draw, dtype=torch.float64)
+        inputs = torch.randn(
+            self.rows,
+            self.width,
+            generator=torch.Generator().manual_seed(self.seed * 1_000_003 + micro_batch),
+            dtype=torch.float64,
+        )
         with torch.no_grad():
             return train.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 

@@ -110,12 +110,17 @@ class TensorSlicing(Layered):
 
     def predict(self) -> Trace:
         trace = super().predict()
-        held = [
-            Scalar(rank, "compute", "scalar", HOLDS + str(part), 0, numbers(part))
-            for rank in range(self.ranks)
-            for part in self.parts(rank)
-        ]
-        return Trace.of([*trace.events, *held], **trace.header())
+        return Trace.of(
+            [
+                *trace.events,
+                *(
+                    Scalar(rank, "compute", "scalar", HOLDS + str(part), 0, numbers(part))
+                    for rank in range(self.ranks)
+                    for part in self.parts(rank)
+                ),
+            ],
+            **trace.header(),
+        )
 
     def parts(self, rank: int) -> Iterator[Part]:
         """What a rank holds of each matrix, by the plan."""
@@ -189,10 +194,9 @@ class TensorSlicing(Layered):
                 f" {less}{' than that' * (tokens != most)}."
             )
         else:
-            other = self.replace(cut="column-row", fault="none").predict()
             mlp, theirs = (
                 sum(c.bytes for c in called(each) if "layers.1.mlp" in c.module and c.way == "F")
-                for each in (trace, other)
+                for each in (trace, self.replace(cut="column-row", fault="none").predict())
             )
             yield (
                 "Rows before columns: whole rows of 4 h values are summed before GELU, and the"
@@ -210,8 +214,10 @@ class TensorSlicing(Layered):
                 f" {duration(alone_s, trace.unit)}."
             )
         if self.sequence_parallel:
-            plain = self.replace(sequence_parallel=False, fault="none").predict()
-            kept = [each.peak_bytes(0, "activations") for each in (trace, plain)]
+            kept = [
+                each.peak_bytes(0, "activations")
+                for each in (trace, self.replace(sequence_parallel=False, fault="none").predict())
+            ]
             yield (
                 "Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and"
                 " the backward gathers the inputs of column-cut matrices once more. A rank keeps"

@@ -182,9 +182,11 @@ class Translate(Replicated):
 
     @cached_property
     def task(self) -> "data.parallel.Parallel":
-        if self.file:
-            return data.parallel.read_pairs(self.file, held_out=self.held_out)
-        return data.parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
+        return (
+            data.parallel.read_pairs(self.file, held_out=self.held_out)
+            if self.file
+            else data.parallel.generated(self.seed, self.pairs, self.held_out, self.digits)
+        )
 
     @cached_property
     def config(self) -> "models.TranslatorConfig":
@@ -289,8 +291,7 @@ class Translate(Replicated):
 
     @cached_property
     def memory(self) -> train.Holdings:
-        needed = train.rehearsals(self.order, min(self.steps, 2))
-        parts = partial(self.needed_part, needed)
+        parts = partial(self.needed_part, train.rehearsals(self.order, min(self.steps, 2)))
         return train.Rehearsed(self.order, self.steps, parts, self.place)
 
     def needed_part(self, needed, action: Action, rank: int) -> "train.Part":
@@ -362,10 +363,9 @@ class Translate(Replicated):
     def peak_bytes(self) -> int:
         """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates
         of its largest micro-batch."""
-        largest = max(map(self.training.shape, self.training.own(0)), key=prod)
         return step_peak(
             self.config,
-            largest,
+            max(map(self.training.shape, self.training.own(0)), key=prod),
             self.smoothing,
             self.training.precision,
             min(self.accumulation, 2),

@@ -130,9 +130,11 @@ class Translation:
 
     @cached_property
     def batches(self) -> "data.batches.Batches":
-        pairs = self.pairs.encoded(longest=self.config.longest)
         return data.batches.Batches(
-            pairs, self.batch_tokens, self.replicas * self.accumulation, self.seed
+            self.pairs.encoded(longest=self.config.longest),
+            self.batch_tokens,
+            self.replicas * self.accumulation,
+            self.seed,
         )
 
     @cached_property
@@ -184,8 +186,9 @@ class Translation:
 
     def sample(self, micro_batch: int) -> "train.Sample":
         source, target, (so_far,) = self.batches.sample(micro_batch)
-        noise = models.Noise(self.seed, 0, micro_batch)
-        return train.Sample(source, target, (source, so_far, noise))
+        return train.Sample(
+            source, target, (source, so_far, models.Noise(self.seed, 0, micro_batch))
+        )
 
     def words(self, sample: "train.Sample") -> int:
         """Those of a micro-batch's loss, by its number: no device is waited for."""
@@ -203,8 +206,9 @@ class Translation:
 
     def shape(self, micro_batch: int) -> tuple[int, int, int]:
         """(B, S, T): lengths with their ends."""
-        batches = self.batches
-        return shape_of([batches.pairs[number] for number in batches.sentences(micro_batch)])
+        return shape_of(
+            [self.batches.pairs[number] for number in self.batches.sentences(micro_batch)]
+        )
 
     @cached_property
     def held_out_shapes(self) -> list[tuple[int, int, int]]:
@@ -223,8 +227,9 @@ class Translation:
         windows = [window[rank.index :: self.replicas] for window in recipe.windows]
         loader = techniques.data_loader.Loader(recipe.data, windows, self.loading, rank)
         trained = train.train(replace(recipe, data=loader), rank, lens)
-        found = recipe.arrays(trained.weights, trained.losses, trained.replica)
-        return found | {"evaluations": np.array(lens.rows)}
+        return recipe.arrays(trained.weights, trained.losses, trained.replica) | {
+            "evaluations": np.array(lens.rows)
+        }
 
     def run(self, **options) -> "runtime.Run":
         """Start the ranks; options as for `launch`."""
@@ -278,16 +283,16 @@ class Evaluation(train.Lens):
                 self.group.rank :: self.group.size
             ]  # of fewer ranks than saved, each
             self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
-        stopped = self.rows and self.waited() >= self.asked.patience
-        return self.asked.steps if stopped else done
+        return self.asked.steps if self.rows and self.waited() >= self.asked.patience else done
 
     def window(self, number, stages, samples):
         self.words = [self.asked.words(sample) for sample in samples]
         return super().window(number, stages, samples)
 
     def ended(self, number, training, losses) -> bool:
-        lost = sum(loss * words for loss, words in zip(losses, self.words))
-        self.sums += self.sums.new_tensor([lost, sum(self.words)])
+        self.sums += self.sums.new_tensor(
+            [sum(loss * words for loss, words in zip(losses, self.words)), sum(self.words)]
+        )
         done, steps = number + 1, self.asked.steps
         if done * 10 // steps > number * 10 // steps:
             filled = done * 20 // steps
@@ -320,8 +325,9 @@ class Evaluation(train.Lens):
         """Sum of losses, words, and the counts of BLEU of one held-out batch."""
         asked, pairs = self.asked, self.asked.pairs.encoded(held_out=True)
         sample = data.batches.padded([pairs[each] for each in asked.held_out[number]])
-        parts = sample.inputs, sample.targets, *sample.context
-        source, target, so_far = (part.to(self.rank.device) for part in parts)
+        source, target, so_far = (
+            part.to(self.rank.device) for part in (sample.inputs, sample.targets, *sample.context)
+        )
         with self.rank.span(Action("L", 0, number)):
             loss = float(asked.loss(self.model(source, so_far), target))
         with self.rank.span(Action("T", 0, number)):
@@ -334,8 +340,16 @@ class Evaluation(train.Lens):
     def translated(self, source):
         asked = self.asked
         longest = min(asked.config.longest, source.shape[1] + 50)  # Vaswani et al., section 6.1
-        given = self.model, source, data.tokens.BEGIN, data.tokens.END, data.tokens.PAD, longest
-        return models.decoding.decoded(*given, beam=asked.beam, length_penalty=asked.length_penalty)
+        return models.decoding.decoded(
+            self.model,
+            source,
+            data.tokens.BEGIN,
+            data.tokens.END,
+            data.tokens.PAD,
+            longest,
+            beam=asked.beam,
+            length_penalty=asked.length_penalty,
+        )
 
     def waited(self) -> int:
         """Evaluations since the best."""

@@ -133,9 +133,11 @@ class Zero(Layered):
         }
 
     def describe(self) -> str:
-        who = "one rank has nobody to share with"
-        if self.ranks > 1:
-            who = f"{self.ranks} ranks share {SHARED[self.stage]}"
+        who = (
+            f"{self.ranks} ranks share {SHARED[self.stage]}"
+            if self.ranks > 1
+            else "one rank has nobody to share with"
+        )
         batch = f"{self.replicas} x {self.micro_batches} x {self.rows} samples"
         return (
             f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {batch} of "
@@ -198,9 +200,10 @@ class Zero(Layered):
         """For the microscope all four stages: predictions beside the trace of this one."""
         if figure != "microscope":
             return trace
-        others = {stage: self.replace(stage=stage, fault="none") for stage in range(4)}
         return {
-            name: trace if stage == self.stage else others[stage].predict()
+            name: trace
+            if stage == self.stage
+            else self.replace(stage=stage, fault="none").predict()
             for stage, name in enumerate(STAGES)
         }
 
@@ -239,8 +242,9 @@ class Zero(Layered):
                 " it makes its model and its optimizer: no peak counts that."
             )
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
-            half = self.stage and self.precision != "none"
-            gradients = self.weights * (2 if half else self.config.item_bytes)
+            gradients = self.weights * (
+                2 if self.stage and self.precision != "none" else self.config.item_bytes
+            )
             times = most_sent / models.theory.zero_sent_bytes(gradients, self.replicas, 0)
             yield (
                 f"A rank sends {size(round(most_sent))} a step, "

@@ -145,8 +145,10 @@ class Foot(widgets.VBox):
     def _line(self, at: int) -> widgets.HBox:
         pressed = button("", "copy", "", "32px")
         pressed.on_click(lambda _: self.copy(at))
-        text = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
-        return widgets.HBox([pressed, text], layout=AUTO)
+        return widgets.HBox(
+            [pressed, widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))],
+            layout=AUTO,
+        )
 
     def copy(self, at: int = 0) -> None:
         """Copy a command, if there is one."""

@@ -133,8 +133,13 @@ def about(directory: Path, own: type) -> Past:
         settings = (run := Run.open(directory)).settings
     except Impossible as error:
         return Past(directory, directory.name, "", "damaged", str(error))
-    told = differing(settings["settings"], own)
-    return Past(directory, settings["name"], settings["started"], run.state, told)
+    return Past(
+        directory,
+        settings["name"],
+        settings["started"],
+        run.state,
+        differing(settings["settings"], own),
+    )
 
 
 def differing(settings: dict, own: type) -> str:
@@ -148,14 +153,11 @@ def differing(settings: dict, own: type) -> str:
         ).model_fields
     except Impossible as error:
         return f"cannot be reopened here: {error}"
-    changed = {
-        name: settings[name]
-        for name, field in fields.items()
-        if name in settings and settings[name] != field.get_default()
-    }
     return (
         ", ".join(
-            f"{name.replace('_', '-')} {report.setting(value)}" for name, value in changed.items()
+            f"{name.replace('_', '-')} {report.setting(settings[name])}"
+            for name, field in fields.items()
+            if name in settings and settings[name] != field.get_default()
         )
         or "default settings"
     )

@@ -73,8 +73,12 @@ def nearest(first, settings: dict, moved: str | None, sentence: str = "") -> dic
     chosen = {name for name in knobs if knobs[name].choices is not None}
 
     def turn(name):
-        later = name != moved or (bool(named) and name in chosen)
-        return later, named.get(name, len(said)), name != moved, knobs[name].more
+        return (
+            name != moved or (bool(named) and name in chosen),
+            named.get(name, len(said)),
+            name != moved,
+            knobs[name].more,
+        )
 
     for name in sorted(knobs, key=turn):  # the sort is stable: else their own order
         if fields[name].annotation is float and name != moved and name not in named:

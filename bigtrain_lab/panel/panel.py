@@ -273,11 +273,13 @@ class Panel(widgets.VBox):
         )
         planned = self.traces["predicted"]
         trouble = table.trouble(self._failure, self._failed, planned) if self._failure else ""
-        told_of = self._compared.told_of(self.tabs.value)
-        self.foot.why.value = trouble + table.why(self._compared.sentences, told_of)
+        self.foot.why.value = trouble + table.why(
+            self._compared.sentences, self._compared.told_of(self.tabs.value)
+        )
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
-        told += f'<p class="btl-soft">{escape(self._cost)}</p>'
-        self.foot.numbers.value = f'<div class="btl-results">{told}</div>'
+        self.foot.numbers.value = (
+            f'<div class="btl-results">{told}<p class="btl-soft">{escape(self._cost)}</p></div>'
+        )
 
     def pin(self) -> None:
         """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings

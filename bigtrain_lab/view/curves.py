@@ -50,8 +50,11 @@ def points(trace: Trace, name: str) -> list[tuple[float, float]]:
 
 
 def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide: int) -> str:
-    given = [("btl-dashed", pinned, names[-1])] * bool(pinned)
-    given += [("btl-thin", trace, name) for name in names[:-1]] + [("btl-line", trace, names[-1])]
+    given = (
+        [("btl-dashed", pinned, names[-1])] * bool(pinned)
+        + [("btl-thin", trace, name) for name in names[:-1]]
+        + [("btl-line", trace, names[-1])]
+    )
     lines = {look: told for look, of, name in given if (told := points(of, name))}
     seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1

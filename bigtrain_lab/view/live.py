@@ -30,8 +30,10 @@ def answer(lab: str, changed: dict[str, Any]) -> dict[str, Any]:
     none."""
     cls = Experiment.named(lab)
     floats = {name for name, field in cls.model_fields.items() if field.annotation is float}
-    changed = {name: float(to) if name in floats else to for name, to in changed.items()}
-    settings = defaults(cls) | changed  # a browser says 64 of 64.0
+    settings = defaults(cls) | {
+        name: float(to) if name in floats else to  # a browser says 64 of 64.0
+        for name, to in changed.items()
+    }
     idle = sorted(cls.idle_settings(settings))
     try:
         found = known(cls, settings)

@@ -200,10 +200,9 @@ def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list 
         for e in alive
     ]
     listed = [e for e, count in zip(alive, counts) if count == 1][:LISTED]
-    place = highest._replace(action=label.get(highest.action, highest.action)).place
     return [
         highest.start - start,
-        place,
+        highest._replace(action=label.get(highest.action, highest.action)).place,
         sorted(kinds),
         sum(counts),
         [

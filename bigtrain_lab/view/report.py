@@ -101,27 +101,24 @@ def lined_up(
     quantities, columns: dict[str, Column], pinned: Column | None = None, here: bool = True
 ) -> list[Row]:
     """A row a quantity, and one each of the shares of the time, from the columns of the clocks."""
-    table, shares = (
-        [],
-        [
-            (name, "%", False)
-            for name in SHARES
-            if any(name in column for column in columns.values())
-        ],
+    shares = [
+        (name, "%", False) for name in SHARES if any(name in column for column in columns.values())
+    ]
+    found = (
+        (name, unit, exact, [columns.get(clock, {}).get(name) for clock in CLOCKS])
+        for name, unit, exact in (*((q.name, q.unit, q.exact) for q in quantities), *shares)
     )
-    for name, unit, exact in (*((q.name, q.unit, q.exact) for q in quantities), *shares):
-        amounts = [columns.get(clock, {}).get(name) for clock in CLOCKS]
-        table.append(
-            Row(
-                name,
-                unit,
-                *amounts,
-                differences(*amounts, exact, here),
-                (pinned or {}).get(name),
-                exact,
-            )
+    return [
+        Row(
+            name,
+            unit,
+            *amounts,
+            differences(*amounts, exact, here),
+            (pinned or {}).get(name),
+            exact,
         )
-    return table
+        for name, unit, exact, amounts in found
+    ]
 
 
 def differences(
@@ -239,13 +236,17 @@ def hardware_line(profile: Hardware) -> str:
     """A hardware profile in one line."""
     if profile.textbook:
         return "slots of the papers' figures: F = 1, B = 2, links free"
-    speeds = (f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items())
-    wires = (wire for wire in (profile.inside, profile.between) if wire)
     parts = (
-        ", ".join(speeds),
+        ", ".join(
+            f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items()
+        ),
         profile.memory_bytes
         and f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s",
-        *(f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in wires),
+        *(
+            f"{wire.name} {size(wire.bytes_per_s)}/s"
+            for wire in (profile.inside, profile.between)
+            if wire
+        ),
         profile.watts and f"{profile.watts:g} W",
         profile.launch_s and f"{duration(profile.launch_s, 's')} a launch",
     )
@@ -254,12 +255,11 @@ def hardware_line(profile: Hardware) -> str:
 
 def settings(experiment, changed_only: bool = False) -> dict[str, object]:
     """An experiment's settings by name as the command line writes them, in order."""
-    fields = type(experiment).model_fields
-    values = {name: getattr(experiment, name) for name in fields}
     return {
-        name.replace("_", "-"): value
-        for name, value in values.items()
-        if not (changed_only and value == fields[name].get_default(call_default_factory=True))
+        name.replace("_", "-"): getattr(experiment, name)
+        for name, field in type(experiment).model_fields.items()
+        if not changed_only
+        or getattr(experiment, name) != field.get_default(call_default_factory=True)
     }
 
 
@@ -326,8 +326,10 @@ def commands(experiment) -> dict[str, str]:
     """
     shell = command(experiment)
     module = "-m bigtrain_lab" + shell.removeprefix("bigtrain")
-    changed = settings(experiment, changed_only=True)
-    asked = "".join(f", {name.replace('-', '_')}={value!r}" for name, value in changed.items())
+    asked = "".join(
+        f", {name.replace('-', '_')}={value!r}"
+        for name, value in settings(experiment, changed_only=True).items()
+    )
     lines = {
         "shell": shell,
         "a cell of a notebook": f'from bigtrain_lab import show; show("{experiment.name}"{asked})',

@@ -201,8 +201,7 @@ def rival_row(
         if held and kind in held.held
     ]
     name += " \u00b7 fastest" * (spent == least < longest)
-    memory = f"<td>{over}{size(total)}</td>"
-    memory += f'<td class="btl-shares"><p>{"".join(kinds)}</p></td>'
+    memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (
         '<td data-do="run" tabindex="0" role="button"'
@@ -222,12 +221,11 @@ def numbers(
     """The table; `stale`, what has changed, greys what the last run gave. `pinned`: the clock of
     the pinned column, if there is one; `changes`: what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
-    heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
-    heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'
-    heads += (
-        f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>'
-        if pinned
-        else ""
+    heads = (
+        "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
+        + f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'
+        + f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>'
+        * bool(pinned)
     )
     body = "".join(
         f'<tr><td title="{escape(MEANT.get(row.quantity, row.quantity))}">'
@@ -256,8 +254,7 @@ def numbers(
 def against(row: report.Row, clock: str, stale: str) -> str:
     """From what is pinned to what is there now: on the pinned clock, where it has a number that is
     not stale, else predicted."""
-    now = None if stale else getattr(row, clock)
-    now = now or row.predicted
+    now = (None if stale else getattr(row, clock)) or row.predicted
     if now is None or row.pinned is None or now.unit != row.pinned.unit:
         return ""
     return f'<span class="btl-soft">{escape(report.gap(row.pinned, now))}</span>'

@@ -31,8 +31,9 @@ def terms(trace: Trace) -> dict[str, str]:
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
     """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
-    lanes = {(rank, "compute") for rank in range(trace.ranks)}
-    lanes |= {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))}
+    lanes = {(rank, "compute") for rank in range(trace.ranks)} | {
+        (e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))
+    }
     return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
 
 
@@ -77,8 +78,7 @@ def stages_of(name: str) -> tuple[str, ...]:
 @lru_cache(maxsize=1 << 16)
 def label(name: str, with_stage: bool = False, first: int = 0) -> str:
     """The label of one name; a name that is not made of actions stays as it is."""
-    parts = name.split("+")
-    actions = [ACTION.fullmatch(part) for part in parts]
+    actions = [ACTION.fullmatch(part) for part in name.split("+")]
     if not all(actions):
         return name
     heads = [(a[1] if with_stage else "") + a[2] for a in actions]

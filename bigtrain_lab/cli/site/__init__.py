@@ -39,8 +39,10 @@ def site(
     build = kept.made_by()[:16]
     used = python.made(chosen, build) if pyodide else {}
     for name, cls in chosen.items():
-        told = pages.recorded(cls, directory)
-        write_whole(directory / f"{name}.html", pages.lab_page(cls, bool(pyodide), told))
+        write_whole(
+            directory / f"{name}.html",
+            pages.lab_page(cls, bool(pyodide), pages.recorded(cls, directory)),
+        )
         print(name, flush=True)
     exercises = pages.exercises(directory) if pyodide else []
     if pyodide:

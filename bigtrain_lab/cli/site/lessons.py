@@ -28,8 +28,7 @@ def lessons(folder: Path) -> dict[str, list[tuple[str, str]]]:
     ends = {"en": ".html"} | {each: f".{each}.html" for each in editions(release)}
     found = {language: [] for language in ends}
     for path, (language, end) in product(sorted(release.glob("*.ipynb")), ends.items()):
-        edition = release / language / f"{path.stem}.md"
-        book = translated(nbformat.read(path, 4), edition)
+        book = translated(nbformat.read(path, 4), release / language / f"{path.stem}.md")
         book.cells = [cell for cell in book.cells if cell.id != "install"]
         body, _ = exporter.from_notebook_node(book)
         body = re.sub(r'href="(\w+)\.ipynb', rf'href="\1{end}', body)

@@ -33,9 +33,12 @@ FRONT, COUNTS = "micro_batches", (1, 2, 4, 8, 16, 32)  # of the lab `pipeline`
 
 def page(title: str, heading: str, below: str = "", **told: Any) -> str:
     """A page around a lab's controls and picture. `told`: what lab.js reads."""
-    data = json.dumps({"look": LOOK, **told}).replace("<", "\\u003c")
     return Template(asset("lab.html")).substitute(
-        version=__version__, title=escape(title), heading=heading, below=below, data=data
+        version=__version__,
+        title=escape(title),
+        heading=heading,
+        below=below,
+        data=json.dumps({"look": LOOK, **told}).replace("<", "\\u003c"),
     )
 
 
@@ -69,8 +72,15 @@ def recorded(cls: type[Experiment], directory: Path) -> str:
 
 def lab_page(cls: type[Experiment], python: bool, below: str) -> str:
     heading = f'<h1>{escape(cls.question)}</h1><p class="btl-about" id="btl-about"></p>'
-    told = {"name": cls.name, "controls": offered(cls), "made": made_of(cls.name, {})}
-    return page(f"{cls.name}: {cls.question}", heading, below, python=python, **told)
+    return page(
+        f"{cls.name}: {cls.question}",
+        heading,
+        below,
+        python=python,
+        name=cls.name,
+        controls=offered(cls),
+        made=made_of(cls.name, {}),
+    )
 
 
 def front_page(
@@ -91,9 +101,16 @@ def front_page(
             for language, told in lessons.items()
         ),
     )
-    told = {"name": cls.name, "controls": [slider], "made": made_of(cls.name, *asked)}
-    heading = asset("front_heading.html")
-    return page("How large models are trained", heading, below, plays=True, alone=True, **told)
+    return page(
+        "How large models are trained",
+        asset("front_heading.html"),
+        below,
+        plays=True,
+        alone=True,
+        name=cls.name,
+        controls=[slider],
+        made=made_of(cls.name, *asked),
+    )
 
 
 def cards(linked: Iterable[tuple[str, str]]) -> str:
@@ -114,9 +131,16 @@ def exercises(directory: Path) -> list[tuple[str, str]]:
             f"<details><summary>Hint {number}</summary>{markdown2html(hint)}</details>"
             for number, hint in enumerate(topic.hints, 1)
         )
-        data = json.dumps({"name": name, "patience_s": WALL_S})
-        told = {"title": title, "asked": asked, "start": escape(topic.start), "hints": hints}
-        write_whole(directory / f"exercise-{name}.html", frame.substitute(told, data=data))
+        write_whole(
+            directory / f"exercise-{name}.html",
+            frame.substitute(
+                title=title,
+                asked=asked,
+                start=escape(topic.start),
+                hints=hints,
+                data=json.dumps({"name": name, "patience_s": WALL_S}),
+            ),
+        )
         found.append((f"exercise-{name}.html", title))
     return found
 

@@ -92,8 +92,9 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
         core.write_bytes(b"")  # it is loaded before Python starts
         own = files(PACKAGE, f"{AT}/{PACKAGE.name}", UNUSED)
         (room / "made.json").write_text(json.dumps(told), encoding="utf-8")
-        bodies = json.dumps(own | files(room / "wheels", AT))
-        (room / "files.json").write_text(bodies, encoding="utf-8")
+        (room / "files.json").write_text(
+            json.dumps(own | files(room / "wheels", AT)), encoding="utf-8"
+        )
         run = subprocess.run(["node", "snapshot.mjs"], cwd=room, capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(f"Python could not start in node: {run.stderr[-1000:]}")

@@ -44,22 +44,21 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
     rows and of its columns."""
     (down, across), right, up = MATRICES[matrix]
     owners, (rows, columns), cells = cut(enumerate(boxes))
-    hovers = [
-        [
-            f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
-            f"on rank{'s' * (len(owners[above, left]) > 1)} "
-            f"{', '.join(map(str, owners[above, left]))}"
-            for left in pairwise(columns)
-        ]
-        for above in pairwise(rows)
-    ]
     draw_cells(
         figure,
         [GAP * right + end / sizes[across] for end in columns],
         [GAP * up + 1 - end / sizes[down] for end in rows],
         cells,
         len(boxes),
-        hovers,
+        hovers=[
+            [
+                f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
+                f"on rank{'s' * (len(owners[above, left]) > 1)} "
+                f"{', '.join(map(str, owners[above, left]))}"
+                for left in pairwise(columns)
+            ]
+            for above in pairwise(rows)
+        ],
         row=1,
         col=1,
     )

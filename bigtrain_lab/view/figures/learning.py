@@ -53,9 +53,8 @@ def draw(figure: go.Figure, trace: Trace, name: str, number: int) -> None:
         DASHES[number // len(palette.VERSIONS) % len(DASHES)],
     )
     trained = by_update(trace)
-    at = [(update + 1) * several / facts["pass"] for update in range(len(trained))]
     figure.add_scatter(
-        x=at,
+        x=[(update + 1) * several / facts["pass"] for update in range(len(trained))],
         y=trained,
         mode="lines",
         name=name,

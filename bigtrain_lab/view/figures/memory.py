@@ -83,10 +83,9 @@ def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:
         (read.bytes for each in ranks for read in readings(trace, each) if not read.inside),
         default=0,
     )
-    inside = any(found.inside and found.bytes > ends for found in peaks.values())
     return (
         f"peak inside an action {tops[0]}, at the ends of actions {size(ends)}"
-        if inside
+        if any(found.inside and found.bytes > ends for found in peaks.values())
         else f"peak bytes {', '.join(tops)}"
     )
 

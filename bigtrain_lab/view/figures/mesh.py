@@ -32,30 +32,28 @@ def mesh(trace: Trace) -> go.Figure:
             if (own := ranks.coords(rank))[axis.name] + 1 < sizes[axis.name]
         ]
         x, y = zip(*chain(*lines)) if lines else ((None,), (None,))
-        told = (
-            f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]},"
-            f" {duration(axis.time, trace.unit)} and {size(round(axis.bytes))} a step"
-        )
         figure.add_scatter(
             x=x,
             y=y,
             mode="lines",
-            name=told,
+            name=(
+                f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]},"
+                f" {duration(axis.time, trace.unit)} and {size(round(axis.bytes))} a step"
+            ),
             hoverinfo="skip",
             line={"color": AXES[axis.name][0], "width": 5},
         )
-    hover = [
-        f"rank {rank}: "
-        + ", ".join(f"{axis} {number}" for axis, number in ranks.coords(rank).items())
-        for rank in at
-    ]
     x, y = zip(*at.values())
     figure.add_scatter(
         x=x,
         y=y,
         mode="markers+text",
         text=[*map(str, at)],
-        hovertext=hover,
+        hovertext=[
+            f"rank {rank}: "
+            + ", ".join(f"{axis} {number}" for axis, number in ranks.coords(rank).items())
+            for rank in at
+        ],
         hoverinfo="text",
         showlegend=False,
         textfont={"size": 14, "color": "#111111"},

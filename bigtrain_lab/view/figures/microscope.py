@@ -40,12 +40,11 @@ class Column(NamedTuple):
         step, ranks = trace.steps - 1, range(trace.ranks)
         sent = (sent_so_far(trace, rank, step) for rank in ranks)
         unit, factor = words.axis_unit(trace)
-        times = (trace._begin(), *trace.step_ends)[-2:]
         return cls(
             trace,
             [over_step(trace, rank, step, READINGS) for rank in ranks],
             max(sent, key=lambda told: told[-1][1]),
-            *times,
+            *(trace._begin(), *trace.step_ends)[-2:],
             unit,
             trace.units(1) * factor,
         )

@@ -29,8 +29,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
             "BLEU that each rank saw",
         ),
     )
-    parts = (*log.seconds, ("not told", log.untold_s))
-    for (what, seconds), colour in zip(parts, COLOURS):
+    for (what, seconds), colour in zip((*log.seconds, ("not told", log.untold_s)), COLOURS):
         figure.add_bar(
             x=[seconds],
             y=["seconds"],

@@ -86,22 +86,21 @@ def draw_matrix(
     sizes = (whole.height, whole.width) if is_table else (whole.width, whole.height)
     owners, (rows, columns), cells = cut((rank, box) for rank, *box in boxes)
     tall, wide = (min(long / width, LONGEST) for long in sizes)
-    hovers = [
-        [
-            f"{whole.name}: rows {a}:{b}, columns {c}:{d} of {sizes[0]} x {sizes[1]}<br>on rank"
-            f" {', '.join(map(str, owners[(a, b), (c, d)]))}"
-            for c, d in pairwise(columns)
-        ]
-        for a, b in pairwise(rows)
-    ]
     draw_cells(
         figure,
         [left + wide * end / sizes[1] for end in columns],
         [tall / 2 - tall * end / sizes[0] for end in rows],
         cells,
         ranks,
-        hovers,
-        min(tall / len(cells), wide / len(cells[0])) > THIN,
+        hovers=[
+            [
+                f"{whole.name}: rows {a}:{b}, columns {c}:{d} of {sizes[0]} x {sizes[1]}<br>on rank"
+                f" {', '.join(map(str, owners[(a, b), (c, d)]))}"
+                for c, d in pairwise(columns)
+            ]
+            for a, b in pairwise(rows)
+        ],
+        numbered=min(tall / len(cells), wide / len(cells[0])) > THIN,
     )
     module = whole.name.split(".")[-2]
     middle, lines = (

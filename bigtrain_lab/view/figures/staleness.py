@@ -27,23 +27,23 @@ def staleness(trace: Trace) -> go.Figure:
     figure = make_subplots(rows=1, cols=2 if losses else 1, horizontal_spacing=0.1)
     for worker in range(len(served["requests"])):
         counts = Counter(each.staleness for each in found if each.worker == worker)
-        marker = {
-            "color": palette.VERSIONS[worker % len(palette.VERSIONS)],
-            "line": {"color": "white", "width": 0.5},
-            "pattern": {
-                "shape": PATTERNS[worker % len(PATTERNS)],
-                "fgcolor": "white",
-                "size": 5,
-                "solidity": 0.2,
-            },
-        }
-        told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
         figure.add_bar(
             x=[*counts],
             y=[count / len(found) for count in counts.values()],
             name=f"worker {worker}",
-            hovertemplate=told,
-            marker=marker,
+            hovertemplate=(
+                f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
+            ),
+            marker={
+                "color": palette.VERSIONS[worker % len(palette.VERSIONS)],
+                "line": {"color": "white", "width": 0.5},
+                "pattern": {
+                    "shape": PATTERNS[worker % len(PATTERNS)],
+                    "fgcolor": "white",
+                    "size": 5,
+                    "solidity": 0.2,
+                },
+            },
             row=1,
             col=1,
         )
@@ -77,7 +77,6 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
     unit, factor = words.axis_unit(trace)
     each = max(1, -(-len(losses) // POINTS))
     groups = [losses[at : at + each] for at in range(0, len(losses) - each + 1, each)]
-    told = f"%{{x:.3g}} {unit}: %{{y:.3f}}<extra>mean of {each} losses</extra>"
     figure.add_scatter(
         x=[trace.units(group[-1][0]) * factor for group in groups],
         y=[mean(value for _, value in group) for group in groups],
@@ -85,7 +84,7 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
         marker_size=4,
         line={"color": palette.INK, "width": 2},
         showlegend=False,
-        hovertemplate=told,
+        hovertemplate=f"%{{x:.3g}} {unit}: %{{y:.3f}}<extra>mean of {each} losses</extra>",
         row=1,
         col=2,
     )

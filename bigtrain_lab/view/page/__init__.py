@@ -142,8 +142,7 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
     bodies: list[str] = []
     clocks = {}
     for trace in given:
-        head = f'{{"clock":"{trace.clock}",'.encode()
-        body = packed_text(pack(trace).removeprefix(head))
+        body = packed_text(pack(trace).removeprefix(f'{{"clock":"{trace.clock}",'.encode()))
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
     return json.dumps(
