@@ -42,6 +42,7 @@ from itertools import count
 
 import torch
 from torch._C import _DisableTorchDispatch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -549,9 +550,10 @@ class Named(TorchFunctionMode):
 
     def _spared(self, function, args, kwargs) -> tuple[Work, Work]:
         """The work of a CPU's operators less that of a GPU's kernels, forward and backward. It is
-        found on tensors that are alike, aside."""
-        operators = Operators()
-        with self._ledger.aside(), Aside(operators):
+        found on tensors that are alike, aside; a checkpoint around them must not run again for it,
+        so what they save is their own."""
+        operators, own = Operators(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
+        with self._ledger.aside(), Aside(operators), own:
             args, kwargs = tree_map_only(
                 torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), (args, kwargs)
             )
