@@ -7,7 +7,7 @@ from .family import Family
 from .files import write_whole
 from .formats import DTYPES
 from .hardware import PROFILES, TICKS_PER_SECOND, Hardware, Wire
-from .impossible import Impossible
+from .impossible import Impossible, refuse
 from .knob import Knob, knob
 from .lane import FREE, Lane, Link
 from .mesh import Mesh
@@ -52,5 +52,6 @@ __all__ = [
     "size",
     "available_bytes",
     "knob",
+    "refuse",
     "write_whole",
 ]

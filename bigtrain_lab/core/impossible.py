@@ -6,6 +6,14 @@ class Impossible(ValueError):
     change."""
 
 
+def refuse(*cases: tuple[object, str]) -> None:
+    """Impossible, with the sentence of the first case that holds. All sentences are made: of
+    values whose text is cheap."""
+    for holds, sentence in cases:
+        if holds:
+            raise Impossible(sentence)
+
+
 def refuse_counts(of: str, counts: dict) -> None:
     """Refuse a count that is no whole number of at least 1; `of`: the sort of plan."""
     for name, value in counts.items():

@@ -23,10 +23,10 @@ from hashlib import sha256
 import numpy as np
 import torch
 
+from bigtrain_lab.core import refuse
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
-from bigtrain_lab.techniques.guards import refuse
 from bigtrain_lab.techniques.one_process import Sample
 
 from .tokens import BEGIN, END, PAD

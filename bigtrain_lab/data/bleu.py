@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU
 
-from bigtrain_lab.techniques.guards import refuse
+from bigtrain_lab.core import refuse
 
 ORDERS = 4
 COUNTS = 2 * ORDERS + 2

@@ -11,8 +11,8 @@ into training. English says a date in two ways; into English the first is the tr
 
 from random import Random
 
+from bigtrain_lab.core import refuse
 from bigtrain_lab.models.seed import stable_seed
-from bigtrain_lab.techniques.guards import refuse
 
 HELD_OUT = 10  # one value of so many
 SMALL = (

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, refuse
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import stable_seed
-from bigtrain_lab.techniques.guards import refuse
 
 from . import numerals
 from .tokens import Subwords, Words

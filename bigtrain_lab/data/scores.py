@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from bigtrain_lab.techniques.guards import refuse
+from bigtrain_lab.core import refuse
 
 
 class F1(NamedTuple):

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, refuse
 from bigtrain_lab.core.words import counted
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
-from bigtrain_lab.techniques.guards import refuse
 
 
 @dataclass(frozen=True)

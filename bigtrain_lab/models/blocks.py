@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bigtrain_lab.techniques.guards import refuse
+from bigtrain_lab.core import refuse
 
 from .config import GPTConfig
 from .dropout import Dropout, Noise

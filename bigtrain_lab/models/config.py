@@ -6,10 +6,9 @@ list.
 
 from dataclasses import dataclass
 
-from ..core import Impossible
+from ..core import Impossible, refuse
 from ..core.formats import DTYPES
 from ..core.later import later
-from ..techniques.guards import refuse
 
 with later():
     import torch

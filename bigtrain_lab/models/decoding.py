@@ -14,7 +14,7 @@ Shapes: B batch, S source, T words so far, K beam, V vocabulary.
 
 import torch
 
-from bigtrain_lab.techniques.guards import refuse as refuse_any
+from bigtrain_lab.core import refuse as refuse_any
 
 from .translator import Translator
 

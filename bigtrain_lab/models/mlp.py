@@ -9,7 +9,7 @@ No bias: a stage of one 16 x 16 layer is 256 numbers, small enough to watch ever
 import torch
 from torch import nn
 
-from bigtrain_lab.techniques.guards import refuse
+from bigtrain_lab.core import refuse
 
 from .blocks import Linear
 from .config import format_of, require_counts, require_slice

@@ -11,10 +11,10 @@ import time
 
 import torch
 
+from ..core import refuse
 from ..runtime.devices import threads
 from ..runtime.machine import keep, kept
 from ..runtime.process.border import place_given
-from ..techniques.guards import refuse
 from .blocks import cross_entropy
 from .config import GPTConfig
 from .dropout import Noise

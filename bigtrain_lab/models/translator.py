@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from bigtrain_lab.techniques.guards import refuse
+from bigtrain_lab.core import refuse
 
 from .blocks import MLP, Linear, Table, by_head
 from .config import TranslatorConfig

@@ -19,14 +19,13 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from ..core import Impossible
+from ..core import Impossible, refuse
 from ..order.plan import SLICES
 from ..order.schedule import Action
 from ..runtime.devices import built
 from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint
 from ..techniques.checkpoint.inside import owners_of
-from ..techniques.guards import refuse
 from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.pipeline import Entrance
 from ..techniques.prepared_model import masters_of

@@ -3,20 +3,12 @@
 from collections.abc import Callable, Mapping
 from operator import index
 
-from ...core import Impossible
+from ...core import refuse
 from ...core.later import later
 from ...core.words import ranks
 
 with later():
     import torch
-
-
-def refuse(*cases: tuple[object, str]) -> None:
-    """Impossible, with the sentence of the first case that holds. All sentences are made: of
-    values whose text is cheap."""
-    for holds, sentence in cases:
-        if holds:
-            raise Impossible(sentence)
 
 
 def refuse_settings(settings: Mapping[str, tuple[Callable, str]], given: Mapping) -> None:
