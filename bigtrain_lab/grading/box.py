@@ -108,7 +108,7 @@ class Box:
         theirs.close()
         modules = {name: text for each in WITHOUT_ANSWERS for name, text in texts(each).items()}
         send(self._control, [modules, LIMITS | {"CPU": CPU_S}])
-        self._servers, self._lock = {}, RLock()
+        self._servers, self._lock, self._ready = {}, RLock(), None
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -150,8 +150,7 @@ class Box:
     def _server(self, exercise):
         """The socket of an exercise's server."""
         if exercise not in self._servers:
-            if not self._servers:
-                receive(self._control)  # it is ready
+            self._ready = self._ready or receive(self._control)
             server, theirs = socket.socketpair()
             socket.send_fds(self._control, [b"e"], [theirs.fileno()])
             theirs.close()
