@@ -33,19 +33,20 @@ class Drift:
 
     def __call__(self, module: nn.Module, given) -> None:
         learnt = [p for p in module.parameters() if p.requires_grad and cut_of(p) is None]
-        counts, alike = [p._version for p in learnt if not p.is_meta], True
+        counts, parted = [p._version for p in learnt if not p.is_meta], False
         if self.looks > LOOKS or counts == self.counts:
             return
         self.counts, self.looks = counts, self.looks + 1
         with torch.no_grad(), self.group.recorder.aside():
-            before, self.before = self.before, torch.cat([p.flatten().double() for p in learnt])
-            if before is not None and before.shape == self.before.shape:
-                ends = torch.stack([self.before, -self.before, (self.before - before).abs()])
+            now = torch.cat([p.flatten().double() for p in learnt])
+            if self.before is not None and self.before.shape == now.shape:
+                ends = torch.stack([now, -now, (now - self.before).abs()])
                 high, low, moved = self.group.unrecorded().all_reduce(ends, "max", "duplicates")
-                alike = (high + low).norm() <= 0.01 * moved.norm()
+                parted = (high + low).norm() > 0.01 * moved.norm()  # weights that are nan have not
+            self.before = now if self.looks <= LOOKS else None
         refuse_any(
             (
-                not alike,
+                parted,
                 "Weights that every rank holds whole have parted: in a forward call what is cut as "
                 "a module, and draw by models.Dropout; with sequence=True call sum_duplicates.",
             )
