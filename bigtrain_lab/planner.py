@@ -399,7 +399,7 @@ class Search:
         grows by one percent: d log step / d log constant. Those that move it most first."""
         step, found, more = self.seconds(plan), [], 1.01
         for each in self.hardware.constants():
-            if each.value and each.name not in ("node_size", "protocols"):
+            if each.value and each.name not in ("node_size", "protocols", "trees"):
                 other = Search(self.job, scaled(self.hardware, each.name, more), self.devices)
                 found.append((each, log(other.seconds(plan) / step) / log(more)))
         return sorted(found, key=lambda each: -abs(each[1]))
@@ -512,7 +512,8 @@ class Search:
         return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-2, 0]))
 
     def ring(self, ranks: range, kind: str) -> "Ring":
-        """What a Cost charges a collective of these ranks, from two sizes for each protocol."""
+        """What a Cost charges a collective of these ranks, in each of its ways. Of fewer ways than
+        other ranks have the last one stands again, so that all make one array."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
         prices = hardware.prices(1) | {
@@ -520,12 +521,10 @@ class Search:
         }
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
-        lines = []
-        for protocol in hardware.protocols:
-            cost = Cost({}, **prices | {"protocols": (protocol,)}, ticks_per_unit=TICKS_PER_SECOND)
-            first, other = (cost.collective(kind, count, ranks) for count in (0, 10**9))
-            lines.append((first / TICKS_PER_SECOND, (other - first) / 10**9 / TICKS_PER_SECOND))
-        return Ring(*zip(*lines))
+        cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
+        ways = np.array(cost.ways(kind, tuple(ranks)), float) / TICKS_PER_SECOND
+        missing = len(hardware.protocols) + len(hardware.trees) - len(ways)
+        return Ring(*np.pad(ways, ((0, missing), (0, 0)), "edge").T)
 
 
 # -- one plan, or many that are alike: each number below may be an array, of a number a plan -------

@@ -27,7 +27,8 @@ full bandwidth at once, and all its messages of one kind share its one port.
 
 An all-reduce of a backend, of n bytes over N ranks, takes 2 (N - 1) alpha + 2 (N - 1) / N n /
 bandwidth. Its bandwidth falls with the number of nodes: the profile holds the published curve, and
-where there is none the slowest link crossed counts.
+where there is none the slowest link crossed counts. Where the profile holds `trees`, an all-reduce
+of several nodes takes a tree where that is faster (`Cost.collective`).
 
 ## All of them
 

@@ -81,6 +81,8 @@ class Cost:
                 `node_size` ranks are on a node.
     protocols   (share of the bandwidth, factor on the latency) of each way to send inside a node; a
                 collective there takes the fastest.
+    trees       (most bytes a second, share of the ring's bandwidth, factor on the latency) of each
+                tree; an all-reduce of several nodes takes the fastest of these and the ring.
     inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends,
                 such as those of a sliced layer.
     of_batch    (rank, micro-batch) -> durations of its actions in place of those above, such as
@@ -102,6 +104,7 @@ class Cost:
     buses: Mapping[int, Link] = field(default_factory=dict)
     node_size: int = 1
     protocols: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    trees: tuple[tuple[float, float, float], ...] = ()
     shares: Mapping[str, object] = field(default_factory=dict)
     inside: Mapping[tuple[str, int], tuple[Inside, ...]] = field(default_factory=dict)
     of_batch: Mapping[tuple[int, int], Mapping[str, object]] = field(default_factory=dict)
@@ -189,34 +192,53 @@ class Cost:
             2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the
                                                                             slowest link crossed
 
-        inside a node by the protocol that is fastest for so many bytes.
+        inside a node by the protocol that is fastest for so many bytes. An all-reduce of k nodes, r
+        ranks on each, takes a tree where one is faster: a chain in each node, a binary tree of
+        nodes. The latency and bandwidth of a tree are in `trees`.
+
+            2 ((r - 1) alpha inside + floor(log2 k) alpha between) + 2 * size_bytes / bandwidth
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)), lane)
         if key not in self._found:
             self._found[key] = ceil(
                 self._price(self.durations[kind], 0) * self.ticks_per_unit
                 if kind in self.durations
-                else self._in_ring(kind, size_bytes, ranks, lane)
+                else min(
+                    latency + size_bytes * gap for latency, gap in self.ways(kind, ranks, lane)
+                )
             )
         return self._found[key]
 
-    def _in_ring(self, kind: str, size_bytes: int, ranks: tuple[int, ...], lane: str) -> Fraction:
-        """The ticks that a ring of these ranks takes."""
+    def ways(
+        self, kind: str, ranks: tuple[int, ...], lane: str = "compute"
+    ) -> list[tuple[Fraction, Fraction]]:
+        """Ticks of latency and ticks a byte of each way to do this collective of these ranks."""
         if kind not in COLLECTIVES:
             raise Impossible(
                 f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}."
             )
         if len(ranks) == 1:
-            return Fraction(0)
-        links = {self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])}
+            return [(Fraction(0), Fraction(0))]
+        pairs = [*zip(ranks, ranks[1:] + ranks[:1])]
+        links = {self.link(*pair) for pair in pairs}
         gap = max(Fraction(link.ticks, link.bytes) for link in links)
         on_node = Counter(rank // self.node_size for rank in ranks)
         if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
             gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
-        latency = COLLECTIVES[kind][0] * (len(ranks) - 1) * max(link.alpha for link in links)
-        sent = port_share(kind, len(ranks)) * size_bytes * gap / exact(self.shares.get(lane, 1))
+        far, part = max(link.alpha for link in links), exact(self.shares.get(lane, 1))
+        latency = COLLECTIVES[kind][0] * (len(ranks) - 1) * far
+        sent = port_share(kind, len(ranks)) * gap / part
         protocols = self.protocols if len(on_node) == 1 else ((1.0, 1.0),)
-        return min(latency * exact(slow) + sent / exact(share) for share, slow in protocols)
+        found = [(latency * exact(slow), sent / exact(share)) for share, slow in protocols]
+        if kind == "all_reduce" and len(on_node) > 1:
+            near = [pair for pair in pairs if len({rank // self.node_size for rank in pair}) == 1]
+            chain = max((self.link(*pair).alpha for pair in near), default=0)
+            chain *= max(on_node.values()) - 1
+            hops = 2 * (chain + (len(on_node).bit_length() - 1) * far)
+            for most, share, slow in self.trees:
+                slowest = max(gap / exact(share), self.ticks_per_unit / exact(most))
+                found.append((hops * exact(slow), 2 * slowest / part))
+        return found
 
     def message_bytes(self, message) -> int:
         """Bytes of a message: those that it states, else those of its kind and stage, such as of an

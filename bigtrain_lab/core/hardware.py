@@ -56,6 +56,8 @@ class Hardware:
                             () where nothing is published: the slowest link of the ring counts
     protocols               (share of the bandwidth, factor on the latency), ...: the ways in which
                             collectives send inside a node, of which the fastest is taken
+    trees                   (most bytes a second, share of the ring's bandwidth, factor on the
+                            latency), ...: of the trees of an all-reduce of several nodes
     sources                 field -> "tag: source", the tag one of TAGS
     """
 
@@ -74,6 +76,7 @@ class Hardware:
     overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
     collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
     protocols: tuple[tuple[Share, Amount], ...] = ((1.0, 1.0),)
+    trees: tuple[tuple[Amount, Share, Amount], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @staticmethod
@@ -121,6 +124,7 @@ class Hardware:
             "buses": {n: Link(0, TICKS_PER_SECOND, round(self.bus_bytes_per_s(n))) for n in nodes},
             "node_size": self.node_size,
             "protocols": self.protocols,
+            "trees": self.trees,
             "overlap_slowdown": self.overlap_slowdown,
         }
 
@@ -190,7 +194,7 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 
 def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
-    told = ONE_PROTOCOL | {key: each for fact in facts for key, each in fact.items()}
+    told = ONE_PROTOCOL | NO_TREE | {key: each for fact in facts for key, each in fact.items()}
     values = {key: value for key, (value, _) in told.items()}
     sources = {
         re.sub("^(inside|between)_", r"\1.", key): source for key, (_, source) in told.items()
@@ -223,6 +227,7 @@ OVERLAP = fitted(
 )
 BY_LINKS = derived("nothing published: the slowest link of the ring", collective_bytes_per_s=())
 ONE_PROTOCOL = derived("nothing published: one protocol for all sizes", protocols=((1.0, 1.0),))
+NO_TREE = derived("nothing published: rings alone", trees=())
 BY_NODES = (
     (1, 436e9),
     (2, 361.7e9),
@@ -325,6 +330,11 @@ PROFILES = {
                 "NCCL, src/graph/tuning.cc: LL reaches a quarter in an all-reduce; Simple all, at "
                 "6 us a hop (Hu et al. 2025, arXiv:2507.04786, table 1), twice the latency here",
                 protocols=((0.25, 1.0), (1.0, 2.0)),
+            ),
+            derived(
+                "NCCL, src/graph/tuning.cc: LL128 on A100s of more than two nodes, 0.915 of at "
+                "most 105 GB/s and of 0.9 of the ring; 8.5 us a level between nodes, 5 by LL",
+                trees=((96e9, 0.8235, 1.7),),
             ),
         ),
         profile(

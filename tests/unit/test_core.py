@@ -281,6 +281,26 @@ def test_the_bandwidth_of_a_collective_falls_with_the_nodes_as_published():
     assert between == pytest.approx(200e9)  # the geometric mean
 
 
+def test_an_all_reduce_of_several_nodes_takes_a_tree_where_that_is_faster():
+    """Four nodes of two ranks: a chain of 1 tick and two levels of 20, up and down."""
+    fast, far = Link(1, 1, 8), Link(20, 1, 2)
+    links = {(a, b): fast if a // 2 == b // 2 else far for a in range(8) for b in range(8)}
+    ring, tree = Cost({}, links=links, node_size=2), 2 * (1 + 2 * 20)
+    both = replace(ring, trees=((250, 0.5, 2.0),))  # a quarter of a byte a tick at most
+    assert ring.collective("all_reduce", 8, range(8)) == 2 * 7 * 20 + 7
+    assert both.collective("all_reduce", 8, range(8)) == 2 * tree + 2 * 8 * 4
+    assert replace(ring, trees=((1e6, 0.5, 2.0),)).collective("all_reduce", 8, range(8)) == (
+        2 * tree + 2 * 8  # half of the ring's bandwidth
+    )
+    free = replace(ring, trees=((1e9, 1.0, 0.01),))  # but no tree gathers, or stays in a node
+    for cost, kind, size, ranks in (
+        (both, "all_reduce", 800, range(8)),
+        (free, "all_gather", 8, range(8)),
+        (free, "all_reduce", 0, range(2)),
+    ):
+        assert cost.collective(kind, size, ranks) == ring.collective(kind, size, ranks)
+
+
 def test_every_number_of_a_profile_has_a_tag_and_a_source():
     wires = {
         f"{place}.{part}" for place in ("inside", "between") for part in ("alpha_s", "bytes_per_s")
