@@ -43,8 +43,8 @@ from itertools import count
 import torch
 from torch._C import _DisableTorchDispatch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.library import _scoped_library
 from torch.optim import optimizer
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -517,57 +517,57 @@ def in_backward() -> bool:
 
 @contextmanager
 def kernels(ledger: Ledger, operators: Operators):
-    """Run attention and fused updates as a CPU does. torch chooses its kernel by the device. On
-    meta tensors it would take the plain attention, which keeps all probabilities, and refuse a
-    fused update. It has no public name for where those run: without this one they are refused."""
+    """Run attention and fused updates as a CPU does, and note what a GPU calls in place of several
+    operators. torch chooses its kernel by the device. On meta tensors it would take the plain
+    attention, which keeps all probabilities, and refuse a fused update. It has no public name for
+    where those run: without this one they are refused. A transform of torch.func comes before the
+    library, so torch's name is taken too."""
     taken = replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention)
     where = "_get_fused_kernels_supported_devices"
-    with taken, Named(ledger, operators), ExitStack() as more:
+    with taken, _scoped_library("aten", "IMPL") as library, ExitStack() as more:
+        library.impl(ATTENTION.__name__, attention, "AutogradMeta")
+        for operator in ON_GPU:
+            call = partial(as_on_gpu, operator, ledger, operators)
+            library.impl(operator, call, "AutogradMeta")
         if hasattr(optimizer, where):
             more.enter_context(replaced(optimizer, where, lambda own: lambda: [*own(), META.type]))
         yield
 
 
-class Named(TorchFunctionMode):
-    """A mode that finds torch's attention where a module imported it by name, and what a GPU calls
-    in place of several operators."""
+def as_on_gpu(operator, ledger: Ledger, operators: Operators, *args, **kwargs):
+    """Call an operator of ON_GPU, and add what a GPU is spared, forward and backward."""
 
-    def __init__(self, ledger: Ledger, operators: Operators):
-        super().__init__()
-        self._ledger, self._operators = ledger, operators
+    def spare(work: Work) -> None:
+        operators.spared += work
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = (attention if function is ATTENTION else function)(*args, **(kwargs or {}))
-        if function in ON_GPU and result.is_meta:
-            forward, backward = self._spared(function, args, kwargs or {})
-            self._spare(forward)
-            if result.requires_grad:
-                result.grad_fn.register_hook(lambda *gradients: self._spare(backward))
-        return result
+    result = operator.decompose(*args, **kwargs)
+    forward, backward = spared(operator, ledger, args, kwargs)
+    spare(forward)
+    if result.requires_grad:
+        result.grad_fn.register_hook(lambda *gradients: spare(backward))
+    return result
 
-    def _spare(self, work: Work) -> None:
-        self._operators.spared += work
 
-    def _spared(self, function, args, kwargs) -> tuple[Work, Work]:
-        """The work of a CPU's operators less that of a GPU's kernels, forward and backward. It is
-        found on tensors that are alike, aside; a checkpoint around them must not run again for it,
-        so what they save is their own."""
-        operators, own = Operators(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
-        with self._ledger.aside(), Aside(operators), own:
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), (args, kwargs)
+def spared(operator, ledger: Ledger, args, kwargs) -> tuple[Work, Work]:
+    """The work of a CPU's operators less that of a GPU's kernels, forward and backward. It is found
+    on tensors that are alike, aside; a checkpoint around them must not run again for it, so what
+    they save is their own."""
+    operators, own = Operators(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
+    with ledger.aside(), Aside(operators), own:
+        args, kwargs = tree_map_only(
+            torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), (args, kwargs)
+        )
+        result, backward = operator.decompose(*args, **kwargs), Work()
+        forward = operators.work()
+        if result.requires_grad:
+            torch.autograd.grad(
+                result,
+                [t for t in on_meta((args, kwargs)) if t.requires_grad],
+                torch.empty_like(result),
             )
-            result, backward = function(*args, **kwargs), Work()
-            forward = operators.work()
-            if result.requires_grad:
-                torch.autograd.grad(
-                    result,
-                    [t for t in on_meta((args, kwargs)) if t.requires_grad],
-                    torch.empty_like(result),
-                )
-                backward = operators.work() - forward
-        on_gpu = ON_GPU[function](result, *args, **kwargs)
-        return forward - on_gpu[0], backward - on_gpu[1]
+            backward = operators.work() - forward
+    on_gpu = ON_GPU[operator](result, *args, **kwargs)
+    return forward - on_gpu[0], backward - on_gpu[1]
 
 
 def rms_norm(y, input, normalized_shape, weight=None, eps=None) -> tuple[Work, Work]:
@@ -579,7 +579,7 @@ def rms_norm(y, input, normalized_shape, weight=None, eps=None) -> tuple[Work, W
 
 # What a GPU calls in place of several operators of a CPU: its work forward and backward. Attention
 # and layer norm are one kernel on both; an update's operators are launched once for all tensors.
-ON_GPU = {torch.nn.functional.rms_norm: rms_norm, torch.rms_norm: rms_norm}
+ON_GPU = {torch.ops.aten.rms_norm.default: rms_norm}
 
 
 def attention(
@@ -601,6 +601,7 @@ def attention(
                 )
             flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             return flash(*given[:3], dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        return PLAIN.decompose(*given, dropout_p, is_causal, **asked)
     return ATTENTION(*given, dropout_p, is_causal, **asked)
 
 
@@ -614,6 +615,7 @@ def of_two_tokens(tensor: torch.Tensor, mask: bool) -> torch.Tensor:
 
 
 ATTENTION, FUSED = torch.nn.functional.scaled_dot_product_attention, 1
+PLAIN = torch.ops.aten.scaled_dot_product_attention.default
 SAME_WORK = {  # the CPU's fused attention, for which torch has no formula
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
         torch.ops.aten._scaled_dot_product_flash_attention

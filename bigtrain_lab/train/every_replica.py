@@ -41,22 +41,32 @@ class EveryReplica(Training):
         rank.watch(self.holdings)
 
     @cached_property
-    def cuts(self) -> list[list[tuple[nn.Parameter, Tensor]]]:
+    def cuts(self) -> list[dict[nn.Parameter, Tensor]]:
         """Of each replica: what is stepped, and its elements there."""
         cuts = []
         for replica in range(self.recipe.replicas):
-            cuts.append(cut := [])
+            cuts.append(cut := {})
             for held in self.parallel.held:
                 layout = Flat(held.layout.tensors, self.recipe.replicas, replica)
-                cut += zip(
+                cut |= zip(
                     (home.stepped for home in held.homes), layout.pieces(held.piece), strict=True
                 )
         return cuts
 
+    @cached_property
+    def stepped(self) -> dict[int | None, list[nn.Parameter]]:
+        """What the ranks hold in pieces: of each stage, and of all (None)."""
+        of_weight = {home.weight: home.stepped for home in self.homes}
+        found = {None: [*self.cuts[0]]}
+        for stage, module in self.stages.items():
+            stepped = map(of_weight.get, module.parameters())
+            found[stage] = [piece for piece in stepped if piece in self.cuts[0]]
+        return found
+
     def optimizer(self, stage):
         self.every[stage] = []
         for replica in range(self.recipe.replicas):
-            with self.as_replica(replica):
+            with self.as_replica(replica, stage):
                 self.every[stage].append(super().optimizer(stage))
         return self.every[stage][0]
 
@@ -67,23 +77,26 @@ class EveryReplica(Training):
 
     def update(self, stage):
         waiting = self.waiting
+        touched = None if len(waiting) == len(self.own) else stage  # the first one clips them all
         for replica in reversed(range(self.recipe.replicas)):  # the first one frees the gradients
             self.waiting = [*waiting]
-            with self.as_replica(replica):
+            with self.as_replica(replica, touched):
                 super().update(stage)
 
     @contextmanager
-    def as_replica(self, replica: int):
-        """Within, what is stepped are the pieces of this replica, by its optimizers."""
-        before = [(piece, piece.data, piece.grad) for piece, _ in self.cuts[0]]
+    def as_replica(self, replica: int, stage: int | None = None):
+        """Within, what is stepped, of a stage or of all, are the pieces of this replica, by its
+        optimizers."""
+        moved = self.stepped[stage] if replica else ()
+        before = [(piece, piece.data, piece.grad) for piece in moved]
         with self.rank.only(replica):
             self.optimizer_of = {
                 stage: each[replica] for stage, each in self.every.items() if each[replica:]
             }
-            for piece, elements in self.cuts[replica] if replica else ():
-                put(piece, elements, piece.grad)
+            for piece in moved:
+                put(piece, self.cuts[replica][piece], piece.grad)
             yield
-        for piece, elements, gradient in before if replica else ():
+        for piece, elements, gradient in before:
             put(piece, elements, gradient)
         self.optimizer_of = {stage: each[0] for stage, each in self.every.items() if each}
 

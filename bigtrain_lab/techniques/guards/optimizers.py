@@ -105,18 +105,21 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
 
 def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:
     """One that looks beyond a tensor, as it clips by the norm of all, where each of `count`
-    `owners` has some of the model's tensors. One that cannot be tried is let through."""
+    `owners` has some of the model's tensors. One that cannot be tried is let through, and on meta
+    tensors, which have no values, nothing is tried."""
     like, found = optimizer.param_groups[0]["params"][0], False
+    if like.is_meta or count == 1:
+        return
     with suppress(Exception), torch.random.fork_rng([like.device] if like.is_cuda else []):
         x, *gradients = small(like)
         one, other = (
             torch.stack([*movements(optimizer, 0, like, x, gradients, [size * x])])
             for size in (1, 1000)
         )
-        found = not like.is_meta and bool((one - other).norm() > 1e-3 * one.norm())
+        found = bool((one - other).norm() > 1e-3 * one.norm())
     refuse(
         (
-            found and count > 1,
+            found,
             f"{type(optimizer).__name__} steps a tensor by the gradients of others too, such as by "
             f"the norm of all, and each of the {count} {owners} has an optimizer: {instead}.",
         )
