@@ -76,9 +76,10 @@ def test_a_rank_that_computes_says_so_and_one_that_torchrun_ends_too(tmp_path, m
 
 
 def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path):
-    assert end_of(tmp_path, {}, code=UNWRITABLE).diagnosis.startswith(
-        f"Rank 1 cannot write to {tmp_path}: free some space"
-    )
+    """Rank 0's stacks are there at once, as of a rank that answers."""
+    assert end_of(
+        tmp_path, {}, UNWRITABLE, meanwhile=(tmp_path / "stacks-0.txt").touch
+    ).diagnosis.startswith(f"Rank 1 cannot write to {tmp_path}: free some space")
 
 
 # -- progress: one rule for a watch and a lookout --------------------------------------------------
