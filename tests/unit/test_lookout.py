@@ -75,10 +75,13 @@ def test_a_rank_that_computes_says_so_and_one_that_torchrun_ends_too(tmp_path, m
     assert (tmp_path / "pulse-1.txt").stat().st_size > 1
 
 
-def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path):
-    """Rank 0's stacks are there at once, as of a rank that answers."""
+def test_a_rank_that_cannot_keep_its_record_says_so(tmp_path, monkeypatch):
+    """And waits no longer than it may for the stacks of a rank that does not answer."""
     assert end_of(
-        tmp_path, {}, UNWRITABLE, meanwhile=(tmp_path / "stacks-0.txt").touch
+        tmp_path,
+        {},
+        code=UNWRITABLE,
+        meanwhile=lambda: monkeypatch.setattr(f"{Lookout.__module__}.STACKS_S", 0.1),
     ).diagnosis.startswith(f"Rank 1 cannot write to {tmp_path}: free some space")
 
 
