@@ -178,9 +178,12 @@ def known_pictures(notebook) -> dict:
 
 
 def tags_only(notebook) -> None:
-    """Keep of all metadata the tags, and say the same about the kernel everywhere."""
+    """Keep of all metadata the tags, and say the same about the kernel everywhere. The cell that
+    installs stays folded."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
+        if cell.id == "install":
+            continue
         cell.metadata = nbformat.from_dict(
             {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
         )
