@@ -11,6 +11,7 @@ predict from, and the browser's own files, all zipped.
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from ...core import Impossible, write_whole
 from ...experiments import Experiment
@@ -36,6 +38,11 @@ LOCK = "pyodide-lock.json"
 UNUSED = {"course", "panel", "cli", "checks", "figures", "player", "languages"}
 # What these predict from is no dry run alone, but numpy too, or what torch draws: kept whole.
 WHOLE = {"checkpoint", "plan", "translate"}
+# Of Python's own library, what no page can use: it has no threads, sockets, screens or debuggers.
+UNUSABLE = re.compile(
+    r"(_pyrepl|unittest|xml|xmlrpc|wsgiref|pdb|bdb|doctest|pydoc|imaplib|ftplib|smtplib|poplib|mailbox|"
+    r"_pyio|pickletools|encodings/(cp|mac_|iso|euc|big5|shift|gb|koi|johab|hz|hp|ptcp))"
+)
 AT = "/library"  # of what is imported, in the browser
 
 
@@ -89,6 +96,7 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
         shutil.copy(core, room / "pyodide" / "core.so")
         for source in (*map(pyodide.joinpath, RUNTIME), *PAGE.glob("*.mjs")):
             shutil.copy(source, room / ("pyodide" if source.parent == pyodide else ""))
+        trim(room / "pyodide" / "python_stdlib.zip")
         core.write_bytes(b"")  # it is loaded before Python starts
         own = files(PACKAGE, f"{AT}/{PACKAGE.name}", UNUSED)
         (room / "made.json").write_text(json.dumps(told), encoding="utf-8")
@@ -108,6 +116,15 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
     write_whole(directory / "made.json", json.dumps(told))
     for script in ("python.mjs", "worker.js"):
         write_whole(directory / script, asset(script))
+
+
+def trim(library: Path) -> None:
+    """Leave out of Python's own library what no page can use."""
+    with ZipFile(library) as whole:
+        left = {name: whole.read(name) for name in whole.namelist() if not UNUSABLE.match(name)}
+    with ZipFile(library, "w", ZIP_STORED) as short:  # a second zip around it does better
+        for name, body in left.items():
+            short.writestr(ZipInfo(name), body)
 
 
 def files(root: Path, at: str, unused: Iterable[str] = ()) -> dict[str, str]:

@@ -10,7 +10,7 @@ const read = (name) => JSON.parse(fs.readFileSync(name));
 const python = await load(read("made.json"), create, { _makeSnapshot: true });
 write(python, read("files.json"));
 python.runPython(`
-import gc, sys
+import gc, linecache, re, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, "/library")
 import warnings
@@ -23,6 +23,15 @@ for name in Experiment.all():  # what a first prediction imports
 for name in in_page.EXERCISES:
     in_page.Topic.named(name)
 sys.path_importer_cache.clear()
+linecache.clearcache()
+re.purge()
 gc.collect()
 `);
+
+// What was freed still has its bytes. Zeros zip to nothing: fill all memory that is free, without growing it.
+const { _malloc, _free, HEAPU8 } = python._module, held = [];
+WebAssembly.Memory.prototype.grow = () => { throw new RangeError("No more memory is wanted."); };
+for (let size = 1 << 22; size >= 32; size >>= 1)
+  for (let at; (at = _malloc(size)); held.push(at)) HEAPU8.fill(0, at, at + size);
+held.forEach((at) => _free(at));
 fs.writeFileSync("snapshot", python.makeMemorySnapshot());
