@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab import Impossible
+from bigtrain_lab import Impossible, Rank, Recipe
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import MixedPrecision, saved
+from bigtrain_lab.train.recipe import train
 
 
 def numbered(number):
@@ -216,3 +217,21 @@ def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
     with pytest.raises(Impossible, match=told):
         saved.save(tmp_path / "last.pt", state)
     assert whole(tmp_path / "last.pt") == 3 and os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_an_asynchronous_training_is_not_saved_without_its_optimizers():
+    """Its pipeline has them, and older weights; a training that went on without would be
+    another."""
+    recipe = Recipe(
+        model=lambda stage: nn.Linear(3, 3),
+        data=lambda number: (torch.ones(2, 3), torch.ones(2, 3)),
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.Adam,
+        steps=3,
+        schedule="pipedream",
+    )
+    rank = Rank(0, recipe.mesh, torch.device("cpu"))
+    trained = train(recipe, rank)
+    with pytest.raises(Impossible, match="synchronous schedule"):
+        saved.state_of(trained, Alone(), 3)
+    rank.finish()

@@ -119,7 +119,14 @@ def refuse_parts(training) -> None:
                 "Each rank holds a part of this training's state, and one file would have one part:"
                 " let all ranks save it together, by techniques.saved_shards."
             ),
-        )
+        ),
+        (
+            getattr(getattr(training, "pipeline", None), "versions", None),
+            (
+                "A checkpoint keeps no older weights of an asynchronous schedule, nor the"
+                " optimizers of its pipeline: take a synchronous schedule, such as 1f1b."
+            ),
+        ),
     )
 
 
