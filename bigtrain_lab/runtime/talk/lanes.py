@@ -93,15 +93,16 @@ class LaneRunner:
         return launched
 
     def finish(self) -> None:
-        """Return when all that was launched is done, and what it sent is taken. Raises the
-        lane's failure unless a wait() did."""
+        """Return when all that was launched is done, what it sent is taken, and the lane writes no
+        more to the log. Raises the lane's failure unless a wait() did."""
         if self._thread is None:
             return
         last = self.launch(lambda group: group.finish(), "the end", timed=False)
         self._queue.put(None)
-        self._thread = None
+        ending, self._thread = self._thread, None
         if not self.told:
             last.wait()
+            ending.join()
 
     def _run(self, number: int) -> None:
         if self.group.device.type == "cuda":
