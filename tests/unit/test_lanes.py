@@ -1,6 +1,8 @@
 """Lanes of a rank: what is launched runs in order and beside the program, and a failure on a lane is
 told."""
 
+import threading
+import time
 from fractions import Fraction
 
 import pytest
@@ -148,6 +150,26 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
 
     result = launch(program, 2, directory=tmp_path / "run", **mode).result
     assert (result["bucket0"] == 2).all() and (result["bucket1"] == 2).all()
+
+
+def test_a_lane_has_ended_when_its_rank_goes_on(tmp_path):
+    """Its last mark comes late here: after the end of the log that would count as a change."""
+
+    def program(rank):
+        before, lane = threading.active_count(), rank.group().lane()
+        recorder, mark = lane.group.recorder, lane.group.recorder.mark
+
+        def late(what, *about, **more):
+            time.sleep(0.2 * (what == "idle"))
+            return mark(what, *about, **more)
+
+        recorder.mark = late
+        lane.launch(lambda own: None)
+        lane.finish()
+        return {"left": torch.tensor(threading.active_count() - before)}
+
+    run = launch(program, 1, directory=tmp_path / "run")
+    assert run.result["left"] == 0 and run.damage is None
 
 
 # -- a failure on a lane is told like one on compute -----------------------------------------------

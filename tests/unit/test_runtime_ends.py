@@ -387,8 +387,8 @@ def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp
         "Rank 0 cannot start: the server that it is forked from has ended .*Run again: a new server"
         " starts by itself.",
     )
-    server = server_process()
     launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
+    server = server_process()
     monkeypatch.setattr(fork_server, "SILENT_S", 0.05)
     server.suspend()
     try:
