@@ -527,8 +527,7 @@ def kernels(ledger: Ledger, operators: Operators):
     with taken, _scoped_library("aten", "IMPL") as library, ExitStack() as more:
         library.impl(ATTENTION.__name__, attention, "AutogradMeta")
         for operator in ON_GPU:
-            call = partial(as_on_gpu, operator, ledger, operators)
-            library.impl(operator, call, "AutogradMeta")
+            library.impl(operator, partial(as_on_gpu, operator, ledger, operators), "AutogradMeta")
         if hasattr(optimizer, where):
             more.enter_context(replaced(optimizer, where, lambda own: lambda: [*own(), META.type]))
         yield

@@ -626,6 +626,19 @@ def test_a_norm_is_one_kernel_each_way_on_a_gpu(norm):
     )
 
 
+def test_inference_mode_computes_what_no_grad_does():
+    """torch hands over a linear layer whole there."""
+
+    def program(rank, mode):
+        model = nn.TransformerEncoderLayer(8, 2, device=rank.device)
+        with rank.span("F"), mode():
+            model(torch.empty(3, 2, 8, device=rank.device))
+
+    modes = torch.no_grad, torch.inference_mode
+    one, other = (dry_run(partial(program, mode=mode)).actions["F"] for mode in modes)
+    assert (one.work, one.inside) == (other.work, other.inside) and one.work.flops
+
+
 def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
     weights = []
 

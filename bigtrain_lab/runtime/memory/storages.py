@@ -32,6 +32,7 @@ from .owned import plain
 from .places import Places
 from .saved import Observer, hooks_away, replaced
 
+JOINED = torch._C.DispatchKey.CompositeImplicitAutograd  # of one that is several others
 SEES, GROWS, PASSES = "a new storage", "a storage that may be new or of another size", "nothing new"
 GROWING = ("set_", "resize_", "resize_as_", "_resize_output_")
 
@@ -78,6 +79,9 @@ class _Mode(TorchDispatchMode):
         self._returned, self._grown, self._operate, self._effects = returned, grown, operate, {}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if torch.is_inference_mode_enabled() and operator.has_kernel_for_dispatch_key(JOINED):
+            with self:  # in that mode torch itself takes no operator apart
+                return operator._op_dk(JOINED, *args, **(kwargs or {}))
         effect = self._effects.get(operator)
         if effect is None:
             effect = self._effects[operator] = effect_of(operator)
