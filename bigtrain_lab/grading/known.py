@@ -142,7 +142,8 @@ def found_in(folder: Path):
 
 def scene_by_scene(exercise, pieces: list[Piece], seed: int, left, names) -> Iterator[Row]:
     """What a text shows, scene by scene."""
-    for name, run, near in exercise.probe(partial(defined, pieces), seed):
+    near = exercise.near
+    for name, run in exercise.probe(partial(defined, pieces), seed):
         if names is not None and name not in names:
             continue
         seeded(seed)
