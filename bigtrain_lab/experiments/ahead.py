@@ -32,7 +32,7 @@ class Ahead:
 
     def __init__(self):
         self.process = None
-        self._lock, self._never = threading.Lock(), os.pipe()
+        self._lock = threading.Lock()
 
     def ask(self, cls: type, places: list[dict]) -> None:
         """Let it predict these settings in their order, where the lab is of this library: another
@@ -45,7 +45,7 @@ class Ahead:
             if self.process:
                 self.process.join(0)
             if self.process is None or self.process.exitcode is not None:
-                self.process = next(server.start(1, str(wanted), self._never[0], __name__))
+                self.process = next(server.start(1, str(wanted), module=__name__))
 
     def end(self) -> None:
         """End it. Waits as `ask` does."""

@@ -13,7 +13,6 @@ __all__, __getattr__, __dir__ = offered(
     {
         "likeness": (
             "Marked",
-            "Scene",
             "Step",
             "Topic",
             "Wrong",

@@ -92,8 +92,7 @@ def refuse_incomplete(folder: Path) -> None:
     if not lacking:
         told = sections(read(folder / "exercise.md"))
         lacking = [f"## {part} in exercise.md" for part in ("Start", "Hints") if part not in told]
-    if not lacking and not [*(folder / "right").glob("*.py")]:
-        lacking = ["an answer in right"]
+        lacking += ["an answer in right"] * (not [*(folder / "right").glob("*.py")])
     if lacking:
         raise Impossible(f"The exercise in {folder.name} lacks {', '.join(lacking)}.")
 

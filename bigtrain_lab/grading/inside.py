@@ -581,7 +581,6 @@ def main(control: int, path: list[str]) -> None:
         make([weight], lr=0.1).step()
     for name in ("bigtrain_lab.order.simulate", "bigtrain_lab.grading.trainings"):
         importlib.import_module(name)
-    send(control, "ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is forked here ends by itself
     while wires := handed(control):
         if not os.fork():

@@ -62,8 +62,7 @@ def rows(
     task = str(exercise.folder), seed, dict(known), until, names, goes_on, cpu_s
     with tempfile.TemporaryDirectory(prefix="check-", dir=server.room()) as room:
         (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
-        unwanted = os.pipe()
-        process = next(server.start(1, str(program), unwanted[0], __name__))
+        process = next(server.start(1, str(program), module=__name__))
         watch = pulse.Pulse(process.pid)
         try:
             process.join(WALL_S)
@@ -71,8 +70,6 @@ def rows(
             watch.kill()
             process.join(5)
             process.close()
-            for end in unwanted:
-                os.close(end)
         file = Path(room, "rows")
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
         return together((name, row and Row(*row)) for name, *row in map(json.loads, lines))
@@ -145,7 +142,8 @@ def found_in(folder: Path):
 
 def scene_by_scene(exercise, pieces: list[Piece], seed: int, left, names) -> Iterator[Row]:
     """What a text shows, scene by scene."""
-    for name, run, near in exercise.probe(partial(defined, pieces), seed):
+    near = exercise.near
+    for name, run in exercise.probe(partial(defined, pieces), seed):
         if names is not None and name not in names:
             continue
         seeded(seed)

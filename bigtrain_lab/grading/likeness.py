@@ -47,15 +47,6 @@ WRITE = "give the function or class that you wrote."
 DRAWN = secrets.randbelow(10**6)  # the seed of this process's checks
 
 
-class Scene(NamedTuple):
-    """One thing to try: `run()` returns what it showed, a value or {what: value}, of plain data.
-    Numbers within `near` of the largest one are the same."""
-
-    name: str
-    run: Callable[[], object]
-    near: float = NEAR
-
-
 class Wrong(NamedTuple):
     """A known mistake: its sentence, the mistake first and the mend second, and the answer's
     text."""
@@ -179,6 +170,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     hints          three, from a question to nearly the answer
     allows         the modules of this library that an answer may import
     forbids        functions and classes that are the answer already, by their full names
+    near           numbers within this share of a value's largest one are the same
     writes         whether an answer may write files, in a folder of its own
     scenes         draw -> (name, inputs) or (name, common, own of each rank); `draw`, a
                    random.Random, gives sizes and seeds. In the order in which a mistake is told.
@@ -209,12 +201,13 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         return [*cls.scenes(random.Random(seed))]
 
     @classmethod
-    def probe(cls, answer, seed: int) -> Iterator[Scene]:
-        """The scenes for a known answer, in this process. `answer()` defines it anew."""
+    def probe(cls, answer, seed: int) -> Iterator[tuple[str, Callable[[], object]]]:
+        """(name, run) of each scene, for a known answer in this process, which `answer()` defines
+        anew. run() returns what it showed, a value or {what: value}, of plain data."""
         play = import_module(cls.bench).play
         for name, *inputs in cls.drawn_scenes(seed):
             shows = known.in_one_process if len(inputs) == 1 else known.on_ranks
-            yield Scene(name, partial(shows, cls, play, answer, *deepcopy(inputs)), cls.near)
+            yield name, partial(shows, cls, play, answer, *deepcopy(inputs))
 
     @classmethod
     def findings(cls, answer, seed: int | None = None) -> list[str]:
@@ -297,7 +290,8 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         `at` is their first difference; what these `mistakes` show, until BEYOND scenes after it."""
         rights = [of_scenes(rows, names) for rows in cls.rights(seed, played)]
         texts = {name: cls.wrong[name].text for name in mistakes or cls.wrong}
-        return known.rows(cls, seed, texts, Enough(rights, at, BEYOND if mistakes else 0), names)
+        until = partial(enough, rights, at, BEYOND if mistakes else 0)
+        return known.rows(cls, seed, texts, until, names)
 
     @classmethod
     def start_text(cls) -> str:
@@ -462,19 +456,13 @@ def first_unlike(found: list[Row], rights: list[list[Row]]) -> int | None:
     )
 
 
-class Enough(NamedTuple):
+def enough(rights: list[list[Row]], at: int | None, beyond: int, rows: list[Row]) -> bool:
     """Whether a wrong answer's rows are enough: so many scenes `beyond` its first difference, or
     that is known to be another one than `at`, where one is given."""
-
-    rights: list[list[Row]]
-    at: int | None = None
-    beyond: int = 0
-
-    def __call__(self, rows: list[Row]) -> bool:
-        first = first_unlike(rows, self.rights)
-        if first is None:
-            return self.at is not None and len(rows) > self.at
-        return self.at not in (None, first) or len(rows) > first + self.beyond
+    first = first_unlike(rows, rights)
+    if first is None:
+        return at is not None and len(rows) > at
+    return at not in (None, first) or len(rows) > first + beyond
 
 
 def same(a: Row, b: Row) -> bool:

@@ -2,24 +2,25 @@
 sentence."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from . import known
 from .box import Row
-from .likeness import BEYOND, Enough, Judged, Topic, same
+from .likeness import BEYOND, Judged, Topic, enough, same
 
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     """What is wrong with a topic's own gallery on a seed, a sentence each."""
     rows = topic.reference_rows(seed, None)
     rights = [rows[name] for name in topic.right]
-    wrongs = known.rows(topic, seed, topic.wrong_texts(), Enough(rights))
+    wrongs = known.rows(topic, seed, topic.wrong_texts(), partial(enough, rights, None, 0))
     twins = {  # at their first difference: what they do after it tells them apart
         name: topic.wrong[name].text
         for name, own in wrongs.items()
         if sum(len(own) == len(each) and same(own[-1], each[-1]) for each in wrongs.values()) > 1
     }
     if twins:
-        wrongs |= known.rows(topic, seed, twins, Enough(rights, beyond=BEYOND))
+        wrongs |= known.rows(topic, seed, twins, partial(enough, rights, None, BEYOND))
 
     def told(shown: list[Row], others: list[list[Row]]) -> list[str]:
         return Judged(topic, seed, None, None, shown, others).told(lambda *_: wrongs)

@@ -7,7 +7,6 @@ and never written by hand.
 """
 
 import gc
-import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..core import Impossible, Mesh
@@ -362,25 +360,19 @@ def lower(plan, steps: int = 1) -> Plan:
     )
 
 
-PAUSED = SimpleNamespace(lock=threading.Lock(), threads=0, was_on=True)
-
-
 @contextmanager
 def collector_paused():
     """A plan is hundreds of thousands of small tuples and none is garbage: searching them for
-    cycles took a third of the time. Of threads that pause it together, the last one lets it on."""
-    with PAUSED.lock:
-        if not PAUSED.threads:
-            PAUSED.was_on = gc.isenabled()
-        PAUSED.threads += 1
+    cycles took a third of the time. Whoever turns the collector off turns it on again, so of
+    threads that pause it together the last one leaves it on."""
+    was_on = gc.isenabled()
+    if was_on:
         gc.disable()
     try:
         yield
     finally:
-        with PAUSED.lock:
-            PAUSED.threads -= 1
-            if PAUSED.was_on and not PAUSED.threads:
-                gc.enable()
+        if was_on:
+            gc.enable()
 
 
 @collector_paused()

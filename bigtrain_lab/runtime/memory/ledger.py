@@ -105,10 +105,11 @@ class Ledger:
             balance or Balance(),
         )
         self._held: set[Storage] = set()  # what was declared at the last look
-        self._settling, self.looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
+        self._settling, self.looked = False, wall()
+        self.told = dict.fromkeys(MEMORY_KINDS, 0)  # kind -> bytes, as `changes` said last
         self._active: ExitStack | None = None
         self.coarse = coarse
-        self._ended = self._stepping = False
+        self._stepping = False
         self.refused: list[Alive] = []
 
     # -- asking ------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ class Ledger:
         """At an action's end: the kinds that rose or fell inside, the moments (wall ns), and the
         bytes of each kind then."""
         self._settled(look)
-        self._seen.action, self._ended = "", True
+        self._seen.action = ""
         return self._balance.readings()
 
     @property
@@ -421,16 +422,12 @@ class Ledger:
         """When it was first reached (ns)."""
         return self._balance.peak_wall
 
-    def changes(self) -> list[tuple[str, int]]:
-        """(kind, bytes) of each kind whose bytes are not those of the last call."""
-        levels = (
-            self._balance if self._ended else self._settled()
-        ).levels  # looked at just now, where an action has ended
-        self._ended = False
-        changed = [
-            (kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self._last[kind]
-        ]
-        self._last |= changed
+    def changes(self, look: bool = True) -> list[tuple[str, int]]:
+        """(kind, bytes) of each kind whose bytes are not those of the last call. `look`: whether
+        anything has happened since `end`."""
+        levels = (self._settled() if look else self._balance).levels
+        changed = [(kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self.told[kind]]
+        self.told |= changed
         return changed
 
 

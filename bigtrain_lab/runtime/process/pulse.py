@@ -9,6 +9,7 @@ is kept    somebody has stopped it, or a disk does not answer
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -72,29 +73,25 @@ class Pulse:
 
     def kill(self) -> None:
         """End the process and what it has started; never another one that has its number now."""
-        if self._process:
-            family = [self._process]
+        family = [self._process, *self._ask(lambda process: process.children(recursive=True), ())]
+        for process in filter(None, family):
             with suppress(*GONE):
-                family += self._process.children(recursive=True)
-            for process in family:
-                with suppress(*GONE):
-                    process.kill()
+                process.kill()
 
     def stop(self) -> None:
         """Keep the process where it is, until it is ended."""
-        with suppress(*GONE):
-            if self._process:
-                self._process.suspend()
+        self._ask(lambda process: process.suspend())
 
     def _status(self) -> str | None:
-        with suppress(*GONE):
-            if self._process and self._process.is_running():
-                return self._process.status()
-        return None
+        return self._ask(lambda process: process.status() if process.is_running() else None)
 
     def _cpu_s(self) -> float:
+        times = self._ask(lambda process: process.cpu_times())
+        return times.user + times.system if times else 0.0
+
+    def _ask(self, what: Callable, gone=None):
+        """what(process), or `gone` where there is none any more."""
         with suppress(*GONE):
             if self._process:
-                times = self._process.cpu_times()
-                return times.user + times.system
-        return 0.0
+                return what(self._process)
+        return gone

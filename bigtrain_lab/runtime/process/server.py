@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing import Pipe
@@ -102,12 +102,14 @@ def room() -> Path:
     return Path(running().room)
 
 
-def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterator["Forked"]:
+def start(
+    ranks: int, payload: str, unwanted: Sequence[int] = (), module: str = RANK
+) -> Iterator["Forked"]:
     """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what
     it is to do from (forks.py), `module` whose `main` does it.
 
-    Ends early once the descriptor `unwanted` can be read. CannotStart where a process cannot be
-    started.
+    Ends early once one of the descriptors `unwanted` can be read. CannotStart where a process
+    cannot be started.
     """
     server = running()
     current = forks.fingerprint() == server.fingerprint
@@ -134,7 +136,7 @@ class Forked:
     """A process that the server makes. `sentinel` can be read once it has ended; `pid` is None
     where it was not wanted any more."""
 
-    def __init__(self, server: Server, request: tuple, unwanted: int):
+    def __init__(self, server: Server, request: tuple, unwanted: Sequence[int]):
         self.pid = self.exitcode = None
         asked, self._keeps = Pipe(duplex=False)  # the process ends once nobody has this end open
         self.sentinel, tells = Pipe(duplex=False)
@@ -147,10 +149,10 @@ class Forked:
                 raise OSError(-told, os.strerror(-told))
             self.pid = told
 
-    def _has_forked(self, server: int, unwanted: int) -> bool:
+    def _has_forked(self, server: int, unwanted: Sequence[int]) -> bool:
         """Wait until the server answers, or has ended; False where the process is not wanted any
         more. CannotStart where it is stopped."""
-        while not (ready := wait([self.sentinel, unwanted], SILENT_S)):
+        while not (ready := wait([self.sentinel, *unwanted], SILENT_S)):
             if Pulse(server).kept() == STOPPED:
                 raise CannotStart(
                     f"The server that ranks are forked from is {STOPPED}: let it go on (kill"

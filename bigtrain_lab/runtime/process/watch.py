@@ -97,7 +97,7 @@ class Watch:
             ) from error
         self._travelling = b""
         for rank, process in enumerate(
-            server.start(self._job.mesh.size, str(payload), self._wake_read)
+            server.start(self._job.mesh.size, str(payload), [self._wake_read])
         ):
             self._processes.append(process)
             self._pulses[rank] = Pulse(process.pid)

@@ -68,7 +68,6 @@ class Recorder:
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
         self._open: dict[str, _Open] = {}  # lane -> its open span
         self.strike = None  # a fault on purpose (faults.py)
-        self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
         self._heights = Heights(ranks)
         self._ticks: dict[
             int, int | None
@@ -234,7 +233,7 @@ class Recorder:
         no whole level, and has no place on a modelled clock."""
         ledger = self.ledger
         kinds, walls, found = ledger.end()
-        kinds, found = with_units(kinds, found, ledger.before, self._held)
+        kinds, found = with_units(kinds, found, ledger.before, ledger.told)
         told = read(found)
         others = sum(size for kind, size in ledger.before.items() if kind not in kinds)
         if not self._heights.tells(max(map(sum, found), default=0) + others, len(told)):
@@ -255,8 +254,7 @@ class Recorder:
         self.ledger.refuse_too_much("the start")
 
     def _memory(self, name: str, wall: int, at: int | None, lane: str) -> None:
-        for kind, size in self.ledger.changes():
-            self._held[kind] = size
+        for kind, size in self.ledger.changes(look=name == "start"):
             self.note("memory", wall, self.rank, lane, kind, name, at, size)
         if name != "start" and (highest := self.ledger.highest_bytes) > self._peak[0]:
             # set-up is no step

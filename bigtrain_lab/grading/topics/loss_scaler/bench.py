@@ -69,7 +69,12 @@ class Training:
         self.scaler.update()
         shown = {
             "scaled loss, and the loss": self.losses,
-            "weights": [p.tolist() for each in self.optimizers for p in parameters_of(each)],
+            "weights": [
+                p.tolist()
+                for each in self.optimizers
+                for group in each.param_groups
+                for p in group["params"]
+            ],
             "optimizers that stepped": self.called,
             "scale": float(self.scaler.get_scale()),
             "gradients, where they were": [
@@ -80,7 +85,3 @@ class Training:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         return shown
-
-
-def parameters_of(optimizer) -> list:
-    return [p for group in optimizer.param_groups for p in group["params"]]
