@@ -11,10 +11,13 @@ the whole model does not make. Names and initial values are those of the whole.
 Shapes: B batch, S source, T target, D width, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import repeat
+from math import prod
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -124,6 +127,7 @@ def pieces_on_meta(config: TranslatorConfig) -> dict[int, Shapes]:
     }
 
 
+@lru_cache(maxsize=1024)
 def part(
     config: TranslatorConfig,
     at: int,
@@ -133,20 +137,83 @@ def part(
     rehearsal: Rehearsal = WHOLE,
     replicas: int = 1,
 ) -> Part:
-    """The dry run of a piece on micro-batches of a shape (B, S, T); layers are alike."""
+    """The dry run of a piece on micro-batches of a shape (B, S, T); layers are alike.
+
+    Each number of it is a sum of TERMS, products of B, S and T, times numbers that do not depend on
+    the shape. So a few dry runs tell all. A single row is a case of its own, since torch copies
+    less there; so is a length of 1, which has its own dry run.
+    """
     alike = [0, *[1] * config.layers, 2, *[3] * config.layers, 4][at]
-    return piece_run(replace(config, layers=1), alike, shape, smoothing, level, rehearsal, replicas)
+    settled = replace(config, layers=1), alike, smoothing, level, rehearsal, replicas
+    one, factors = by_terms(*settled, shape[0] == 1)
+    if min(shape[1:]) == 1 or factors is None:
+        return piece_run(*settled, shape)
+    return with_numbers(one, iter((products(alike, shape) @ factors).tolist()))
+
+
+TERMS = (  # of each kind of piece
+    ("", "S", "BS"),
+    ("", "BS", "BSS"),
+    ("", "T", "BS", "BT"),
+    ("", "TT", "BS", "BT", "BST", "BTT"),
+    ("", "BS", "BT"),
+)
+SHAPES = (2, 3, 5), (3, 5, 4), (4, 7, 9), (5, 4, 7), (7, 9, 11), (6, 8, 3), (8, 6, 13)
+
+
+def products(at: int, shape: tuple[int, int, int]) -> "np.ndarray":
+    """The terms' values; of a single row some are equal."""
+    sizes = dict(zip("BST", shape))
+    terms = dict.fromkeys(term.replace("B", "B" * (shape[0] > 1)) for term in TERMS[at])
+    return np.array([prod(sizes[letter] for letter in term) for term in terms])
+
+
+@kept
+def by_terms(config: TranslatorConfig, at: int, *settled) -> tuple[Part, "np.ndarray | None"]:
+    """A dry run, of a single row or of more, and what each term counts for in each of its numbers;
+    None where that does not tell those of one more dry run."""
+    *settled, single = settled
+    shapes = [(1, *lengths) if single else (rows, *lengths) for rows, *lengths in SHAPES]
+    of_shapes = np.array([products(at, shape) for shape in shapes])
+    of_shapes = of_shapes[: of_shapes.shape[1] + 1]
+    runs = [
+        piece_run.__wrapped__(config, at, *settled, shape) for shape, _ in zip(shapes, of_shapes)
+    ]
+    if any(with_numbers(run, repeat(0)) != with_numbers(runs[0], repeat(0)) for run in runs):
+        return runs[0], None
+    numbers = np.array([[*numbers_of(run)] for run in runs])
+    factors = np.rint(np.linalg.solve(of_shapes[:-1], numbers[:-1])).astype(int)
+    return runs[0], factors if (of_shapes @ factors == numbers).all() else None
+
+
+def numbers_of(told) -> Iterator[int]:
+    """All numbers of a result, in its order."""
+    if isinstance(told, (dict, tuple)):
+        for each in told.values() if isinstance(told, dict) else told:
+            yield from numbers_of(each)
+    elif isinstance(told, int):
+        yield told
+
+
+def with_numbers(told, numbers: Iterator[int]):
+    """The same result with these numbers."""
+    if isinstance(told, dict):
+        return {key: with_numbers(each, numbers) for key, each in told.items()}
+    if isinstance(told, tuple):
+        made = [with_numbers(each, numbers) for each in told]
+        return type(told)(*made) if hasattr(told, "_fields") else tuple(made)
+    return next(numbers) if isinstance(told, int) else told
 
 
 @kept
 def piece_run(
     config: TranslatorConfig,
     at: int,
-    shape: tuple[int, int, int],
     smoothing: float,
     level: str | None,
     rehearsal: Rehearsal,
     replicas: int,
+    shape: tuple[int, int, int],
 ) -> Part:
     """A piece of a chain of one layer each, on micro-batches of one shape."""
     B, S, T = shape

@@ -9,11 +9,19 @@ import textwrap
 import pytest
 import torch
 
+from bigtrain_lab import train
 from bigtrain_lab.core import Impossible, Scalar
 from bigtrain_lab.data.batches import padded
 from bigtrain_lab.experiments.translate import Translate, spent, starved
 from bigtrain_lab.models import Translator
-from bigtrain_lab.models.translator_pieces import TranslatorPiece, count, joined
+from bigtrain_lab.models.translator_pieces import (
+    TranslatorPiece,
+    by_terms,
+    count,
+    joined,
+    part,
+    piece_run,
+)
 from bigtrain_lab.train import tracking
 
 SMALL = {
@@ -36,6 +44,15 @@ LARGE = {
     "held_out_rows": 32,
     "steps": 1,
 }
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_shape_is_told_by_dry_runs_of_others(rows):
+    config, shape = Translate(**SMALL | {"dtype": "float32"}).config, (rows, 9, 12)
+    for at in range(count(config)):
+        settled = config, at, 0.1, "bf16", train.WHOLE, 2
+        assert by_terms(*settled, rows == 1)[1] is not None
+        assert part(config, at, shape, 0.1, "bf16", train.WHOLE, 2) == piece_run(*settled, shape)
 
 
 def test_the_pieces_are_the_model():
