@@ -25,13 +25,12 @@ the state of a training is.
 import json
 import operator
 import os
-import random
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .checkpoint.conditions import CPU, random_states, set_random_states
 from .guards import saved as guard
 
 
@@ -114,18 +113,15 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
 def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
     as JSON."""
-    name, keys, *rest = np.random.get_state()
-    on_device = (
-        torch.cuda.get_rng_state(device).tolist() if torch.device(device).type == "cuda" else []
-    )
-    own = random.getstate(), (name, keys.tolist(), *rest), torch.get_rng_state().tolist()
-    return json.dumps([*own, on_device])
+    on = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    states = random_states(["python", "numpy", CPU, *on])
+    return json.dumps([*states.values()], default=lambda each: each.tolist())
 
 
 def set_random_state(state: str) -> None:
-    (version, words, gauss), numpy_s, host, on_device = json.loads(state)
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(numpy_s)
-    torch.set_rng_state(torch.tensor(host, dtype=torch.uint8))
-    if on_device and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(on_device, dtype=torch.uint8))
+    (version, words, gauss), numpy_s, *torch_s = json.loads(state)
+    set_random_states({"python": (version, tuple(words), gauss), "numpy": numpy_s})
+    on = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
+    set_random_states(
+        {d: torch.tensor(own, dtype=torch.uint8) for d, own in zip(on, torch_s) if own}
+    )
