@@ -568,12 +568,6 @@ REFUSED = {
         lambda: sliced(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), {"0": "column"}, Many(2)),
         "draws another mask on each rank",
     ),
-    "attention left": (
-        lambda: sliced(
-            gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True
-        ),
-        "attention needs all",
-    ),
     "module hooks": (
         lambda: sliced(hooked(gpt()), BLOCK, Many(2)),
         "has hooks or parametrizations",
@@ -674,6 +668,42 @@ def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
         return "told"
 
     assert on_threads(program, 2) == ["told"] * 2
+
+
+class Between(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.up, self.down, self.way = nn.Linear(4, 8), nn.Linear(8, 4), way
+
+    def forward(self, x):
+        return x + self.down(self.way(self.up(x)))
+
+
+MIXING = {
+    "nothing": F.gelu,
+    "softmax": lambda h: h.softmax(-1),
+    "norm": lambda h: F.rms_norm(h, h.shape[-1:]),
+    "a gate of halves": lambda h: F.glu(h, -1).repeat(1, 2),
+}
+
+
+@pytest.mark.parametrize("way", MIXING)
+def test_what_mixes_the_features_between_a_column_and_a_row_is_refused(way):
+    """Also of weights that come after the cut."""
+
+    def program(group):
+        torch.manual_seed(0)
+        one, model = (Between(MIXING[way]).double() for _ in range(2))
+        sliced(model, {"up": "column", "down": "row"}, group)
+        load_whole_state_dict(model, one.state_dict(), group)
+        x = torch.arange(12.0, dtype=torch.float64).view(3, 4).sin()
+        return [torch.allclose(model(x), one(x), rtol=1e-12) for _ in range(2)]
+
+    fits = way == "nothing"
+    with (
+        nullcontext() if fits else pytest.raises(Impossible, match="another output than the whole")
+    ):
+        assert on_threads(program, 2) == [[True, True]] * 2
 
 
 WAYS = {
