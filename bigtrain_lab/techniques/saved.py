@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .checkpoint.conditions import CPU, random_states, set_random_states
+from .checkpoint.conditions import CPU, HOST, random_states, set_random_states
 from .guards import saved as guard
 
 
@@ -114,7 +114,7 @@ def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
     as JSON."""
     on = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    states = random_states(["python", "numpy", CPU, *on])
+    states = random_states([*HOST, *on])
     return json.dumps([*states.values()], default=lambda each: each.tolist())
 
 

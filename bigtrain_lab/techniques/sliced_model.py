@@ -74,7 +74,8 @@ def sliced(
     guard.refuse_unlike(module, plan, group, sequence)
     ways = {path: way for pattern, way in plan.items() for path in guard.matching(module, pattern)}
     guard.refuse(module, plan, ways, group, sequence)
-    twin = guard.Whole(module, group, whole_of, sequence and not guard.begins(module, ways))
+    if group.size > 1 and not any(p.is_meta for p in module.parameters()):
+        guard.Whole(module, group, whole_of, sequence and not guard.begins(module, ways))
     cut: dict[Tensor, nn.Parameter] = {}  # whole -> own part: a tied one stays one
     gather = SharedGather() if sequence and group.size > 1 else None
     for path, way in ways.items():
@@ -102,7 +103,6 @@ def sliced(
         COPIES.update({each: True for each in module.parameters() if cut_of(each) is None})
     if group.size > 1:
         module.register_forward_pre_hook(guard.Drift(group))
-        twin.watch(module)
     return module
 
 

@@ -39,6 +39,11 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from ..guards import checkpoint as guard
 
 CPU = torch.device("cpu")
+HOST = {
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),
+    CPU: (torch.get_rng_state, torch.set_rng_state),
+}
 KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 
 
@@ -48,7 +53,7 @@ class Conditions:
     def __init__(self, tensors: Iterable[Tensor], fn: Callable | None = None, name: str = ""):
         self.name, self.moved = name, {}
         devices = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
-        self.random = random_states({"python", "numpy", CPU, *devices})
+        self.random = random_states({*HOST, *devices})
         self.autocast, self.modes = autocast(), _get_current_function_mode_stack()
         self.places: list[tuple[dict, dict]] = []  # a module's own dictionary, what was in it
         # a module's buffers, a name, torch's count of its changes in place, a copy; after the first
@@ -178,12 +183,8 @@ def set_random_states(states: dict[torch.device | str, Tensor | tuple]) -> None:
 
 def generator(of: torch.device | str) -> tuple[Callable, Callable]:
     """Return what reads the state of a generator, and what sets it."""
-    if of == "python":
-        return random.getstate, random.setstate
-    if of == "numpy":
-        return np.random.get_state, np.random.set_state
-    if of == CPU:
-        return torch.get_rng_state, torch.set_rng_state
+    if of in HOST:
+        return HOST[of]
     on = torch.get_device_module(of)
     return partial(on.get_rng_state, of), partial(on.set_rng_state, device=of)
 

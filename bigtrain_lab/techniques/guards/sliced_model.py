@@ -73,17 +73,13 @@ class Whole:
     """
 
     def __init__(self, module: nn.Module, group: Group, whole: Callable, gathers: bool):
-        self.group, self.whole, self.gathers = group, whole, gathers
-        tensors = [*module.parameters(), *module.buffers()]
-        self.twin = None
-        own_forward = any("forward" in vars(part) for part in module.modules())
-        with suppress(Exception):  # whatever a stranger's module raises
-            memo = {id(each): on_meta(each) for each in tensors}
-            self.twin = None if own_forward else deepcopy(module, memo)
-
-    def watch(self, module: nn.Module) -> None:
-        if any(p.is_meta for p in module.parameters()):
-            return
+        self.group, self.whole, self.gathers, self.twin = group, whole, gathers, None
+        memo = {id(b): b.to("meta") for b in module.buffers()}
+        for p in module.parameters():
+            memo[id(p)] = nn.Parameter(p.detach().to("meta"), p.requires_grad)
+        if not any("forward" in vars(part) for part in module.modules()):
+            with suppress(Exception):  # whatever a stranger's module raises
+                self.twin = deepcopy(module, memo)
         self.hooks = [
             module.register_forward_pre_hook(self.before, with_kwargs=True),
             module.register_forward_hook(self.after),
@@ -92,19 +88,16 @@ class Whole:
     def before(self, module: nn.Module, given: tuple, named: dict) -> None:
         with self.group.recorder.aside():
             self.given = tree_map_only(Tensor, lambda x: x.detach().clone(), (given, named))
-            tensors = filter(torch.is_tensor, tree_leaves(self.given))
-            self.conditions = Conditions(tensors, module)
+            self.conditions = Conditions(filter(torch.is_tensor, tree_leaves(self.given)), module)
 
     @torch.no_grad()
     def after(self, module: nn.Module, given: tuple, output) -> None:
         for hook in self.hooks:
             hook.remove()
-        with self.group.recorder.aside():
-            self.conditions.ran()
-            with self.conditions.restored():
-                wanted, half = self.expected(module), is_half(module)
-            pairs = zip(tree_leaves(output), tree_leaves(wanted))
-            other = any(self.differ(*pair, 0.1 if half else 0.001) for pair in pairs)
+        self.conditions.ran()
+        with self.group.recorder.aside(), self.conditions.restored():
+            pairs = zip(tree_leaves(output), tree_leaves(self.expected(module)))
+            other = any(self.differ(own, whole, module) for own, whole in pairs)
         told = self.group.differing("other" if other else "", "the first output")
         self.twin = self.given = self.conditions = None
         refuse_any(
@@ -124,23 +117,21 @@ class Whole:
             values[name] = self.whole(p.detach(), cut_of(p), group)
         if self.gathers:
             given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
-        with suppress(Exception):  # whatever a stranger's module raises
+        with suppress(Exception):
             if self.twin and not draws_apart(module, self.twin):
                 return functional_call(self.twin, values, given, named)
-        return ()
 
-    def differ(self, own, whole, rounding: float) -> bool:
-        if not isinstance(own, Tensor) or not own.is_floating_point() or own.dim() != whole.dim():
+    def differ(self, own, whole, module: nn.Module) -> bool:
+        if not isinstance(own, Tensor) or own.dim() != whole.dim():
             return False
-        for dim in range(own.dim()):
-            if own.shape[dim] < whole.shape[dim]:
+        for dim, size in enumerate(own.shape):
+            if size < whole.shape[dim]:
                 whole = whole.chunk(self.group.size, dim)[self.group.rank]
+        half = _get_current_function_mode_stack() or any(
+            p.itemsize < 4 for p in module.parameters()
+        )
+        rounding = 0.1 if half or torch.is_autocast_enabled(own.device.type) else 0.001
         return bool((own.double() - whole).norm() > rounding * whole.double().norm())
-
-
-def on_meta(tensor: Tensor) -> Tensor:
-    found = tensor.detach().to("meta")
-    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
 def draws_apart(module: nn.Module, twin: nn.Module) -> bool:
@@ -149,16 +140,6 @@ def draws_apart(module: nn.Module, twin: nn.Module) -> bool:
         whole.training and whole.p and module.get_submodule(name).path != whole.path
         for name, whole in twin.named_modules()
         if {"p", "path"} <= vars(whole).keys()
-    )
-
-
-def is_half(module: nn.Module) -> bool:
-    """True where it computes in half formats, or where a mode may make it do so."""
-    return (
-        torch.is_autocast_enabled("cpu")
-        or torch.is_autocast_enabled("cuda")
-        or bool(_get_current_function_mode_stack())
-        or any(p.itemsize < 4 for p in module.parameters())
     )
 
 
