@@ -64,7 +64,8 @@ def load(path) -> dict:
 
 def state_of(training, group, update: int, **further) -> dict:
     """Gather all that the next update depends on, after `update` updates. All ranks of the group
-    call it; each has the whole model, so all get the same. `further`: what else is kept."""
+    call it. Where each has the whole model all get the same, and one saves it; a rank of a pipeline
+    or of slices gets its own part, which it saves and restores. `further`: what else is kept."""
     guard.refuse_parts(training)
     own = random_state(group.device)
     return {
@@ -85,7 +86,9 @@ def facts_of(training) -> dict[str, object]:
         for number, stage in training.stages.items()
         for name, weight in stage.state_dict().items()
     }
-    return guard.facts(weights, (each.param_groups for each in training.optimizers))
+    own = training.slices  # their parts have one shape
+    of_slice = {"slice": f"{own.rank} of {own.size}"} if own else {}
+    return of_slice | guard.facts(weights, (each.param_groups for each in training.optimizers))
 
 
 def gathered(own: Tensor, group) -> Tensor:
