@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from bigtrain_lab import Impossible
+from bigtrain_lab import Impossible, RankFailed
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import LAMB, LARS, DynamicLossScaler
 from bigtrain_lab.techniques.checkpoint import checkpoint
@@ -187,6 +187,26 @@ def test_ranks_learn_what_one_process_learns(over, ranks, ways):
         for (name, value), found in product(expected.items(), results):
             differs = torch.linalg.vector_norm(found[f"{way} {name}"] - value)
             assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (way, name, differs)
+
+
+class Either(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 9)])
+
+    def forward(self, x, which):
+        return self.layers[which](x)
+
+
+def test_ranks_that_use_other_units_are_told_before_a_message_of_another_size_is_sent():
+    """Over gloo, which aborts a process that gets one."""
+
+    def program(group):
+        model = FullyShardedDataParallel(Either(), group)
+        model(torch.ones(2, 4), group.rank)
+
+    with pytest.raises(RankFailed, match="used other units"):
+        on_processes(program, 2)
 
 
 def parts_learnt(group, make):

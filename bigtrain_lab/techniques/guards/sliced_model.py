@@ -120,6 +120,7 @@ class Whole:
         with suppress(Exception):
             if self.twin and not draws_apart(module, self.twin):
                 return functional_call(self.twin, values, given, named)
+        return ()
 
     def differ(self, own, whole, module: nn.Module) -> bool:
         if not isinstance(own, Tensor) or own.dim() != whole.dim():
