@@ -189,21 +189,12 @@ def test_ranks_learn_what_one_process_learns(over, ranks, ways):
             assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (way, name, differs)
 
 
-class Either(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 9)])
-
-    def forward(self, x, which):
-        return self.layers[which](x)
-
-
 def test_ranks_that_use_other_units_are_told_before_a_message_of_another_size_is_sent():
     """Over gloo, which aborts a process that gets one."""
 
     def program(group):
-        model = FullyShardedDataParallel(Either(), group)
-        model(torch.ones(2, 4), group.rank)
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 9))
+        FullyShardedDataParallel(layers, group).module[group.rank](torch.ones(2, 4))
 
     with pytest.raises(RankFailed, match="used other units"):
         on_processes(program, 2)

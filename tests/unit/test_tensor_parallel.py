@@ -670,36 +670,19 @@ def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
     assert on_threads(program, 2) == ["told"] * 2
 
 
-class Between(nn.Module):
-    def __init__(self, way):
-        super().__init__()
-        self.up, self.down, self.way = nn.Linear(4, 8), nn.Linear(8, 4), way
-
-    def forward(self, x):
-        return x + self.down(self.way(self.up(x)))
-
-
-MIXING = {
-    "nothing": F.gelu,
-    "softmax": lambda h: h.softmax(-1),
-    "norm": lambda h: F.rms_norm(h, h.shape[-1:]),
-    "a gate of halves": lambda h: F.glu(h, -1).repeat(1, 2),
-}
-
-
-@pytest.mark.parametrize("way", MIXING)
-def test_what_mixes_the_features_between_a_column_and_a_row_is_refused(way):
+@pytest.mark.parametrize("way, features", [(nn.GELU(), 8), (nn.Softmax(-1), 8), (nn.GLU(-1), 4)])
+def test_what_mixes_the_features_between_a_column_and_a_row_is_refused(way, features):
     """Also of weights that come after the cut."""
 
     def program(group):
         torch.manual_seed(0)
-        one, model = (Between(MIXING[way]).double() for _ in range(2))
-        sliced(model, {"up": "column", "down": "row"}, group)
+        one, model = (nn.Sequential(nn.Linear(4, 8), way, nn.Linear(features, 4)) for _ in range(2))
+        sliced(model, {"0": "column", "2": "row"}, group)
         load_whole_state_dict(model, one.state_dict(), group)
-        x = torch.arange(12.0, dtype=torch.float64).view(3, 4).sin()
-        return [torch.allclose(model(x), one(x), rtol=1e-12) for _ in range(2)]
+        x = torch.arange(12.0).view(3, 4).sin()
+        return [torch.allclose(model(x), one(x), atol=1e-5) for _ in range(2)]
 
-    fits = way == "nothing"
+    fits = isinstance(way, nn.GELU)
     with (
         nullcontext() if fits else pytest.raises(Impossible, match="another output than the whole")
     ):
