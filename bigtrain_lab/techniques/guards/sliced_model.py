@@ -93,13 +93,12 @@ class Whole:
     @torch.no_grad()
     def after(self, module: nn.Module, given: tuple, output) -> None:
         for hook in self.hooks:
-            hook.remove()
+            hook.remove()  # and with them all that is kept here
         self.conditions.ran()
         with self.group.recorder.aside(), self.conditions.restored():
             pairs = zip(tree_leaves(output), tree_leaves(self.expected(module)))
             other = any(self.differ(own, whole, module) for own, whole in pairs)
         told = self.group.differing("other" if other else "", "the first output")
-        self.twin = self.given = self.conditions = None
         refuse_any(
             (
                 other or told,
