@@ -114,15 +114,15 @@ class Whole:
         values = {name: buffer.clone() for name, buffer in module.named_buffers()}
         for name, p in module.named_parameters():
             values[name] = self.whole(p.detach(), cut_of(p), group)
-        if self.gathers:
-            given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
-        with suppress(Exception):
+        with suppress(Exception):  # on all ranks, where it is one
+            if self.gathers:
+                given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
             if self.twin and not draws_apart(module, self.twin):
                 return functional_call(self.twin, values, given, named)
         return ()
 
     def differ(self, own, whole, module: nn.Module) -> bool:
-        if not isinstance(own, Tensor) or own.dim() != whole.dim():
+        if not (torch.is_tensor(own) and torch.is_tensor(whole) and own.dim() == whole.dim()):
             return False
         for dim, size in enumerate(own.shape):
             if size < whole.shape[dim]:
@@ -131,7 +131,9 @@ class Whole:
             p.itemsize < 4 for p in module.parameters()
         )
         rounding = 0.1 if half or torch.is_autocast_enabled(own.device.type) else 0.001
-        return bool((own.double() - whole).norm() > rounding * whole.double().norm())
+        return own.shape == whole.shape and bool(
+            (own.double() - whole).norm() > rounding * whole.double().norm()
+        )
 
 
 def draws_apart(module: nn.Module, twin: nn.Module) -> bool:
