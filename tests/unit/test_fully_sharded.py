@@ -354,15 +354,6 @@ def test_units_are_layers_of_lists_and_whoever_has_parameters():
     ]
 
 
-def test_modules_that_differ_are_told_to_every_rank():
-    def program(group):
-        with pytest.raises(Impossible, match="rank 0: .*rank 1: .*rank 2: "):
-            FullyShardedDataParallel(nn.Linear(2, 2 + group.rank), group)
-        return "told"
-
-    assert on_threads(program, 3) == ["told"] * 3
-
-
 def two_linear(**options):
     return FullyShardedDataParallel(
         nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), Alone(), **options
