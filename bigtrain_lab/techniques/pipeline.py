@@ -140,7 +140,9 @@ class Pipeline:
         targets  on the last stage: likewise
         weights  on the last stage: what each micro-batch's loss is multiplied by, such as
                  `token_weighted(tokens)` for losses that are sums. Without them: 1/update_size,
-                 which is 1/micro-batches in a synchronous schedule
+                 which is 1/micro-batches in a synchronous schedule. A mean that leaves labels out,
+                 by ignore_index, then weighs a label by how many its micro-batch has, and nothing
+                 refuses it
         """
         self._begin(inputs, targets, weights)
         run = {

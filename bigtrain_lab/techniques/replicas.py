@@ -498,6 +498,8 @@ class Replicas:
     def _communicate(self, call: Call, group: Group) -> None:
         """On the lane."""
         held, part = self.held_of[call.part], self.parts[call.part]
+        if self.stage == 3 and not (self.rules.known or call.batch):  # messages differ in size
+            guard.refuse_orders(group, group.differing(call.op.name, call.op.name))
         if self.stage == 0:
             self.all_reduce(held.flat[part.start : part.stop], group, "sum", call.op.name)
         elif call.op.kind == "all_gather":

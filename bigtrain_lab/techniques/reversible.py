@@ -10,8 +10,8 @@ So no block keeps anything.
     x <----------------------------------------- y     backward, block by block: compute its input;
                                                        run F and G recorded, for their gradients
 
-Activations: the two streams at the end and one block's record, for any depth. And a random state
-of 5 kB for each run of F and G, which a ledger does not count.
+Activations: the two streams at the end and one block's record, for any depth. And for
+each run of F and G that draws a random state of 5 kB, which a ledger does not count.
 Time: F and G run twice, as under recompute: with F:B = 1:2 a third more.
 Rounding: (x1 + F) - F is not x1 in floating point. Each block passes its error to the one before
 (`rounding_by_depth`). In float64 a gradient is right to 1e-12. In bfloat16 check it.

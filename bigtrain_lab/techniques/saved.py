@@ -25,13 +25,12 @@ the state of a training is.
 import json
 import operator
 import os
-import random
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .checkpoint.conditions import CPU, HOST, random_states, set_random_states
 from .guards import saved as guard
 
 
@@ -65,7 +64,8 @@ def load(path) -> dict:
 
 def state_of(training, group, update: int, **further) -> dict:
     """Gather all that the next update depends on, after `update` updates. All ranks of the group
-    call it; each has the whole model, so all get the same. `further`: what else is kept."""
+    call it. Where each has the whole model all get the same, and one saves it; a rank of a pipeline
+    or of slices gets its own part, which it saves and restores. `further`: what else is kept."""
     guard.refuse_parts(training)
     own = random_state(group.device)
     return {
@@ -86,7 +86,9 @@ def facts_of(training) -> dict[str, object]:
         for number, stage in training.stages.items()
         for name, weight in stage.state_dict().items()
     }
-    return guard.facts(weights, (each.param_groups for each in training.optimizers))
+    own = training.slices  # their parts have one shape
+    of_slice = {"slice": f"{own.rank} of {own.size}"} if own else {}
+    return of_slice | guard.facts(weights, (each.param_groups for each in training.optimizers))
 
 
 def gathered(own: Tensor, group) -> Tensor:
@@ -114,18 +116,15 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
 def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
     as JSON."""
-    name, keys, *rest = np.random.get_state()
-    on_device = (
-        torch.cuda.get_rng_state(device).tolist() if torch.device(device).type == "cuda" else []
-    )
-    own = random.getstate(), (name, keys.tolist(), *rest), torch.get_rng_state().tolist()
-    return json.dumps([*own, on_device])
+    on = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    states = random_states([*HOST, *on])
+    return json.dumps([*states.values()], default=lambda each: each.tolist())
 
 
 def set_random_state(state: str) -> None:
-    (version, words, gauss), numpy_s, host, on_device = json.loads(state)
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(numpy_s)
-    torch.set_rng_state(torch.tensor(host, dtype=torch.uint8))
-    if on_device and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(on_device, dtype=torch.uint8))
+    (version, words, gauss), numpy_s, *torch_s = json.loads(state)
+    set_random_states({"python": (version, tuple(words), gauss), "numpy": numpy_s})
+    on = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
+    set_random_states(
+        {d: torch.tensor(own, dtype=torch.uint8) for d, own in zip(on, torch_s) if own}
+    )

@@ -27,10 +27,13 @@ belongs where features are whole, not between a column and a row. Clip by `clip_
 group: torch's function would clip each rank by the norm of its slices, and is refused.
 
 Between a column and a row lie this rank's features alone. What is there must work feature by
-feature, as gelu does: a softmax would be another function, and nobody refuses it. Weights that
-every rank holds whole are compared after the first two updates.
+feature, as gelu does: a softmax, a norm or a gate of halves would be another function. So the whole
+model runs once on the first input, without a gradient, and its output is compared. Not compared is
+a model that draws other masks on each slice, that cannot be copied, or with a forward that is a
+function of its own. Weights that every rank holds whole are compared after the first two updates.
 
-Cost: none beside that of tensor_parallel.py. Memory: each rank builds the whole model once.
+Cost: beside that of tensor_parallel.py, once, the whole weights gathered on each rank, and one
+forward of them. Memory: each rank builds the whole model once.
 Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; a plan as in torch's parallelize_module.
 """
 
@@ -71,6 +74,8 @@ def sliced(
     guard.refuse_unlike(module, plan, group, sequence)
     ways = {path: way for pattern, way in plan.items() for path in guard.matching(module, pattern)}
     guard.refuse(module, plan, ways, group, sequence)
+    if group.size > 1 and not any(p.is_meta for p in module.parameters()):
+        guard.Whole(module, group, whole_of, sequence and not guard.begins(module, ways))
     cut: dict[Tensor, nn.Parameter] = {}  # whole -> own part: a tied one stays one
     gather = SharedGather() if sequence and group.size > 1 else None
     for path, way in ways.items():

@@ -1,4 +1,4 @@
-"""One dry run for all replicas of a training under ZeRO.
+"""One dry run for all replicas of a training, under ZeRO or without.
 
     replica    0                      1                     2
     F, B       |------- the same operators, shapes and storages: run once -------|
@@ -8,7 +8,8 @@ All replicas compute on the same shapes, and their shares of a flat tensor are e
 is where tensors begin and end in a share: so the update runs once for each replica, on views of one
 share that are cut as that replica cuts them, with an optimizer of its own.
 
-Cost: a dry run of one rank, and for each further replica one of its updates.
+Without ZeRO the updates are alike too. Cost: a dry run of one rank, and under ZeRO for each further
+replica one of its updates.
 """
 
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from .recipe import Recipe, Training, train
 
 def of_each_replica(recipe: Recipe, **place) -> tuple[DryRun, ...]:
     """The dry run of a rank of each replica; `place`: where in a replica."""
-    program = partial(train, recipe, kind=EveryReplica)
+    program = partial(train, recipe, kind=EveryReplica if recipe.zero else Training)
     return tuple(each.run for each in followed(program, replicas=recipe.replicas, **place))
 
 

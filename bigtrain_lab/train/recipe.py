@@ -69,7 +69,8 @@ class Recipe:
     samples        micro-batches of a run, where not steps x micro_batches: the last window takes
                    what is left
     weights        window of samples -> what the loss of each is multiplied by; without it each
-                   counts alike
+                   counts alike, also where a mean leaves labels out, more in one than in another:
+                   let `loss` be a sum then, and `weights` token_weighted of the labels that count
     ranks          processes of a replica; a schedule of several cuts the model into stages
     schedule       a Schedule, or its name
     replicas       copies of the model that share each window: its micro-batch i goes to replica

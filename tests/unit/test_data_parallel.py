@@ -13,7 +13,12 @@ from torch.nn.functional import mse_loss
 from bigtrain_lab import Impossible
 from bigtrain_lab.checks import ranks_differ
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques import DistributedDataParallel, MixedPrecision, ring_all_reduce
+from bigtrain_lab.techniques import (
+    DistributedDataParallel,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ring_all_reduce,
+)
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import NaiveDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
@@ -195,6 +200,12 @@ DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and w
         "weight, float32 of shape (3, 3), frozen",
     ),
     (lambda odd: nn.Linear(2, 2), 1025, "buckets of 1024 bytes", "buckets of 1025 bytes"),
+    (
+        lambda odd: nn.Linear(2, 2 + odd),
+        None,  # FullyShardedDataParallel has no buckets
+        "weight, float32 of shape (2, 2)",
+        "weight, float32 of shape (3, 2)",
+    ),
 ]
 
 
@@ -202,8 +213,10 @@ DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and w
 def test_modules_that_differ_are_told_to_every_rank(make, odd_bytes, most, other):
     def program(group):
         odd = group.rank == 1
+        buckets = {"bucket_bytes": odd_bytes if odd else 1024} if odd_bytes else {}
+        wrap = DistributedDataParallel if buckets else FullyShardedDataParallel
         with pytest.raises(Impossible) as refused:
-            DistributedDataParallel(make(odd), group, odd_bytes if odd else 1024)
+            wrap(make(odd), group, **buckets)
         return str(refused.value)
 
     for told in on_threads(program, 3):

@@ -80,7 +80,7 @@ def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_p
     assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
 
 
-def training(width=4, adam=True, level=None, extra=False):
+def training(width=4, adam=True, level=None, extra=False, slices=None):
     model = nn.Sequential(
         nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 1), *[nn.Linear(1, 1)] * extra
     )
@@ -92,7 +92,12 @@ def training(width=4, adam=True, level=None, extra=False):
         else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
     )
     return SimpleNamespace(
-        stages={0: model}, precision=precision, optimizers=[optimizer], replica=0, rank=None
+        stages={0: model},
+        precision=precision,
+        optimizers=[optimizer],
+        replica=0,
+        rank=None,
+        slices=slices,
     )
 
 
@@ -157,6 +162,10 @@ def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
         (
             {"extra": True},
             r"^a.pt is of another training, 3.weight of stage 0 is missing there and \(1, 1\) here",
+        ),
+        (
+            {"slices": SimpleNamespace(rank=1, size=2)},
+            "a.pt is of another training, slice is missing there and 1 of 2 here",
         ),
         (
             {"adam": False},

@@ -568,12 +568,6 @@ REFUSED = {
         lambda: sliced(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), {"0": "column"}, Many(2)),
         "draws another mask on each rank",
     ),
-    "attention left": (
-        lambda: sliced(
-            gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True
-        ),
-        "attention needs all",
-    ),
     "module hooks": (
         lambda: sliced(hooked(gpt()), BLOCK, Many(2)),
         "has hooks or parametrizations",
@@ -674,6 +668,25 @@ def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told):
         return "told"
 
     assert on_threads(program, 2) == ["told"] * 2
+
+
+@pytest.mark.parametrize("way, features", [(nn.GELU(), 8), (nn.Softmax(-1), 8), (nn.GLU(-1), 4)])
+def test_what_mixes_the_features_between_a_column_and_a_row_is_refused(way, features):
+    """Also of weights that come after the cut."""
+
+    def program(group):
+        torch.manual_seed(0)
+        one, model = (nn.Sequential(nn.Linear(4, 8), way, nn.Linear(features, 4)) for _ in range(2))
+        sliced(model, {"0": "column", "2": "row"}, group)
+        load_whole_state_dict(model, one.state_dict(), group)
+        x = torch.arange(12.0).view(3, 4).sin()
+        return [torch.allclose(model(x), one(x), atol=1e-5) for _ in range(2)]
+
+    fits = isinstance(way, nn.GELU)
+    with (
+        nullcontext() if fits else pytest.raises(Impossible, match="another output than the whole")
+    ):
+        assert on_threads(program, 2) == [[True, True]] * 2
 
 
 WAYS = {

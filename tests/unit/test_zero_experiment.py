@@ -56,7 +56,7 @@ def test_the_numbers_of_the_paper():
     assert [zero_sent_bytes(1, 4, stage) for stage in range(4)] == [1.5, 1.5, 1.5, 2.25]
 
 
-@pytest.mark.parametrize("ranks, stage", [(2, 1), (3, 2), (3, 3), (4, 1), (4, 3)])
+@pytest.mark.parametrize("ranks, stage", [(2, 0), (2, 1), (3, 2), (3, 3), (4, 1), (4, 3)])
 def test_each_rank_holds_the_bytes_of_the_paper_and_the_padding(ranks, stage):
     """When the second update begins. Adam counts the steps of each tensor in 4 bytes more; its
     moments have no padding."""
@@ -76,7 +76,7 @@ def test_each_rank_holds_the_bytes_of_the_paper_and_the_padding(ranks, stage):
             "gradients": 4 * P // (ranks if stage > 1 else 1),
         }
         assert sum(held.values()) == own
-    assert states == 8 * asked.weights + 4 * tensors * ranks
+    assert states == 8 * asked.weights * (1 if stage else ranks) + 4 * tensors * ranks
     assert asked.predict().bytes_sent(0) == asked.steps * zero_sent_bytes(4 * P, ranks, stage, 2)
 
 

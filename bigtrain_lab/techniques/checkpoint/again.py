@@ -70,9 +70,11 @@ class _Again(torch.autograd.Function):
 def checkpoint(fn, /, *args, **kwargs):
     """Run fn(*args, **kwargs), and again in the backward, which then needs what fn saves.
 
-    Arguments of any kind; tensors may be nested. Memory: the arguments, 5 kB of random state, and
-    during the backward all that fn saves. Time: one more forward at most. Impossible where fn
-    changes an argument in place or returns nothing, and in the backward where it runs differently.
+    Arguments of any kind; tensors may be nested. Memory: the arguments, a random state where fn
+    draws, and during the backward all that fn saves. Time: one more forward at most. Impossible
+    where fn changes an argument in place or returns nothing, and in the backward where it saves
+    other tensors. A number of fn's own that decides what it returns must not change in between
+    (conditions.py says what is noted).
     """
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)

@@ -1,7 +1,8 @@
 """What a function's result depends on beside its arguments: noted once, set again for each rerun.
 
-    random state      of the CPU, and of each device of a tensor among the arguments. After the
-                      rerun the state of before is set again: later numbers are plain training's
+    random state      of torch on the CPU and on each device of a tensor among the arguments, of
+                      Python and of NumPy, where the first run drew. After the rerun the state of
+                      before is set again: later numbers are plain training's
     autocast          of each type of device: on or off, its number format, its cache
     function modes    torch's TorchFunctionModes, such as a precision policy or a default device.
                       MixedPrecision.backward sets its policy itself, for torch's own checkpoint
@@ -16,17 +17,21 @@
     changes in place  of weights and of tensors in a closure. They cannot be undone. A rerun after
                       one is refused, since its gradient would be that of neither point
 
-Not noted: generators of your own, of Python and of NumPy (seed them in each call), globals, and
-other state that the function changes, such as a number that it counts up.
-Cost: 5 kB a random state, which torch makes without an operator, so a ledger does not count it. The
-buffers that are written; during the first run a copy of every buffer.
+Not noted: generators of your own (seed them in each call), globals, and other state that the
+function changes, such as a number or a list: a number that it counts up shows how often it ran, and
+must not decide what it returns. torch.utils.checkpoint notes neither buffers nor other generators.
+Cost: 5 kB a random state of torch, 25 kB one of Python, where the first run drew; torch makes its
+own without an operator, so a ledger does not count it. The buffers that are written, and vectors;
+during the first run a copy of every buffer.
 """
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import CellType, FunctionType, MethodType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
@@ -34,6 +39,11 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from ..guards import checkpoint as guard
 
 CPU = torch.device("cpu")
+HOST = {
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),
+    CPU: (torch.get_rng_state, torch.set_rng_state),
+}
 KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 
 
@@ -42,14 +52,13 @@ class Conditions:
 
     def __init__(self, tensors: Iterable[Tensor], fn: Callable | None = None, name: str = ""):
         self.name, self.moved = name, {}
-        self.random = random_states(
-            {CPU, *(t.device for t in tensors if t.device.type not in ("cpu", "meta"))}
-        )
+        devices = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
+        self.random = random_states({*HOST, *devices})
         self.autocast, self.modes = autocast(), _get_current_function_mode_stack()
         self.places: list[tuple[dict, dict]] = []  # a module's own dictionary, what was in it
-        # a module's buffers, their counts of changes in place, copies; after the first run those
-        # that fn wrote to
-        self.buffers: list[tuple[dict, list[int | None], dict]] = []
+        # a module's buffers, a name, torch's count of its changes in place, a copy; after the first
+        # run those that fn may have written to
+        self.buffers: list[tuple[dict, str, int | None, Tensor]] = []
         self.cells: list[tuple[CellType, object]] = []  # a closure's cell, what it held
         self.weights: list[Tensor] = []  # whose changes in place a rerun refuses
         for found in reached(fn):
@@ -64,8 +73,11 @@ class Conditions:
         own = module._parameters, module._buffers
         self.places += [(each, {**each}) for each in own if each]
         self.places.append((vars(module), {"training": module.training}))
-        copies = {name: each.detach().clone() for name, each in own[1].items() if each is not None}
-        self.buffers.append((own[1], changes(own[1]), copies))
+        self.buffers += [
+            (own[1], name, changes(each), each.detach().clone())
+            for name, each in own[1].items()
+            if each is not None
+        ]
         if counts:
             self.weights += [weight for weight in own[0].values() if weight is not None]
         for child in module._modules.values():  # module.modules() takes five times as long
@@ -73,10 +85,19 @@ class Conditions:
                 self._note(child, counts)
 
     def ran(self) -> None:
-        """Note each weight's, and each closure tensor's, number of changes in place. After the
-        first run, keep the values from before it of the buffers that it wrote to. A module's are
-        taken together: batch norm's operator does not count its changes, the module does."""
-        self.buffers = [each for each in self.buffers if changes(each[0]) != each[1]]
+        """End the first run. Keep the values from before it of the buffers that it wrote to, and of
+        vectors: batch norm's operator does not count its changes of them."""
+        now = random_states(self.random)
+        self.random = {of: state for of, state in self.random.items() if not same(state, now[of])}
+        self.buffers = [
+            (own, name, count, values)
+            for own, name, count, values in self.buffers
+            if changes(own.get(name)) != count or values.dim() == 1 and values.is_floating_point()
+        ]
+        self._count()
+
+    def _count(self) -> None:
+        """Note each weight's, and each closure tensor's, number of changes in place."""
         with suppress(RuntimeError):  # those made in inference mode have no count
             self.moved = {each: each._version for each in self.weights}
 
@@ -90,9 +111,9 @@ class Conditions:
                 if any(own.get(name) is not noted[name] for name in noted):
                     stack.callback(own.update, {**own})
                     own.update(noted)
-            for own, _, values in self.buffers:
-                stack.callback(own.update, {**own})
-                own.update({name: value.clone() for name, value in values.items()})
+            for own, name, _, values in self.buffers:
+                stack.callback(own.update, {name: own.get(name)})
+                own[name] = values.clone()
             for cell, noted in self.cells:
                 if cell.cell_contents is not noted:
                     stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
@@ -111,7 +132,7 @@ class Conditions:
             stack.callback(set_random_states, before)
             set_random_states(self.random)
             yield
-        self.ran()  # an embedding with max_norm changes its own weights each time
+        self._count()  # an embedding with max_norm changes its own weights each time
 
 
 def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tensor | CellType]:
@@ -145,26 +166,35 @@ def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
     )
 
 
-def changes(buffers: dict[str, Tensor | None]) -> list[int | None]:
-    """Return torch's counts of changes in place; inference tensors have none."""
-    return [
-        None if each is None or each.is_inference() else each._version for each in buffers.values()
-    ]
+def changes(buffer: Tensor | None) -> int | None:
+    """Return torch's count of changes in place; inference tensors have none."""
+    return None if buffer is None or buffer.is_inference() else buffer._version
 
 
-def random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
-    return {
-        d: torch.get_rng_state() if d == CPU else torch.get_device_module(d).get_rng_state(d)
-        for d in devices
-    }
+def random_states(of: Iterable[torch.device | str]) -> dict[torch.device | str, Tensor | tuple]:
+    """Return the states of global generators: "python", "numpy", and torch's of devices."""
+    return {each: generator(each)[0]() for each in of}
 
 
-def set_random_states(states: dict[torch.device, Tensor]) -> None:
-    for device, state in states.items():
-        if device == CPU:
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
+def set_random_states(states: dict[torch.device | str, Tensor | tuple]) -> None:
+    for each, state in states.items():
+        generator(each)[1](state)
+
+
+def generator(of: torch.device | str) -> tuple[Callable, Callable]:
+    """Return what reads the state of a generator, and what sets it."""
+    if of in HOST:
+        return HOST[of]
+    on = torch.get_device_module(of)
+    return partial(on.get_rng_state, of), partial(on.set_rng_state, device=of)
+
+
+def same(state: Tensor | tuple, now: Tensor | tuple) -> bool:
+    """Return whether nobody drew in between; of Python's and NumPy's generators the words come
+    second."""
+    if isinstance(state, Tensor):
+        return torch.equal(state, now)
+    return state[2:] == now[2:] and bool(np.all(state[1] == now[1]))
 
 
 def autocast() -> dict[str, tuple[torch.dtype, bool]]:

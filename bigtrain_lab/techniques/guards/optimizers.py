@@ -114,7 +114,7 @@ def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -
         x, *gradients = small(like)
         one, other = (
             torch.stack([*movements(optimizer, 0, like, x, gradients, [size * x])])
-            for size in (1, 1000)
+            for size in (0.001, 1000)
         )
         found = bool((one - other).norm() > 1e-3 * one.norm())
     refuse(

@@ -395,6 +395,17 @@ def refuse_edited(optimizer) -> None:
     )
 
 
+def refuse_orders(group: Group, orders: list[str]) -> None:
+    refuse(
+        (
+            len({*orders}) > 1,
+            "The ranks used other units, or in another order (units by number, F forward, B "
+            f"backward), {by_ranks(group, orders)}: let all use the same, or name a larger module "
+            "in units=.",
+        )
+    )
+
+
 def refuse_batch(replicas, unused: list[str], by_rank: list[str]) -> None:
     """Refuse units that the ranks used in different orders, at stage 3, since an all-gather of one
     unit met that of another; and parameters without a gradient. `by_rank`: the order of each rank,
@@ -402,13 +413,8 @@ def refuse_batch(replicas, unused: list[str], by_rank: list[str]) -> None:
     every = [text.split("\n") for text in by_rank] or [["", *unused]] * replicas.group.size
     orders = [order for order, *_ in every]
     lacking = by_ranks(replicas.group, [", ".join(names) for _, *names in every])
+    refuse_orders(replicas.group, orders)
     refuse(
-        (
-            len({*orders}) > 1,
-            "The ranks used other units, or in another order (units by number, F forward, B "
-            f"backward), {by_ranks(replicas.group, orders)}: let all use the same, or name a "
-            "larger module in units=.",
-        ),
         (
             not replicas.allow_unused and (unused or by_rank),
             f"Parameters got no gradient, on {lacking}; let every rank's loss depend on them, "

@@ -1,17 +1,24 @@
 """Plans that do not fit a model: refused, on all ranks, in a sentence that says what to change."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core import Impossible
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
-from ..tensor_parallel import cut_of
+from ..checkpoint.conditions import Conditions
+from ..sequence_parallel import SEQUENCE
+from ..tensor_parallel import cut_of, gathered
 from ..tied_plan import LOOKS
 from . import refuse as refuse_any
 from . import replicas
@@ -51,6 +58,91 @@ class Drift:
                 "a module, and draw by models.Dropout; with sequence=True call sum_duplicates.",
             )
         )
+
+
+class Whole:
+    """What surrounds the first forward of a sliced module: the model as it was before it was cut
+    runs on the same input, and gives the same, of which this rank has its part. Where it does not,
+    a function between a column and a row mixes features, as a softmax and a norm do, or draws
+    numbers on each rank. It keeps no values: those of the slices are gathered for it. A module that
+    cannot be copied, or called so, is let through, one with a function for its forward, and one
+    whose slices draw masks of their own. Rounding: 1/1000 of the norm, in half formats 1/10.
+
+    gathers   the input has this rank's tokens alone
+    whole     (own, cut, group) -> the value that the part was cut from
+    """
+
+    def __init__(self, module: nn.Module, group: Group, whole: Callable, gathers: bool):
+        self.group, self.whole, self.gathers, self.twin = group, whole, gathers, None
+        memo = {id(b): b.to("meta") for b in module.buffers()}
+        for p in module.parameters():
+            memo[id(p)] = nn.Parameter(p.detach().to("meta"), p.requires_grad)
+        if not any("forward" in vars(part) for part in module.modules()):
+            with suppress(Exception):  # whatever a stranger's module raises
+                self.twin = deepcopy(module, memo)
+        self.hooks = [
+            module.register_forward_pre_hook(self.before, with_kwargs=True),
+            module.register_forward_hook(self.after),
+        ]
+
+    def before(self, module: nn.Module, given: tuple, named: dict) -> None:
+        with self.group.recorder.aside():
+            self.given = tree_map_only(Tensor, lambda x: x.detach().clone(), (given, named))
+            self.conditions = Conditions(filter(torch.is_tensor, tree_leaves(self.given)), module)
+
+    @torch.no_grad()
+    def after(self, module: nn.Module, given: tuple, output) -> None:
+        for hook in self.hooks:
+            hook.remove()  # and with them all that is kept here
+        self.conditions.ran()
+        with self.group.recorder.aside(), self.conditions.restored():
+            pairs = zip(tree_leaves(output), tree_leaves(self.expected(module)))
+            other = any(self.differ(own, whole, module) for own, whole in pairs)
+        told = self.group.differing("other" if other else "", "the first output")
+        refuse_any(
+            (
+                other or told,
+                "The sliced model gives another output than the whole one: between a column and a "
+                "row lie this rank's features alone, so work on each by itself there, without a "
+                "softmax or a norm, or cut by heads; and draw by models.Dropout.",
+            )
+        )
+
+    def expected(self, module: nn.Module):
+        """What the whole model returns; nothing where it is let through. All ranks call it."""
+        (given, named), group = self.given, self.group.unrecorded()
+        values = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        for name, p in module.named_parameters():
+            values[name] = self.whole(p.detach(), cut_of(p), group)
+        with suppress(Exception):  # on all ranks, where it is one
+            if self.gathers:
+                given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
+            if self.twin and not draws_apart(module, self.twin):
+                return functional_call(self.twin, values, given, named)
+        return ()
+
+    def differ(self, own, whole, module: nn.Module) -> bool:
+        if not (torch.is_tensor(own) and torch.is_tensor(whole) and own.dim() == whole.dim()):
+            return False
+        for dim, size in enumerate(own.shape):
+            if size < whole.shape[dim]:
+                whole = whole.chunk(self.group.size, dim)[self.group.rank]
+        half = _get_current_function_mode_stack() or any(
+            p.itemsize < 4 for p in module.parameters()
+        )
+        rounding = 0.1 if half or torch.is_autocast_enabled(own.device.type) else 0.001
+        return own.shape == whole.shape and bool(
+            (own.double() - whole).norm() > rounding * whole.double().norm()
+        )
+
+
+def draws_apart(module: nn.Module, twin: nn.Module) -> bool:
+    """True where a slice draws a mask of its own, by a path of its own."""
+    return any(
+        whole.training and whole.p and module.get_submodule(name).path != whole.path
+        for name, whole in twin.named_modules()
+        if {"p", "path"} <= vars(whole).keys()
+    )
 
 
 def matching(module: nn.Module, pattern: str) -> list[str]:
@@ -121,15 +213,6 @@ def refuse(
                     "models.Dropout, or p=0."
                 ),
             ),
-            (
-                sequence
-                and isinstance(getattr(part, "heads", None), int)
-                and not any(name.startswith(f"{path}.") for name in ways),
-                (
-                    f"sequence=True leaves {path} the tokens of one rank, and attention needs all:"
-                    " plan it by heads."
-                ),
-            ),
         )
     refuse_any(
         (
@@ -158,6 +241,16 @@ def refuse(
                 "plan both.",
             )
         )
+
+
+def begins(module: nn.Module, ways: Mapping[str, str]) -> bool:
+    """Whether the sequence is cut in this module, and not on a stage before."""
+    return any(
+        way == "sequence"
+        or way == "vocabulary"
+        and isinstance(module.get_submodule(path), nn.Embedding)
+        for path, way in ways.items()
+    )
 
 
 def cuts_tokens(module: nn.Module, plan: Mapping, ways: Mapping[str, str]) -> bool:
