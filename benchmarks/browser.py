@@ -132,22 +132,25 @@ def anew(lab: Lab) -> None:
 
 
 def moved(page) -> None:
-    """Move the first slider, and wait until that is seen."""
+    """Move a control, and wait until that is seen. A slider may change nothing that is shown."""
     page.wait_for_selector(".btl-answers b")
     page.wait_for_timeout(SETTLED_MS)
     page.evaluate(SEEN)
-    handle = page.locator(".btl-controls .noUi-handle:visible").first
-    at_the_end = handle.evaluate("each => each.ariaValueNow === each.ariaValueMax")
-    key = "ArrowLeft" if at_the_end else "ArrowRight"
-    for _ in range(STEPS):  # a step may change nothing that is shown
-        handle.press(key)
-        page.wait_for_timeout(500)
+    for handle in page.locator(".btl-controls .noUi-handle:visible").all():
+        at_the_end = handle.evaluate("each => each.ariaValueNow === each.ariaValueMax")
+        for _ in range(STEPS):
+            handle.press("ArrowLeft" if at_the_end else "ArrowRight")
+            page.wait_for_timeout(500)
+        if page.evaluate("() => window.last"):
+            return
+    page.locator(".btl-controls select:visible").first.press("ArrowDown")
     page.wait_for_function("() => window.last")
 
 
 def of_drags(server, browser) -> list[dict]:
     found, everything, complaints = [], [], []
     for name in LABS or Experiment.all():
+        print(name, flush=True)
         lab = Lab(browser, *server)
         took, all_told, heights = drags(lab, name)
         anew(lab)
