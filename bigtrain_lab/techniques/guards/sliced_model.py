@@ -109,15 +109,16 @@ class Whole:
         )
 
     def expected(self, module: nn.Module):
-        """What the whole model returns; nothing where it is let through. All ranks call it."""
+        """What the whole model returns; nothing where it is let through, as where there is no room
+        for it. All ranks call it."""
         (given, named), group = self.given, self.group.unrecorded()
-        values = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        for name, p in module.named_parameters():
-            values[name] = self.whole(p.detach(), cut_of(p), group)
         with suppress(Exception):  # on all ranks, where it is one
-            if self.gathers:
-                given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
             if self.twin and not draws_apart(module, self.twin):
+                values = {name: buffer.clone() for name, buffer in module.named_buffers()}
+                for name, p in module.named_parameters():
+                    values[name] = self.whole(p.detach(), cut_of(p), group)
+                if self.gathers:
+                    given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
                 return functional_call(self.twin, values, given, named)
         return ()
 
