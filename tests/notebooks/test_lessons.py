@@ -23,7 +23,7 @@ from tests.notebooks.test_notebooks import (
 )
 from tests.unit.jobs import ranks_by_hand
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kept_rights")]
 SAME = "ranks that differ: 0\n"
 
 

@@ -43,11 +43,11 @@ from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 from bigtrain_lab.techniques.lamb import NaiveLAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
+from tests.rights import SEED
 
 # A class that an answer defines joins the schedules, as a student's does.
-pytestmark = pytest.mark.usefixtures("family")
+pytestmark = pytest.mark.usefixtures("family", "kept_rights")
 TOPICS = dict(Topic.all())
-SEED = 5  # of all tests, so that known answers are played once
 # Of the others test_assignments plays the key.
 IN_NO_ASSIGNMENT = TOPICS.keys() - {
     part.word for text in build.texts().values() for part in build.parts(text)
