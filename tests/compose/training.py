@@ -225,7 +225,6 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
     mesh = mesh_of(chosen)
     replicas = dict(mesh.axes)["dp"]
-    rank = Rank(rank.index, mesh, rank.device)  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -286,10 +285,12 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
 
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
     """Many trainings in one launch: results by number and name, or the sentence of a refusal."""
-    results = {}
+    results, ranks = {}, {}  # one of each mesh, which keeps its groups
     for number, chosen in enumerate(trainings):
+        mesh = mesh_of(chosen)
+        own_rank = ranks.setdefault(mesh, Rank(rank.index, mesh, rank.device))
         try:
-            own = by_recipe(chosen, rank)
+            own = by_recipe(chosen, own_rank)
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue
