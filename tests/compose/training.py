@@ -223,7 +223,9 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
     """The same on ranks, by a Recipe: replicas, of two stages each, whose layers may be sliced.
     Impossible where the ingredients do not go together."""
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
-    replicas = dict(rank.mesh.axes)["dp"]
+    mesh = mesh_of(chosen)
+    replicas = dict(mesh.axes)["dp"]
+    rank = Rank(rank.index, mesh, rank.device)  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -257,7 +259,7 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
         replicas=replicas,
         bucket_bytes=1000,
         zero=ZERO.get(chosen.get("replicas"), 0),
-        slices=dict(rank.mesh.axes)["tp"],
+        slices=dict(mesh.axes)["tp"],
         slicing=gpt_slices(setting.config) if "slices" in chosen else {},
         sequence_parallel=chosen.get("slices") == "sequence parallel",
         sliced_loss=sliced_loss if "slices" in chosen else None,
@@ -285,11 +287,9 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
     """Many trainings in one launch: results by number and name, or the sentence of a refusal."""
     results = {}
-    # one of each mesh, which keeps its groups
-    ranks = {mesh: Rank(rank.index, mesh, rank.device) for mesh in map(mesh_of, trainings)}
     for number, chosen in enumerate(trainings):
         try:
-            own = by_recipe(chosen, ranks[mesh_of(chosen)])
+            own = by_recipe(chosen, rank)
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue
