@@ -92,7 +92,6 @@ def test_a_request_that_cannot_be_met_is_refused(tmp_path):
         build.build(tmp_path, students=["../ann"])
 
 
-@pytest.mark.slow
 def test_nbgraders_own_steps_work_for_every_assignment(tmp_path, monkeypatch):
     """Generate, release, fetch, submit, collect, grade; test_grade goes on with feedback and export.
     One student hands in what was handed out, another the key, which test_assignments plays."""

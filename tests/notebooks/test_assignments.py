@@ -2,12 +2,9 @@
 
 from copy import deepcopy
 
-import pytest
-
 from bigtrain_lab.course.build import notebook
 from tests.notebooks.test_notebooks import NOTEBOOKS, read, run_by_nbval
 
-pytestmark = pytest.mark.slow
 LISTENING = """from contextlib import redirect_stdout
 from io import StringIO
 with redirect_stdout(StringIO()) as heard:
