@@ -204,7 +204,7 @@ PLAIN = {
 def printed_by(lesson: str, plain: bool) -> str:
     """What the script prints as the lesson leaves it, in its first steps, on all of its ranks;
     `plain`: with SGD, in float32."""
-    text = "\n".join(script(lesson)).replace("range(16)", "range(8)")
+    text = re.sub(r"(range\(|requests=)16\b", r"\g<1>8", "\n".join(script(lesson)))
     for shown, other in PLAIN.items() if plain else ():
         text = text.replace(shown, other)
     with TemporaryDirectory() as folder:
