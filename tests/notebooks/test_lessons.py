@@ -208,12 +208,15 @@ def printed_by(lesson: str, plain: bool) -> str:
     for shown, other in PLAIN.items() if plain else ():
         text = text.replace(shown, other)
     with TemporaryDirectory() as folder:
-        path = Path(folder, "train.py")
-        path.write_text(text)
+        (path := Path(folder, "train.py")).write_text(text)
         if SCRIPTS[lesson][0] == 1:
             return script_prints(path)
-        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
-        ended = ranks_by_hand(folder, [path.name], SCRIPTS[lesson][0], lambda rank: own)
+        ended = ranks_by_hand(
+            folder,
+            [path.name],
+            SCRIPTS[lesson][0],
+            lambda rank: {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK},
+        )
         assert {code for code, _ in ended} == {0}, ended
         return "".join(printed for _, printed in ended)
 
