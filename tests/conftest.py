@@ -43,6 +43,14 @@ def find_browser() -> str:
 
 
 @pytest.fixture
+def kept_rights(monkeypatch):
+    """Right answers are played once in a run of the tests."""
+    from tests.rights import keep  # most tests have no need of torch
+
+    keep(monkeypatch.setattr)
+
+
+@pytest.fixture
 def own_box(monkeypatch):
     """A box for answers, with little patience."""
     from bigtrain_lab.grading import box, likeness  # most tests have no need of torch

@@ -17,8 +17,6 @@ from bigtrain_lab.panel.picture import FEW, PLAYED, RIVALS
 from bigtrain_lab.view.figures import FIGURES
 from tests.unit.strangers import SMALL, TAG, tagged
 
-pytestmark = pytest.mark.slow
-
 
 def until_row(lab, quantity, *wanted):
     """Wait until the cells of this row hold these, one after the other; returns them all. (Not
@@ -140,7 +138,7 @@ def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
 
 
-CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button')]
+CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key')]
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 
 
@@ -299,8 +297,6 @@ CALL = (
     "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
     " for name in Experiment.all()])"
 )
-WIDER = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .jupyter-button, .btl-key')]
-    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
 
 
 def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
@@ -318,7 +314,7 @@ def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
         len(e.knobs().keys() - e.idle_settings(e().model_dump())) for e in panels.values()
     )  # those without effect are hidden
     expect(page.locator(".btl-controls > :visible:not(button)")).to_have_count(settings)
-    assert page.evaluate(WIDER) == []
+    assert page.evaluate(CUT) == []
     for at, experiment in enumerate(panels.values()):
         panel = page.locator(".btl-panel").nth(at)
         height = panel.bounding_box()["height"]

@@ -13,7 +13,6 @@ from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.view.page import page
 from tests.browser.lab import LAPTOP, Watched
 
-pytestmark = pytest.mark.slow
 SMALL = "--ranks 2 --micro-batches 4 --layers 2 --width 16 --sequence 8 --schedule pipedream"
 
 

@@ -20,7 +20,6 @@ from bigtrain_lab.grading.likeness import Topic
 from bigtrain_lab.view import live
 from tests.browser.lab import LAPTOP, Watched
 
-pytestmark = pytest.mark.slow
 PYTHON = os.environ.get("BIGTRAIN_PYODIDE", "")  # a folder: docs/site.md says how to fill it
 SETTINGS = {
     "pipeline": (

@@ -12,5 +12,4 @@ def test_every_pair_equals_one_process_or_is_refused_in_its_sentence(tmp_path):
 
 
 def test_the_page_lists_these_pairs():
-    page = Path(__file__).parents[2] / "docs" / "compose.md"
-    assert page.read_text(encoding="utf-8") == table()
+    assert (Path(__file__).parents[2] / "docs/compose.md").read_text(encoding="utf-8") == table()

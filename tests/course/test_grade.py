@@ -150,7 +150,6 @@ def test_each_kind_of_submission_gets_its_marks_and_its_defects_are_named(course
         assert defect in told and bool(told) is bool(defect), (name, told)
 
 
-@pytest.mark.slow
 def test_an_endless_answer_is_ended_and_its_text_is_never_live(course, own_box):
     folder = course(["right"])
     hand_in(folder / "submitted" / "<b>" / "timing", notebook(ENDLESS))
@@ -261,7 +260,6 @@ def test_the_doctor_plays_the_key_and_what_is_handed_out(course, key, start, lev
     assert [each.level for each in doctor.findings(folder, 1) if each.name == "timing"] == levels
 
 
-@pytest.mark.slow
 def test_nbgrader_works_on_what_was_graded(course):
     """Hand out, grade, mark a question by hand, grade again, feedback, export."""
     folder = course(["right", "wrong", "mangled", "copied check", "deleted check"])

@@ -58,8 +58,11 @@ def is_exercise(cell):
 
 def run_by_nbval(folder, notebooks: dict[str, list]):
     """pytest --nbval-lax of these cells by name of their notebook, in this folder: one notebook
-    after the other, in one kernel that forgets all names between them."""
-    every = nbformat.v4.new_notebook()
+    after the other, in one kernel that forgets all names between them. Its checks draw one seed,
+    and play no right answer that this run of the tests has played."""
+    every = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("from tests.rights import keep\nkeep()")]
+    )
     for name, cells in notebooks.items():
         every.cells += [nbformat.v4.new_code_cell(f"%reset -f\n# {name}"), *deepcopy(cells)]
     for number, cell in enumerate(every.cells):
@@ -74,7 +77,7 @@ def run_by_nbval(folder, notebooks: dict[str, list]):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words.split(), "every.ipynb"],
         cwd=folder,
-        env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
+        env={**env, "PLOTLY_RENDERER": "plotly_mimetype", "PYTHONPATH": str(NOTEBOOKS.parent)},
         capture_output=True,
         text=True,
         timeout=1150,
@@ -83,7 +86,6 @@ def run_by_nbval(folder, notebooks: dict[str, list]):
     return done
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(LESSONS), 10))
 def test_lessons_run_as_committed(first, tmp_path):
     """nbval: no cell fails, and those tagged nbval-check-output print what is committed. Ten share

@@ -4,6 +4,7 @@ does, and forks them.
 ended = ranks_by_hand(where, ["script.py"], 2)  # (exit code, what was printed) of each
 """
 
+import gc
 import json
 import os
 import runpy
@@ -90,6 +91,7 @@ def serve() -> None:
 
     for name in ("bigtrain_lab.cli", *LOADED):  # what a rank would import first, once for all
         import_module(name)
+    gc.freeze()  # else each rank looks, when it ends, at all that it inherits, and copies the pages
     for line in sys.stdin:
         where, words, each = json.loads(line)
         outputs = [Path(where) / f".output-{number}" for number in range(len(each))]

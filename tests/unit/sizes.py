@@ -62,6 +62,5 @@ class ByHand(defaultdict):
 def traced(schedule, steps=2, sizes=Sizes()):
     """The simulated run of stages that hold so many bytes."""
     stage = Part({"weights": sizes.weights}, 1, ByHand(sizes), defaultdict(dict))
-    rehearsed = Rehearsed(schedule, steps, [stage] * schedule.stages)
-    held = rehearsed.held(schedule.ranks)
+    held = Rehearsed(schedule, steps, [stage] * schedule.stages).held(schedule.ranks)
     return simulate(schedule, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, **held), steps)

@@ -43,12 +43,12 @@ from bigtrain_lab.order.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 from bigtrain_lab.techniques.lamb import NaiveLAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
+from tests.rights import SEED
 
 # A class that an answer defines joins the schedules, as a student's does.
-pytestmark = pytest.mark.usefixtures("family")
+pytestmark = pytest.mark.usefixtures("family", "kept_rights")
 TOPICS = dict(Topic.all())
-SEED = 5  # of all tests, so that known answers are played once
-# Of the others test_assignments plays the key.
+# Of the others test_assignments plays the key, and what is handed out.
 IN_NO_ASSIGNMENT = TOPICS.keys() - {
     part.word for text in build.texts().values() for part in build.parts(text)
 }
@@ -62,11 +62,15 @@ def test_a_gallery_holds(name):
 
 
 @pytest.mark.parametrize("name", sorted(IN_NO_ASSIGNMENT))
-def test_a_right_answer_passes_in_a_process_of_its_own(name):
-    """And shows what it shows beside the library; peaks of processes aside, which are not seen
-    there."""
-    judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], SEED)
+def test_in_a_process_of_its_own_a_right_answer_passes_and_what_is_handed_out_has_no_points(name):
+    """A right one shows what it shows beside the library; peaks of processes aside, which are not
+    seen there."""
+    topic = TOPICS[name]
+    judged = topic.judged([Piece(1, next(iter(topic.right.values())))], SEED)
     assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
+    judged = topic.judged([Piece(1, topic.start_text())], SEED, patience=2)
+    shares = {judged.within(topic.scenes_of(n, SEED)).share for n, _ in enumerate(topic.steps, 1)}
+    assert judged.different is not None and shares == {0.0}
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -464,15 +468,6 @@ def test_marks_are_the_least_of_all_seeds():
 
     undefined = Double.marked([Piece(1, "def answer(x=y):\n    return 2 * x")], seeds=(1,))
     assert all("NameError" in " ".join(told) for told in undefined.findings.values())
-
-
-@pytest.mark.parametrize("name", TOPICS)
-def test_what_is_handed_out_has_no_points(name):
-    topic = TOPICS[name]
-    judged = topic.judged([Piece(1, topic.start_text())], SEED, patience=2)
-    steps = [topic.scenes_of(n, SEED) for n in range(1, len(topic.steps) + 1)]
-    assert judged.different is not None
-    assert {judged.within(each).share for each in steps} == {0.0}
 
 
 def test_what_is_no_answer_is_a_sentence(capsys):

@@ -22,8 +22,7 @@ PARAMETERS = 3  # the first optimizer has two, the second one
 def steps(draw):
     """A step: for each parameter None or two gradient values, whether each optimizer is unscaled by
     hand, which take part."""
-    rare = draw(st.integers(0, 3)) == 0
-    value = st.one_of(GOOD, VALUES) if rare else GOOD
+    value = GOOD if draw(st.integers(0, 3)) else st.one_of(GOOD, VALUES)
     gradients = [
         draw(st.one_of(st.none(), st.lists(value, min_size=2, max_size=2)))
         for _ in range(PARAMETERS)

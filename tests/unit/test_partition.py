@@ -294,8 +294,7 @@ def test_a_measured_profile_is_one_for_the_prediction_and_all_ranks(own_cache, t
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
     # nowhere to find it: the ranks must have it from the experiment
     (tmp_path / "bigtrain_lab/pieces.json").unlink()
-    run = asked.run(directory=tmp_path / "run")
-    assert run_differs(asked, run, tolerance=1e-5) == []
+    assert run_differs(asked, asked.run(directory=tmp_path / "run"), tolerance=1e-5) == []
 
 
 @pytest.mark.slow
