@@ -16,6 +16,7 @@ __all__, __getattr__, __dir__ = offered(
             "Scene",
             "Step",
             "Topic",
+            "Verdict",
             "Wrong",
             "assert_right",
             "check",
