@@ -99,7 +99,7 @@ def copies(own: Path, release: Path | None = None, language: str = "") -> None:
         if not any(part.startswith(".") for part in place.parts):
             bring(path, own / place, release / language / place.with_suffix(".md"))
     if not (own / "conftest.py").exists():
-        (own / "conftest.py").write_text(SOLVED)
+        (own / "conftest.py").write_text(SOLVED, encoding="utf-8")
     if (release / "pictures").is_dir():
         shutil.copytree(release / "pictures", own / "pictures", dirs_exist_ok=True)
 

@@ -359,6 +359,8 @@ class Verdict(tuple):
     """The findings on an answer, one a line when printed, and how much of each step is right; true
     when there are none."""
 
+    ladder: Sequence[str]
+
     def __new__(cls, findings: Sequence[str] = (), ladder: Sequence[str] = ()):
         """AssertionError with the findings, if any, where BIGTRAIN_SOLVED is set, as by
         pytest in a folder of copies (lesson.py)."""
