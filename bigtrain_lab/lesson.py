@@ -23,6 +23,8 @@ COLUMNS = {  # of a Sheet, and how each is written
     "idle": "{:.1%}".format,
     "limit": str,
 }
+# Beside the copies, for pytest --nbval-lax: a check of an unsolved exercise fails there.
+SOLVED = 'import os\n\nos.environ["BIGTRAIN_SOLVED"] = "1"  # each check raises what is wrong\n'
 RELEASES = [folder / "notebooks" for folder in Path(__file__).parents[:2]]  # installed; a clone
 
 
@@ -83,8 +85,9 @@ class Sheet(list):
 def copies(own: Path, release: Path | None = None, language: str = "") -> None:
     """Make the reader's own copies of the lessons and assignments in a folder, or bring new ones. A
     copy has no outputs, so that each cell asks before it shows. What a reader has touched is never
-    written over: a newer release of it comes beside, with another name. `language`: of an edition,
-    such as "zh"; "" for English."""
+    written over: a newer release of it comes beside, with another name. `pytest --nbval-lax` of a
+    copy fails at each exercise that is not solved. `language`: of an edition, such as "zh"; "" for
+    English."""
     release = release or next(folder for folder in RELEASES if folder.is_dir())
     if language and language not in (known := editions(release)):
         raise Impossible(
@@ -95,6 +98,8 @@ def copies(own: Path, release: Path | None = None, language: str = "") -> None:
         place = path.relative_to(release)
         if not any(part.startswith(".") for part in place.parts):
             bring(path, own / place, release / language / place.with_suffix(".md"))
+    if not (own / "conftest.py").exists():
+        (own / "conftest.py").write_text(SOLVED, encoding="utf-8")
     if (release / "pictures").is_dir():
         shutil.copytree(release / "pictures", own / "pictures", dirs_exist_ok=True)
 
@@ -145,13 +150,17 @@ def state(copy: Path) -> tuple[str, bool]:
     try:
         book = json.loads(copy.read_text(encoding="utf-8"))
         made_from = book["metadata"].get(MARK, "")
-        touched = any(cell.get("outputs") for cell in book["cells"]) or digest(book) != made_from
-        return made_from, touched
+        return made_from, digest(book) != made_from or any(
+            cell.get("outputs") for cell in book["cells"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it is, it is the reader's
         return "", True
 
 
 def digest(book: dict) -> str:
     """Of what the cells say, without what they showed."""
-    told = [[cell["cell_type"], "".join(cell["source"])] for cell in book["cells"]]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(
+            [[cell["cell_type"], "".join(cell["source"])] for cell in book["cells"]]
+        ).encode()
+    ).hexdigest()

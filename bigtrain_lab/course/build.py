@@ -81,8 +81,9 @@ def exercises(of: list[Part]) -> Iterator[type[Topic]]:
 def notebook(name: str, student: str = "") -> NotebookNode:
     """The instructor's copy of an assignment, with the numbers drawn for a student."""
     of = parts(texts()[name])
-    points = sum(step.points for topic in exercises(of) for step in topic.steps)
-    points += sum(int(part.word) for part in of if part.kind == "question")
+    points = sum(step.points for topic in exercises(of) for step in topic.steps) + sum(
+        int(part.word) for part in of if part.kind == "question"
+    )
     names = {"draw": random.Random(f"{name} {student}"), "points": points}
     for part in of:
         if part.kind == "draw":

@@ -15,6 +15,7 @@ __all__, __getattr__, __dir__ = offered(
             "Marked",
             "Step",
             "Topic",
+            "Verdict",
             "Wrong",
             "assert_right",
             "check",

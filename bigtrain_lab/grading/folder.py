@@ -38,7 +38,10 @@ def topic(folder: Path) -> type[Topic]:
         topics.__path__.append(str(folder.parent))
     package = f"{topics.__name__}.{folder.name}"
     probe = import_module(f"{package}.probe")
-    right = {name_of(file): read(file) for file in sorted((folder / "right").glob("*.py"))}
+    right = {  # 1_views_of_each.py -> views of each
+        file.stem.lstrip("0123456789_").replace("_", " "): read(file)
+        for file in sorted((folder / "right").glob("*.py"))
+    }
     told = sections(read(folder / "exercise.md"))
     hints = re.split(r"^\d\. ", told["Hints"], flags=re.MULTILINE)[1:]
 
@@ -102,11 +105,6 @@ def refuse_incomplete(folder: Path) -> None:
 
 def read(file: Path) -> str:
     return file.read_text(encoding="utf-8")
-
-
-def name_of(file: Path) -> str:
-    """1_views_of_each.py -> views of each."""
-    return file.stem.lstrip("0123456789_").replace("_", " ")
 
 
 def sections(text: str) -> dict[str, str]:

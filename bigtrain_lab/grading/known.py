@@ -18,8 +18,6 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,12 +87,6 @@ class Here:
 
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
         return scene_by_scene(exercise, pieces, seed, FREE, names)
-
-
-def beside():
-    """What runs a function while this thread goes on, where there are threads; else when its
-    result is asked for."""
-    return nullcontext(IN_TURN) if BROWSER else ThreadPoolExecutor(1)
 
 
 # -- the process itself ---------------------------------------------------------------------------
