@@ -28,7 +28,7 @@ from bigtrain_lab.experiments.plan import (
     run_gpt,
 )
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.planner import Search, Way
+from bigtrain_lab.planner import Job, Search, Way, priced
 
 from .measure import row
 
@@ -105,9 +105,11 @@ def speeds():
     job = gpt_job(GPTConfig(**LARGE), BATCH, precision="bf16")
     profile, found = Hardware.named("a100-nvlink"), []
     for devices in DEVICES:
-        run_gpt.cache_clear()
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing is kept there
+        for cache in (run_gpt, Job.drawn):
+            cache.cache_clear()
         for what, most in (("cold", 1.0), ("known", 0.2)):
+            priced.cache_clear()
             begin = time.process_time()
             plans = len(Search(job, profile, devices).all)
             spent = time.process_time() - begin
