@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial, reduce
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Cost, Impossible
+from .core import Cost, Impossible, refuse
 from .core.cost import COLLECTIVES
 from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
 from .core.later import later
@@ -382,9 +382,9 @@ class Search:
         return self.priced([plan])[0].bytes
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
-        affine in them. What a replica sends beside its last backward alone follows it here, and at
-        stage 3 of ZeRO each forward waits for its first weights."""
+        """Seconds of a step by another schedule, simulated; one that halves backwards is refused.
+        Beyond 3 pp micro-batches a step is affine in them. A stage's first forward (at stage 3 of
+        ZeRO) and its last backward take what a `Turn` says."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         links = {
             (a, b): wire.link()
@@ -392,22 +392,53 @@ class Search:
             if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
         }
         made = partial(Schedule.named(schedule), pp, **options)
-        made(micro_batches=m)  # which is refused here, where none of so many can be
+        whole = made(micro_batches=m)  # which is refused here, where none of so many can be
+        refuse(
+            (
+                whole.halved,
+                f"{schedule} halves backwards, and a plan has them whole: take 1f1b, gpipe,"
+                " interleaved or looped-bfs.",
+            ),
+            (
+                whole.stages > self.job.blocks,
+                f"{whole.stages} stages need as many blocks, and there are fewer.",
+            ),
+        )
         alike = Alike(self, [plan])
 
         def step(count: int) -> float:
             order = made(micro_batches=count)
             stages = alike.stages(order.stages)
             turns = [alike.turn(stage) for stage in stages]
+            turns = [Turn(*(np.sum(each) for each in turn)) for turn in turns]
             times = {
-                "F": [turn.forward.item() for turn in turns],
-                "B": [turn.backward.item() for turn in turns],
-                "U": [(t.after + np.maximum(0, t.last - t.backward)).item() for t in turns],
+                "F": [turn.forward for turn in turns],
+                "B": [turn.backward for turn in turns],
+                "U": [turn.after for turn in turns],
             }
+            acted: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+            for rank, steps in enumerate(order.over(1)):
+                for kind, stage, number in chain(*steps):
+                    acted[kind, stage].append((rank, number))
+            apart = [  # (kind, stage), which of its actions, how much longer that takes
+                *(
+                    (("F", s), 0, (plan.zero == 3) * (each.first - each.forward))
+                    for s, each in enumerate(turns)
+                ),
+                *((("B", s), -1, each.last - each.backward) for s, each in enumerate(turns)),
+                (("F", 0), 0, turns[0].begin),
+                (("B", len(turns) - 1), 0, turns[-1].turn),
+            ]
+            own: dict[tuple[int, int], dict[str, list]] = {}
+            for (kind, stage), at, longer in apart:
+                place = acted[kind, stage][at]
+                of_batch = own.setdefault(place, {each: [*times[each]] for each in "FB"})
+                of_batch[kind][stage] += longer
             cost = Cost(
                 times,
                 dict.fromkeys("FB", stages[0].message.item()),
                 links=links,
+                of_batch=own,
                 **self.hardware.clock(1),
             )
             return simulate(order, cost).step_time

@@ -107,9 +107,15 @@ def test_another_schedule_is_simulated(search):
     assert small.scheduled(plan, "interleaved", chunks=2) == pytest.approx(2 * three - two)
     eight = order_step(small, plan, 8)
     assert eight == pytest.approx(2 * three - two) and eight < one
-    odd = Search(replace(search.job, batch=15), search.hardware, 2)
-    with pytest.raises(Impossible, match="do not divide 15 micro-batches"):
-        odd.scheduled(plan, "interleaved", chunks=2)
+    for batch, schedule, chunks, told in (
+        (15, "interleaved", {"chunks": 2}, "do not divide 15 micro-batches"),
+        (8, "interleaved", {"chunks": 4}, "8 stages need as many blocks"),
+        (8, "zb-h1", {}, "halves backwards"),
+    ):
+        with pytest.raises(Impossible, match=told):
+            Search(replace(search.job, batch=batch), search.hardware, 2).scheduled(
+                plan, schedule, **chunks
+            )
 
 
 def order_step(search, plan, micro_batches):
