@@ -10,10 +10,12 @@ import os
 import random
 import tempfile
 import time
+from contextlib import suppress
 from itertools import combinations
 from statistics import mean, median
+from typing import NamedTuple
 
-from bigtrain_lab.core import Hardware
+from bigtrain_lab.core import Hardware, Impossible
 from bigtrain_lab.core.peak import readings
 from bigtrain_lab.data.published import (
     PUBLISHED_ALL_REDUCES,
@@ -28,7 +30,7 @@ from bigtrain_lab.experiments.plan import (
     run_gpt,
 )
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.planner import Search, Way
+from bigtrain_lab.planner import Job, Plan, Planned, Search, Way, priced
 
 from .measure import row
 
@@ -41,7 +43,8 @@ TRAININGS = [
     for sizes in (TINY, MIDDLE)
     for hardware, devices in (("a100-nvlink", 8), ("rtx3090-pcie", 4))
 ]
-DRAWN = 16  # plans of each training, half of them with ZeRO
+DRAWN = 50  # plans of each training, half of them by 1F1B; half of them with ZeRO
+OTHERS = "gpipe", "interleaved", "looped-bfs"  # that the planner simulates, with whole backwards
 STEPS = PUBLISHED_STEPS
 SMALLEST = {
     "STEPS": STEPS[:1],
@@ -105,9 +108,11 @@ def speeds():
     job = gpt_job(GPTConfig(**LARGE), BATCH, precision="bf16")
     profile, found = Hardware.named("a100-nvlink"), []
     for devices in DEVICES:
-        run_gpt.cache_clear()
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing is kept there
+        for cache in (run_gpt, Job.drawn):
+            cache.cache_clear()
         for what, most in (("cold", 1.0), ("known", 0.2)):
+            priced.cache_clear()
             begin = time.process_time()
             plans = len(Search(job, profile, devices).all)
             spent = time.process_time() - begin
@@ -116,24 +121,53 @@ def speeds():
     return found
 
 
+class Ordered(NamedTuple):
+    """A plan by another schedule, as simulated in place of a closed form."""
+
+    plan: Plan
+    seconds: float
+    schedule: str
+
+
+def others(lab, draw):
+    """Each plan of several stages by one of the other schedules, where that can be."""
+    for each in lab.search.fitting:
+        schedule = draw.choice(OTHERS)
+        if each.plan.pp > 1:
+            with suppress(Impossible):
+                yield Ordered(each.plan, lab.search.scheduled(each.plan, schedule), schedule)
+
+
+def memory_rows(told, own):
+    """Of plans whose memory is told."""
+    off = [abs(each.bytes / held - 1) for _, each, _, held in own if isinstance(each, Planned)]
+    return [
+        row(f"{told}: memory, {name}", of(off), "relative", at_most=most)
+        for name, of, most in (("mean", mean, None), ("worst", max, 0.1))
+        if off
+    ]
+
+
 def beside_labs():
-    draw, found = random.Random(0), {"no ZeRO": [], "ZeRO": []}
+    draw, found = random.Random(0), {}
     for number, (sizes, hardware, devices) in enumerate(TRAININGS):
         lab = PlanACluster(
             **sizes, hardware=hardware, devices=devices, pipeline=1, batch=16, memory_mb=10**6
         )
-        fitting = lab.search.fitting
-        for name, own in found.items():
-            plans = [each for each in fitting if bool(each.plan.zero) == (name == "ZeRO")]
-            for each in draw.sample(plans, min(len(plans), DRAWN // 2)):
-                trace = lab.replace(**lab.settings_of(each.plan)).predict()
-                held = max(read.bytes for r in range(trace.ranks) for read in readings(trace, r))
-                own.append((number, each, trace.step_time, held))
-                print(f"{each.plan}: {each.seconds:.6f} s, {trace.step_time:.6f} s", flush=True)
+        for by, of in (("1F1B", lab.search.fitting), ("other schedules", [*others(lab, draw)])):
+            for name, zero in ((f"{by}, no ZeRO", False), (f"{by}, ZeRO", True)):
+                plans = [each for each in of if bool(each[0].zero) == zero]
+                own = found.setdefault(name, [])
+                for each in draw.sample(plans, min(len(plans), DRAWN // 4)):
+                    schedule = getattr(each, "schedule", "1f1b")
+                    made = lab.replace(**lab.settings_of(each.plan)).combined
+                    trace = made.replace(schedule=schedule).predict()
+                    held = max(r.bytes for n in range(trace.ranks) for r in readings(trace, n))
+                    own.append((number, each, trace.step_time, held))
+                    print(f"{schedule}, {each.plan}: {each.seconds / trace.step_time - 1:+.4f}")
     lines = []
     for name, own in found.items():
         times = [abs(each.seconds / seconds - 1) for _, each, seconds, _ in own]
-        bytes_off = [abs(each.bytes / held - 1) for _, each, _, held in own]
         wrong, pairs = [], 0
         for (at, a, a_s, _), (to, b, b_s, _) in combinations(own, 2):
             pairs += at == to
@@ -143,8 +177,7 @@ def beside_labs():
         lines += [
             row(f"{told}: closed form beside its lab, time, mean", mean(times), "relative"),
             row(f"{told}: time, worst", max(times), "relative", at_most=0.015),
-            row(f"{told}: memory, mean", mean(bytes_off), "relative"),
-            row(f"{told}: memory, worst", max(bytes_off), "relative", at_most=0.1),
+            *memory_rows(told, own),
             row(f"{told}: of {pairs} pairs, ordered wrongly", len(wrong), "pairs"),
             row(f"{told}: the furthest apart of those", max(wrong, default=0.0), "relative"),
         ]

@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial, reduce
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Cost, Impossible
+from .core import Cost, Impossible, refuse
 from .core.cost import COLLECTIVES
 from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
 from .core.later import later
@@ -203,15 +203,41 @@ def through(one: np.ndarray, other: np.ndarray, number: Any, parts: int = 1) -> 
 @dataclass(frozen=True)
 class Job:
     """What is to be trained: a model of so many `blocks`, `batch` samples a step.
-    `run(sizes, way)` is the dry run of its pieces; `slices` says by how many each can be cut;
-    `recompute`: what of it may be run again."""
+    `run(sizes, way)` is the dry run of its pieces; `slices` says by how many each can be cut, with
+    sequence parallelism or without; `recompute`: what of it may be run again."""
 
     blocks: int
     run: Callable[[tuple[int, ...], Way], dict[str, list[Facts]]]
-    slices: Callable[[int], bool]
+    slices: Callable[[int, bool], bool]
     batch: int
     dtype: str
     recompute: Sequence[str] = ("none", "selective", "full")
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """All that a micro-batch may have."""
+        return np.array(divisors(self.batch))
+
+    @lru_cache(maxsize=1 << 10)  # noqa: B019  (of a frozen value: many searches ask for the same)
+    def drawn(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
+        """Facts of a piece, with a last dim for each number of `rows`, from dry runs of two sizes.
+        Beyond 4 slices those of 2 and of 4 tell: what a piece does is also affine in 1 / slices.
+        But where launches count, 8 are run: a slice of one head does without a copy."""
+        most = 8 if sizes == (1, 1) else 4
+        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > most else (way.tp,))]
+        lines = [
+            [
+                through(two[..., None], three[..., None], self.rows - 2)
+                for two, three in zip(*self.run(sizes, each)[name])
+            ]
+            for each in ways
+        ]
+        work, called, *moments, held = (
+            [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
+            if way.tp > most
+            else lines[0]
+        )
+        return Facts(work, called, *(each.max(0) for each in moments), held)
 
     def cut(self, stages: int) -> list[tuple[tuple[str, int], ...]]:
         """Name and number of the pieces of each stage: left-over blocks go to those just before the
@@ -241,7 +267,7 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
     dtype = LEVELS[level].format if level else own
-    return Job(blocks, cache(run), lambda tp: tp == 1, batch, dtype, ("none", "full"))
+    return Job(blocks, cache(run), lambda tp, _: tp == 1, batch, dtype, ("none", "full"))
 
 
 # -- all plans -------------------------------------------------------------------------------------
@@ -264,21 +290,16 @@ class Search:
             raise Impossible(f"{devices} devices train nothing: take at least one.")
         self.job, self.hardware, self.devices, self.inputs = job, hardware, devices, inputs
         self.memory_bytes = memory_bytes or hardware.memory_bytes
-        self.rows = np.array(divisors(job.batch))  # all that a micro-batch may have
-        self.dry, self.facts, self.run, self.update, self.ring = map(
-            cache, (job.run, self.facts, self.run, self.update, self.ring)
+        self.rows = job.rows
+        self.facts, self.run, self.update, self.ring = map(
+            cache, (self.facts, self.run, self.update, self.ring)
         )  # each is asked once for the same
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
 
-    @cached_property
-    @collector_paused()
+    @property
     def all(self) -> list[Planned]:
-        """The fastest first."""
-        alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
-        for plan in self.plans():
-            alike[plan.pp, plan.zero].append(plan)
-        priced = [found for plans in alike.values() for found in self.priced(plans)]
-        return sorted(priced, key=lambda each: each[1:])
+        """The fastest first: the same whatever memory a device has."""
+        return priced(self.job, self.hardware, self.devices, self.inputs)
 
     @cached_property
     def fitting(self) -> list[Planned]:
@@ -326,7 +347,8 @@ class Search:
             each for each in self.products() if each not in self.refused
         ):
             stages = range(4 if dp > 1 else 1)
-            ways = [Way(tp, *how) for how in product({False, tp > 1}, self.job.recompute)]
+            sequence = {False, tp > 1 and self.job.slices(tp, True)}
+            ways = [Way(tp, *how) for how in product(sequence, self.job.recompute)]
             for zero, way, own in product(stages, ways, divisors(self.job.batch // dp)):
                 yield Plan(dp, pp, way, own, zero)
 
@@ -335,7 +357,10 @@ class Search:
         dp, pp, way, *_ = plan
         reasons = (
             (pp > self.job.blocks, f"{pp} stages need as many blocks, and there are fewer."),
-            (not self.job.slices(way.tp), f"The layers cannot be cut into {way.tp} slices."),
+            (
+                not self.job.slices(way.tp, way.sequence_parallel),
+                f"The layers cannot be cut into {way.tp} slices.",
+            ),
             (
                 self.job.batch % dp,
                 f"{dp} replicas cannot share {self.job.batch} samples equally.",
@@ -357,9 +382,9 @@ class Search:
         return self.priced([plan])[0].bytes
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by another schedule, simulated. Beyond 3 pp micro-batches a step is
-        affine in them. What a replica sends beside its last backward alone follows it here, and at
-        stage 3 of ZeRO each forward waits for its first weights."""
+        """Seconds of a step by another schedule, simulated; one that halves backwards is refused.
+        Beyond 3 pp micro-batches a step is affine in them. A stage's first forward (at stage 3 of
+        ZeRO) and its last backward take what a `Turn` says."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         links = {
             (a, b): wire.link()
@@ -367,22 +392,53 @@ class Search:
             if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
         }
         made = partial(Schedule.named(schedule), pp, **options)
-        made(micro_batches=m)  # which is refused here, where none of so many can be
+        whole = made(micro_batches=m)  # which is refused here, where none of so many can be
+        refuse(
+            (
+                whole.halved,
+                f"{schedule} halves backwards, and a plan has them whole: take 1f1b, gpipe,"
+                " interleaved or looped-bfs.",
+            ),
+            (
+                whole.stages > self.job.blocks,
+                f"{whole.stages} stages need as many blocks, and there are fewer.",
+            ),
+        )
         alike = Alike(self, [plan])
 
         def step(count: int) -> float:
             order = made(micro_batches=count)
             stages = alike.stages(order.stages)
             turns = [alike.turn(stage) for stage in stages]
+            turns = [Turn(*(np.sum(each) for each in turn)) for turn in turns]
             times = {
-                "F": [turn.forward.item() for turn in turns],
-                "B": [turn.backward.item() for turn in turns],
-                "U": [(t.after + np.maximum(0, t.last - t.backward)).item() for t in turns],
+                "F": [turn.forward for turn in turns],
+                "B": [turn.backward for turn in turns],
+                "U": [turn.after for turn in turns],
             }
+            acted: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+            for rank, steps in enumerate(order.over(1)):
+                for kind, stage, number in chain(*steps):
+                    acted[kind, stage].append((rank, number))
+            apart = [  # (kind, stage), which of its actions, how much longer that takes
+                *(
+                    (("F", s), 0, (plan.zero == 3) * (each.first - each.forward))
+                    for s, each in enumerate(turns)
+                ),
+                *((("B", s), -1, each.last - each.backward) for s, each in enumerate(turns)),
+                (("F", 0), 0, turns[0].begin),
+                (("B", len(turns) - 1), 0, turns[-1].turn),
+            ]
+            own: dict[tuple[int, int], dict[str, list]] = {}
+            for (kind, stage), at, longer in apart:
+                place = acted[kind, stage][at]
+                of_batch = own.setdefault(place, {each: [*times[each]] for each in "FB"})
+                of_batch[kind][stage] += longer
             cost = Cost(
                 times,
                 dict.fromkeys("FB", stages[0].message.item()),
                 links=links,
+                of_batch=own,
                 **self.hardware.clock(1),
             )
             return simulate(order, cost).step_time
@@ -451,33 +507,13 @@ class Search:
         """Of a piece, with a last dim for each number of `rows`, and the most that is held in place
         of the moments. They are affine in the rows, but for a copy that one row alone does without:
         it is run where launches may bound it, since it needs fewer."""
-        found = self.drawn(name, way, (2, 3))
+        found = self.job.drawn(name, way, (2, 3))
         if any(
             self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
         ):
-            one = self.drawn(name, way, (1, 1))
+            one = self.job.drawn(name, way, (1, 1))
             found = Facts(*(np.where(self.rows == 1, *each) for each in zip(one, found)))
         return found
-
-    def drawn(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
-        """From dry runs of two sizes. Beyond 4 slices those of 2 and of 4 tell: what a piece does
-        is also affine in 1 / slices. But where launches count, 8 are run: a slice of one head does
-        without a copy."""
-        most = 8 if sizes == (1, 1) else 4
-        ways = [way._replace(tp=tp) for tp in ((2, 4) if way.tp > most else (way.tp,))]
-        lines = [
-            [
-                through(two[..., None], three[..., None], self.rows - 2)
-                for two, three in zip(*self.dry(sizes, each)[name])
-            ]
-            for each in ways
-        ]
-        work, called, *moments, held = (
-            [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
-            if way.tp > most
-            else lines[0]
-        )
-        return Facts(work, called, *(each.max(0) for each in moments), held)
 
     def time(self, work: Iterable[int], tensors: int = 1) -> float:
         return Work(*work).seconds(self.hardware, self.job.dtype, tensors)
@@ -795,6 +831,18 @@ class Alike:
         update = updated + np.max([unit.most for unit in units], 0) // sharers
         most = np.maximum(most + standing, update)
         return whole + stage.total("others") // sharers + most
+
+
+@lru_cache(maxsize=16)
+@collector_paused()
+def priced(job: Job, hardware: Hardware, devices: int, inputs: bool) -> list[Planned]:
+    """All plans, the fastest first."""
+    search = Search(job, hardware, devices, inputs=inputs)
+    alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
+    for plan in search.plans():
+        alike[plan.pp, plan.zero].append(plan)
+    found = [each for plans in alike.values() for each in search.priced(plans)]
+    return sorted(found, key=lambda each: each[1:])
 
 
 def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:

@@ -8,6 +8,7 @@ and a plan is measured by the best of them.
     regret = step of the student's plan / step of the best
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,12 +29,14 @@ with later():
     from .. import planner
 
 TRIES = 4  # plans of a stage of ZeRO, of which one fits that closed forms let in
+ONCE = threading.Lock()  # who comes second finds what is simulated
 
 
 class PlanACluster(Combined):
     name: ClassVar[str] = "plan"
     question: ClassVar[str] = "Which plan trains this model fastest on these devices?"
     rivals_by: ClassVar[str] = "plan"
+    tells_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "step, times that of the best plan",
@@ -68,7 +71,7 @@ class PlanACluster(Combined):
     replicas: ClassVar[int]
     micro_batches: ClassVar[int]
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """dp, of all devices."""
         copies, left = divmod(self.devices, self.pipeline * self.slices)
@@ -79,7 +82,7 @@ class PlanACluster(Combined):
             )
         return copies
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Of all replicas."""
         count, left = divmod(self.batch, self.rows)
@@ -103,15 +106,9 @@ class PlanACluster(Combined):
     @property
     def search(self) -> "planner.Search":
         """All plans of this training on these devices."""
-        return searched(
-            self.config,
-            self.batch,
-            self.optimizer,
-            self.precision,
-            self.profile,
-            self.devices,
-            self.capacity_bytes,
-        )
+        ways = "none", "full"
+        job = gpt_job(self.config, self.batch, self.optimizer, self.precision, ways)
+        return searched(job, self.profile, self.devices, self.capacity_bytes)
 
     def settings_of(self, plan: "planner.Plan") -> dict[str, Any]:
         """The settings that say this plan."""
@@ -126,18 +123,21 @@ class PlanACluster(Combined):
 
     def simulated_by(self, plan: dict[str, Any]) -> tuple[float, int]:
         """What a plan of these settings takes and needs."""
-        settings = self.replace(fault="none", **plan).combined.model_dump()
+        own = {name: getattr(self, name) for name in Combined.model_fields}
+        settings = own | plan | {"fault": "none", "micro_batches": self.batch // plan["rows"]}
+        settings["replicas"] = self.devices // (plan["pipeline"] * plan["slices"])
         return simulated(tuple(settings.items()), self.members(settings), repr(self.profile))
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
         """Plan -> its settings: of each stage of ZeRO the fastest that fits, as simulated."""
         found, room = {}, self.capacity_bytes or float("inf")
-        for stage in range(4):
-            plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
-            settings = {str(plan): self.settings_of(plan) for plan in islice(plans, TRIES)}
-            fits = (name for name, own in settings.items() if self.simulated_by(own)[1] <= room)
-            found |= {name: settings[name] for name in islice(fits, 1)}
+        with ONCE:
+            for stage in range(4):
+                plans = (each.plan for each in self.search.fitting if each.plan.zero == stage)
+                settings = {str(plan): self.settings_of(plan) for plan in islice(plans, TRIES)}
+                fits = (name for name, own in settings.items() if self.simulated_by(own)[1] <= room)
+                found |= {name: settings[name] for name in islice(fits, 1)}
         return found
 
     def rivals(self) -> dict[str, dict[str, Any]]:
@@ -183,7 +183,7 @@ class PlanACluster(Combined):
             yield what_moves(search)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def what_next(
     search: "planner.Search", jobs: tuple[tuple[str, "planner.Job"], ...] = ()
 ) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def what_next(
     )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def what_moves(search: "planner.Search") -> str:
     """Which constant of the machine moves the best plan most, and where it is from."""
     (most, percent), *others = search.elasticities(search.best.plan)
@@ -217,23 +217,11 @@ def simulated(
     return trace.step_time, max(held)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def searched(
-    config: "models.GPTConfig",
-    batch: int,
-    optimizer: str,
-    precision: str,
-    hardware: Hardware,
-    devices: int,
-    memory_bytes: int | None,
+    job: "planner.Job", hardware: Hardware, devices: int, memory_bytes: int | None
 ) -> "planner.Search":
-    return planner.Search(
-        gpt_job(config, batch, optimizer, precision, ("none", "full")),
-        hardware,
-        devices,
-        memory_bytes,
-        inputs=False,
-    )
+    return planner.Search(job, hardware, devices, memory_bytes, inputs=False)
 
 
 def gpt_job(
@@ -245,10 +233,25 @@ def gpt_job(
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
     level = None if precision == "none" else precision
+    return job_of(config, batch, train.Optimizer.named(optimizer), level, recompute)
+
+
+@lru_cache(maxsize=64)
+def job_of(
+    config: "models.GPTConfig",
+    batch: int,
+    optimizer: "type[train.Optimizer]",
+    level: str | None,
+    recompute: tuple[str, ...],
+) -> "planner.Job":
     return planner.Job(
         config.layers,
-        partial(run_gpt, replace(config, layers=1), train.Optimizer.named(optimizer), level),
-        lambda tp: config.heads % tp == 0 and config.vocabulary % tp == 0,
+        partial(run_gpt, replace(config, layers=1), optimizer, level),
+        lambda tp, sequence: (
+            not any(
+                size % tp for size in (config.heads, config.vocabulary, config.sequence * sequence)
+            )
+        ),
         batch,
         "bfloat16" if level == "bf16" else config.dtype,
         recompute,

@@ -15,7 +15,8 @@ PATIENCE_S = 0.25
 
 
 class Prediction(NamedTuple):
-    """All that a panel shows of settings before they run."""
+    """All that a panel shows of settings before they run. Of a lab that `tells_late` the sentences
+    and the column come when `tell` has filled them in."""
 
     experiment: object
     trace: Trace
@@ -31,17 +32,20 @@ def attempt(first, settings: dict) -> Prediction | str:
     be."""
     try:
         experiment = first.replace(**settings)
-        trace = experiment.predict()
-        return Prediction(
-            experiment,
-            trace,
-            experiment.describe(),
-            experiment.explain(trace),
-            report.column(experiment.quantities, trace),
-            experiment.only_predicted,
-        )
+        trace, described = experiment.predict(), experiment.describe()
+        found = Prediction(experiment, trace, described, [], {}, experiment.only_predicted)
+        if not experiment.tells_late:
+            tell(found)
+        return found
     except Exception as error:  # a class typed by a student may raise anything
         return raised(error)
+
+
+def tell(found: Prediction) -> None:
+    """Fill in what its lab says of a prediction."""
+    experiment, trace = found[:2]
+    found.sentences.extend(experiment.explain(trace))
+    found.column.update(report.column(experiment.quantities, trace))
 
 
 def raised(error: Exception) -> str:

@@ -21,9 +21,9 @@ from . import history, widgets
 from .bar import COMMAND, HISTORY, MORE, WHY, Bar, Foot
 from .compared import Compared, reopened
 from .controls import follow_cells
-from .nearest import Prediction, raised
+from .nearest import Prediction, raised, tell
 from .picture import PINNED, TABS, Picture
-from .settings import Settings
+from .settings import Newest, Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
 PAUSE_S = 0.1
@@ -57,6 +57,7 @@ class Panel(widgets.VBox):
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
+        self._later = Newest()
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -174,7 +175,18 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
+            if not tried.column:
+                self._later.ask(lambda: self._tell(tried), lambda _: None, 0)
         self._act()
+
+    def _tell(self, made: Prediction) -> None:
+        """Add what a lab says late, unless the hand moves on meanwhile."""
+        time.sleep(PAUSE_S)
+        if made is self._compared.prediction:
+            with suppress(Exception):  # the picture stays
+                tell(made)
+                with self._lock:
+                    self._tabulate()
 
     @property
     def problem(self) -> str:

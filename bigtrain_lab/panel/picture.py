@@ -224,7 +224,11 @@ class Picture(widgets.VBox):
             name, [self._figure]
         )
         self._taken = 0
-        if name == RIVALS and (rows := len(self._made.rivals())) <= FEW:
+        if (
+            name == RIVALS
+            and not self._made.tells_late
+            and (rows := len(self._made.rivals())) <= FEW
+        ):
             self._taken = ROW * (rows + ROWS_BESIDE + bool(self._kept))
             shown = [self.rivals, self._played]
         for part in self.body.children:

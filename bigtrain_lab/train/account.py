@@ -75,6 +75,11 @@ class Acted(NamedTuple):
     early: int = 0
     called: tuple[Called, ...] = ()
 
+    def from_start(self) -> tuple[tuple[int, ...], ...]:
+        """The levels of its kinds at all moments, beyond those at its start."""
+        base = [self.before.get(kind, 0) for kind in self.kinds]
+        return tuple(tuple(map(sub, row, base)) for row in self.inside)
+
     def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
         """The collectives as a Cost has them; `time` prices work."""
         whole = Fraction(time(self.work)) or 1
@@ -114,6 +119,14 @@ class DryRun:
         tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
         return self.actions[name].work.seconds(hardware, dtype, tensors)
 
+    @cached_property
+    def moves(self) -> "dict[str, Moves]":
+        """What each action does to the levels: asked of a dry run that stays, found once."""
+        return {
+            name: Moves((difference(now.before, now.after),), now.kinds, now.from_start())
+            for name, now in self.actions.items()
+        }
+
     def peak_in(self, span: Span) -> int:
         """The tick of the peak in an action of a run that is like `peak_action`."""
         if self.peak_at is None:
@@ -125,34 +138,38 @@ class DryRun:
 def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
     """The trace with levels inside each action, at the moments that a run tells of.
 
-    inside   span -> (kinds, their bytes at all moments, what to add to them, bytes of other kinds)
+    inside   span -> (its Moves, bytes at its start of the kinds there, bytes of other kinds)
     """
-    events, known, heights = [], {}, [Heights(trace.ranks) for _ in range(trace.ranks)]
+    events, heights = [], [Heights(trace.ranks) for _ in range(trace.ranks)]
     for event in trace.events:
         if isinstance(event, Span) and event.lane == "compute" and event.kind not in COLLECTIVES:
-            kinds, rows, base, others = inside(event)
-            if id(rows) not in known:
-                known[id(rows)] = [rows[at] for at in read(rows)], max(map(sum, rows), default=0)
-            told, top = known[id(rows)]
+            moves, base, others = inside(event)
+            told, top = moves.told
             if heights[event.rank].tells(top + sum(base) + others, len(told)):
                 ticks = placed(event.start, event.end, len(told))
                 told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
                 rank, lane, _, name, *_ = event
                 events += [
                     Memory(rank, lane, kind, name, at, size, True)
-                    for _, at, kind, size in changed(kinds, told)
+                    for _, at, kind, size in changed(moves.kinds, told)
                 ]
         events.append(event)
     return Trace.of(events, **trace.header())
 
 
-class Moves(NamedTuple):
+@dataclass(frozen=True)
+class Moves:
     """What a step does to a rank's levels: `ends`, the change at its end by each action; `inside`,
     the levels of `kinds` at all moments, as from its start."""
 
     ends: tuple[dict[str, int], ...]
     kinds: tuple[str, ...]
     inside: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def told(self) -> tuple[list[tuple[int, ...]], int]:
+        """The levels at the moments that are told, and the highest total."""
+        return [self.inside[at] for at in read(self.inside)], max(map(sum, self.inside), default=0)
 
 
 class Holdings:
@@ -193,7 +210,7 @@ class Holdings:
             others = now.total() - sum(base)
             for change in moves.ends:
                 now.update(change)
-            return moves.kinds, moves.inside, base, others
+            return moves, base, others
 
         return with_levels_inside(trace, inside)
 
@@ -213,13 +230,10 @@ class Likened(Holdings):
         dry, known = self.dry(rank), self._moves
         level = dry.start
         for action in self.work[rank]:
-            now = dry.actions[str(self.like(action))]
-            if (key := (id(level), id(now))) not in known:
-                end = difference(now.before, now.after)
-                base = [now.before.get(kind, 0) for kind in now.kinds]
-                inside = tuple(tuple(map(sub, row, base)) for row in now.inside)
-                known[key] = difference(level, now.before), Moves((end,), now.kinds, inside)
-            yield (action,), *known[key]
+            now = dry.actions[name := str(self.like(action))]
+            if (key := (id(level), name)) not in known:
+                known[key] = difference(level, now.before)
+            yield (action,), known[key], dry.moves[name]
             level = now.after
 
     def looked_into(self, trace: Trace) -> Trace:

@@ -45,6 +45,7 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.library import _scoped_library
 from torch.optim import optimizer
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -522,10 +523,12 @@ def kernels(ledger: Ledger, operators: Operators):
     attention, which keeps all probabilities, and refuse a fused update. It has no public name for
     where those run: without this one they are refused. A transform of torch.func comes before the
     library, so torch's name is taken too."""
-    taken = replaced(torch.nn.functional, ATTENTION.__name__, lambda own: attention)
+    taken = replaced(
+        torch.nn.functional, ATTENTION.__name__, lambda own: scaled_dot_product_attention
+    )
     where = "_get_fused_kernels_supported_devices"
     with taken, _scoped_library("aten", "IMPL") as library, ExitStack() as more:
-        library.impl(ATTENTION.__name__, attention, "AutogradMeta")
+        library.impl(ATTENTION.__name__, scaled_dot_product_attention, "AutogradMeta")
         for operator in ON_GPU:
             library.impl(operator, partial(as_on_gpu, operator, ledger, operators), "AutogradMeta")
         if hasattr(optimizer, where):
@@ -581,12 +584,17 @@ def rms_norm(y, input, normalized_shape, weight=None, eps=None) -> tuple[Work, W
 ON_GPU = {torch.ops.aten.rms_norm.default: rms_norm}
 
 
-def attention(
+def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
     """Call torch's scaled_dot_product_attention. torch itself names the kernel, asked about tensors
-    on the host that are alike but for their tokens: two at most."""
+    on the host that are alike but for their tokens: two at most. A mode, such as a policy of
+    precision, has its turn first, as with torch's own."""
     given, asked = (query, key, value, attn_mask), {"scale": scale, "enable_gqa": enable_gqa}
+    if has_torch_function(given):
+        return handle_torch_function(
+            scaled_dot_product_attention, given, *given, dropout_p, is_causal, **asked
+        )
     if query.is_meta:
         with _DisableTorchDispatch():
             like = [

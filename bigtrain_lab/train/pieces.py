@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..core import Impossible, refuse
 from ..order.plan import SLICES
@@ -134,24 +134,37 @@ def run_pieces(
             sliced(module, step.slicing, group, sequence_parallel)
         precision = MixedPrecision(step.level)
         stepped = {p: p for p in precision.prepare(module).parameters()} | masters_of([module])
-        spans, edges, optimizers = ExitStack(), [], {}
+        spans, edges, optimizers = ExitStack(), [[]], {}
 
         def enter(kind: str, stage: int) -> None:
             spans.close()  # the action before
             spans.enter_context(rank.span(Action(kind, stage, number)))
 
-        def arrive(y: torch.Tensor, stage: int) -> torch.Tensor:
+        def arrive(y: torch.Tensor) -> torch.Tensor:
             """Cut the graph: what arrives shares nothing with what was sent."""
-            messages.append(y.nbytes)
             with rank.aside():
                 x = torch.empty_like(y).requires_grad_()
-            edges.append((get_gradient_edge(y) if y.requires_grad else None, x))
-            enter("F", stage)
+            edges[-1].append((get_gradient_edge(y) if y.requires_grad else None, x))
             return Entrance.apply(x)
 
+        def begin(stage: int, y: torch.Tensor, sent: Sequence[torch.Tensor]) -> torch.Tensor:
+            messages.append(sum(each.nbytes for each in sent))
+            edges.append([])
+            enter("F", stage)
+            return arrive(y)
+
         def cut(forward: Callable, x: torch.Tensor, *given, **named):
-            y = forward(arrive(x, 1), *given, **named)
-            return (arrive(y[0], 2), *y[1:]) if isinstance(y, tuple) else arrive(y, 2)
+            """Every block is sent x, and what else has a gradient, such as an encoder's output."""
+            tensors = filter(torch.is_tensor, tree_leaves((given, named)))
+            others = [each for each in tensors if each.requires_grad]
+            x = begin(1, x, [x, *others])
+            given, named = tree_map_only(
+                torch.Tensor, lambda t: arrive(t) if t.requires_grad else t, (given, named)
+            )
+            y = forward(x, *given, **named)
+            first, *rest = y if isinstance(y, tuple) else (y,)
+            first = begin(2, first, [first, *others])
+            return (first, *rest) if isinstance(y, tuple) else first
 
         block = module.get_submodule(step.block)
         again = {
@@ -170,20 +183,19 @@ def run_pieces(
             with precision:
                 enter("F", 0)
                 loss = step.loss(module(*given), targets, group) / 1  # micro-batch of an update
-                edges.append((get_gradient_edge(loss), None))
+                edges.append([(get_gradient_edge(loss), None)])
                 messages.append(0)
                 del loss
                 gradient = None
                 for stage in STAGES:
                     enter("B", stage)
-                    edge, _ = edges.pop()
-                    if edge:
-                        torch.autograd.backward(edge, gradient)
+                    if ends := [edge for edge, _ in edges.pop() if edge]:
+                        torch.autograd.backward(ends, gradient)
                     spans.close()
-                    if edges:
-                        edges[-1][1].grad = None
-                        with rank.aside():
-                            gradient = torch.empty_like(edges[-1][1])
+                    for _, x in edges[-1]:
+                        x.grad = None
+                    with rank.aside():
+                        gradient = [torch.empty_like(x) for edge, x in edges[-1] if edge]
                     seen = {*chain(*own.values())}
                     own.setdefault(
                         stage, [p for p in stepped if stepped[p].grad is not None and p not in seen]

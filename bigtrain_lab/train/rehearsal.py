@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from operator import sub
 from typing import NamedTuple
 
 from ..core.later import later
@@ -253,10 +252,7 @@ def moves_of(step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> tuple
 
 def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple]]:
     """The kinds that actions of one step change, and all their moments, from the step's start."""
-    inside = []
-    for each in acted:
-        base = [each.before.get(kind, 0) for kind in each.kinds]
-        inside.append([tuple(map(sub, row, base)) for row in each.inside])
+    inside = [each.from_start() for each in acted]
     if len(acted) == 1:
         return acted[0].kinds, inside[0]
     # What is found declared was there before: it moves first, of all actions of the step.

@@ -107,9 +107,15 @@ def test_another_schedule_is_simulated(search):
     assert small.scheduled(plan, "interleaved", chunks=2) == pytest.approx(2 * three - two)
     eight = order_step(small, plan, 8)
     assert eight == pytest.approx(2 * three - two) and eight < one
-    odd = Search(replace(search.job, batch=15), search.hardware, 2)
-    with pytest.raises(Impossible, match="do not divide 15 micro-batches"):
-        odd.scheduled(plan, "interleaved", chunks=2)
+    for batch, schedule, chunks, told in (
+        (15, "interleaved", {"chunks": 2}, "do not divide 15 micro-batches"),
+        (8, "interleaved", {"chunks": 4}, "8 stages need as many blocks"),
+        (8, "zb-h1", {}, "halves backwards"),
+    ):
+        with pytest.raises(Impossible, match=told):
+            Search(replace(search.job, batch=batch), search.hardware, 2).scheduled(
+                plan, schedule, **chunks
+            )
 
 
 def order_step(search, plan, micro_batches):
@@ -274,6 +280,38 @@ def encoder():
     return nn.TransformerEncoder(layer, 3), given, nn.functional.mse_loss
 
 
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 32)
+        self.core = nn.Transformer(32, 4, 2, 3, 64, batch_first=True)
+
+    def forward(self, source, target):
+        return self.core(self.table(source), self.table(target)) @ self.table.weight.T
+
+
+def translator():
+    return Translator(), ((data()[0], data()[0]), data()[1]), loss
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.register_buffer("angle", torch.ones(8, 8))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        q, k = q * self.angle, k * self.angle
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+def turned():
+    model = nn.Sequential(nn.Embedding(100, 32), *(Turned() for _ in range(5)), nn.Linear(32, 100))
+    return model, data(), loss
+
+
 def twice():
     return Model(4, calls=2), data(), loss
 
@@ -295,20 +333,30 @@ def own(tmp_path):
     return tmp_path / "own.py"
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("make", 6), ("encoder", 3)])
-def test_a_model_of_ones_own_is_planned(own, name, blocks):
-    """Its pieces are, together, the whole model, as torch counts its products and its weights."""
+@pytest.mark.parametrize(
+    ("name", "blocks", "level", "again"),
+    [
+        ("make", 6, "none", 0),
+        ("encoder", 3, "none", 0),
+        ("translator", 3, "none", 0),
+        ("turned", 5, "bf16", 8192),
+    ],
+)
+def test_a_model_of_ones_own_is_planned(own, name, blocks, level, again):
+    """Its pieces are, together, the whole model, as torch counts its products and its weights: also
+    where blocks are given more than one tensor, and where a float32 one meets a half one. A fused
+    attention makes scores `again`."""
     make = run_path(str(own))[name]
-    job, counter = model_job(make, 8), FlopCounterMode(display=False)
+    job, counter = model_job(make, 8, precision=level), FlopCounterMode(display=False)
     assert job.blocks == blocks
     with torch.device("meta"), counter:
         model, (inputs, targets), loss = make()
-        loss(model(inputs), targets).backward()
+        loss(model(*(inputs if type(inputs) is tuple else [inputs])), targets).backward()
     count, runs = {"block": blocks}, job.run((2, 3), Way())
     facts = {each: count.get(each, 1) * runs[each][0].work[:2, 0].sum() for each in runs}
-    assert sum(facts.values()) == counter.get_total_flops()
+    assert sum(facts.values()) == counter.get_total_flops() + blocks * again
     weights = sum(count.get(each, 1) * own[0].held[2] for each, own in runs.items())
-    assert weights == sum(p.nbytes for p in model.parameters())
+    assert weights == sum(p.nbytes for p in model.parameters()) // (1 + (level == "bf16"))
     assert Search(job, Hardware.named("a100-nvlink"), 2).best.seconds > 0
 
 
