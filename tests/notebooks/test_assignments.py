@@ -11,7 +11,7 @@ with redirect_stdout(StringIO()) as heard:
     points = {}
 told = heard.getvalue()
 assert {}, (points, told)"""
-MISSING = "points == 0 < %d and told.strip().endswith(('.', ').')) and told.strip() != 'right.'"
+MISSING = "points < %d and told.strip().endswith(('.', ').')) and told.strip() != 'right.'"
 PASSES = "(points, told.strip()) == (%d, 'right.')"
 
 

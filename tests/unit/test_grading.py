@@ -48,7 +48,7 @@ from tests.rights import SEED
 # A class that an answer defines joins the schedules, as a student's does.
 pytestmark = pytest.mark.usefixtures("family", "kept_rights")
 TOPICS = dict(Topic.all())
-# Of the others test_assignments plays the key, and what is handed out.
+# Of the others test_assignments plays the key.
 IN_NO_ASSIGNMENT = TOPICS.keys() - {
     part.word for text in build.texts().values() for part in build.parts(text)
 }
@@ -62,12 +62,16 @@ def test_a_gallery_holds(name):
 
 
 @pytest.mark.parametrize("name", sorted(IN_NO_ASSIGNMENT))
-def test_in_a_process_of_its_own_a_right_answer_passes_and_what_is_handed_out_has_no_points(name):
-    """A right one shows what it shows beside the library; peaks of processes aside, which are not
-    seen there."""
-    topic = TOPICS[name]
-    judged = topic.judged([Piece(1, next(iter(topic.right.values())))], SEED)
+def test_a_right_answer_passes_in_a_process_of_its_own(name):
+    """And shows what it shows beside the library; peaks of processes aside, which are not seen
+    there."""
+    judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], SEED)
     assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_what_is_handed_out_has_no_points(name):
+    topic = TOPICS[name]
     judged = topic.judged([Piece(1, topic.start_text())], SEED, patience=2)
     shares = {judged.within(topic.scenes_of(n, SEED)).share for n, _ in enumerate(topic.steps, 1)}
     assert judged.different is not None and shares == {0.0}
