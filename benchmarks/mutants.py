@@ -11,11 +11,12 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from bigtrain_lab.grading import Topic, known
 from bigtrain_lab.grading.folder import EQUIVALENT
-from bigtrain_lab.grading.likeness import Enough, first_difference
+from bigtrain_lab.grading.likeness import enough, first_difference
 
 SEEDS = (1, 2, 3)
 CPU_S = 4  # beyond what the right answers take, of a mutant that does not end
@@ -175,7 +176,7 @@ def passing(topic: type[Topic], texts: dict[str, str], seed: int) -> list[str]:
     rights, left, through = topic.rights(seed), dict(texts), []
     cpu_s = CPU_S + math.ceil(time.perf_counter() - began)
     while left:  # anew after one that ended the process
-        shown = known.rows(topic, seed, left, Enough(rights, at=10**9), cpu_s=cpu_s)
+        shown = known.rows(topic, seed, left, partial(enough, rights, 10**9, 0), cpu_s=cpu_s)
         through += [name for name, rows in shown.items() if first_difference(rows, rights) is None]
         left = {name: text for name, text in left.items() if name not in shown}
     return through

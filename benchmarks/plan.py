@@ -51,7 +51,7 @@ SMALLEST = {
     "LARGE": TINY,
     "DEVICES": (2,),
     "TRAININGS": [(TINY, "a100-nvlink", 2)],
-    "DRAWN": 2,
+    "DRAWN": 4,
 }
 
 
@@ -167,6 +167,8 @@ def beside_labs():
                     print(f"{schedule}, {each.plan}: {each.seconds / trace.step_time - 1:+.4f}")
     lines = []
     for name, own in found.items():
+        if not own:
+            continue
         times = [abs(each.seconds / seconds - 1) for _, each, seconds, _ in own]
         wrong, pairs = [], 0
         for (at, a, a_s, _), (to, b, b_s, _) in combinations(own, 2):
