@@ -2,6 +2,7 @@
 number that was moved last."""
 
 import re
+import threading
 import time
 from traceback import extract_tb
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from ..view import report
 from .controls import nearby
 
 PATIENCE_S = 0.25
+ONCE = threading.RLock()
 
 
 class Prediction(NamedTuple):
@@ -42,10 +44,12 @@ def attempt(first, settings: dict) -> Prediction | str:
 
 
 def tell(found: Prediction) -> None:
-    """Fill in what its lab says of a prediction."""
+    """Fill in what its lab says of a prediction, once."""
     experiment, trace = found[:2]
-    found.sentences.extend(experiment.explain(trace))
-    found.column.update(report.column(experiment.quantities, trace))
+    with ONCE:
+        if not found.column:
+            found.sentences.extend(experiment.explain(trace))
+            found.column.update(report.column(experiment.quantities, trace))
 
 
 def raised(error: Exception) -> str:

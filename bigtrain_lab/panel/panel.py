@@ -242,7 +242,10 @@ class Panel(widgets.VBox):
 
     @property
     def rows(self) -> list[report.Row]:
-        """The table: quantity, unit, and amounts predicted, modelled, measured, pinned."""
+        """The table: quantity, unit, and amounts predicted, modelled, measured, pinned. Waits for
+        what a lab tells late."""
+        if self._compared.prediction:
+            tell(self._compared.prediction)
         return self._compared.rows()
 
     def _draw(self, tab: str | None = None) -> None:
@@ -273,7 +276,8 @@ class Panel(widgets.VBox):
     def _tabulate(self) -> None:
         if self._compared.prediction is None:
             return
-        rows, pinned = self.rows, self.pinned.trace.clock if self.pinned else ""
+        rows = self._compared.rows()
+        pinned = self.pinned.trace.clock if self.pinned else ""
         self.answers.value = table.answers(
             rows,
             self.experiment.answers,
