@@ -86,14 +86,18 @@ def run_by_nbval(folder, notebooks: dict[str, list]):
     return done
 
 
-@pytest.mark.parametrize("first", range(0, len(LESSONS), 10))
-def test_lessons_run_as_committed(first, tmp_path):
+def run_as_committed(folder: Path, lessons: list[Path]) -> None:
     """nbval: no cell fails, and those tagged nbval-check-output print what is committed. Ten share
     a kernel, its server of ranks and its box of answers, each of which imports torch."""
-    lessons = {path.stem: read(path).cells for path in LESSONS[first : first + 10]}
-    assert "skipped" not in run_by_nbval(tmp_path, lessons).stdout.splitlines()[-1]
-    for name, cells in lessons.items():
+    cells_of = {path.stem: read(path).cells for path in lessons}
+    assert "skipped" not in run_by_nbval(folder, cells_of).stdout.splitlines()[-1]
+    for name, cells in cells_of.items():
         assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in cells), name
+
+
+def test_lessons_run_as_committed(tmp_path):
+    """The first ten; test_later_lessons.py has the others, for another process of the tests."""
+    run_as_committed(tmp_path, LESSONS[:10])
 
 
 @pytest.mark.slow
