@@ -206,8 +206,7 @@ def speed(ranks):
 
 def devices(ranks):
     """Visible GPUs, what hides others, and where ranks would compute."""
-    from .runtime.devices import Node, choose
-    from .runtime.devices import visible as count
+    from .runtime.devices import Node, choose, visible as count
 
     visible, variable, driver = (
         count(),

@@ -16,8 +16,7 @@ with later():
     from ..runtime import devices
     from ..techniques import checkpoint
     from ..train import dry_run
-    from . import chains
-    from . import gpt as models
+    from . import chains, gpt as models
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 

@@ -23,8 +23,7 @@ from ..order.plan import Recv, Send
 with later():
     import torch
 
-    from ..runtime.talk import group as groups
-    from ..runtime.talk import message
+    from ..runtime.talk import group as groups, message
     from .guards import all_reduce as guard
 
 

@@ -26,8 +26,7 @@ from itertools import chain
 from ..core.later import later
 from ..order.plan import Compute, Launch, Plan, Wait
 from ..order.schedule import Action
-from .guards import data_loader as guard
-from .guards import refuse_settings
+from .guards import data_loader as guard, refuse_settings
 
 with later():
     import torch

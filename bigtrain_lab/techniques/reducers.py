@@ -33,8 +33,7 @@ from .replica_rules import name
 with later():
     import torch
 
-    from ..runtime.talk import execute, moves
-    from ..runtime.talk import group as groups
+    from ..runtime.talk import execute, group as groups, moves
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that travel together, where nothing else is asked
 

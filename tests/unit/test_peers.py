@@ -21,8 +21,7 @@ from bigtrain_lab.models import timing
 from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
 from bigtrain_lab.runtime.process.child import Job
-from bigtrain_lab.runtime.torchrun import attach as torchrun
-from bigtrain_lab.runtime.torchrun import meeting, offset
+from bigtrain_lab.runtime.torchrun import attach as torchrun, meeting, offset
 from bigtrain_lab.runtime.torchrun.meeting import Meeting
 from bigtrain_lab.runtime.torchrun.peers import Peer
 

@@ -21,8 +21,7 @@ from ...grading.in_page import EXERCISES
 from ...grading.likeness import Topic
 from ...view import live, table
 from ...view.packed import LOOK
-from ...view.page import asset, packed_text
-from ...view.page import page as page_of_run
+from ...view.page import asset, packed_text, page as page_of_run
 from ...view.player import Player
 from .lessons import NAMES, listed
 from .python import PACKAGE

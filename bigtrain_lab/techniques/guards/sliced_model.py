@@ -20,8 +20,7 @@ from ..checkpoint.conditions import Conditions
 from ..sequence_parallel import SEQUENCE
 from ..tensor_parallel import cut_of, gathered
 from ..tied_plan import LOOKS
-from . import refuse as refuse_any
-from . import replicas
+from . import refuse as refuse_any, replicas
 from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
