@@ -33,11 +33,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Cost, Impossible, refuse
+from .core import Cost, Impossible, refuse, size
 from .core.cost import COLLECTIVES
 from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
 from .core.later import later
-from .core.words import size
 from .order.plan import collector_paused
 from .order.schedule import Action, Schedule
 from .order.simulate import simulate

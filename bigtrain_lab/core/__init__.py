@@ -13,7 +13,7 @@ from .lane import FREE, Lane, Link
 from .mesh import Mesh
 from .peak import Peak, followed, over_step, peak, readings
 from .trace import CLOCKS, Trace
-from .words import UNITS, by_kind, counted, duration, number, prefix, size
+from .words import UNITS, by_kind, counted, duration, number, prefix, ranks, size
 
 __all__ = [
     "Alive",
@@ -49,6 +49,7 @@ __all__ = [
     "duration",
     "number",
     "prefix",
+    "ranks",
     "size",
     "available_bytes",
     "knob",

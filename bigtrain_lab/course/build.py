@@ -30,8 +30,7 @@ from typing import NamedTuple
 import nbformat
 from nbformat import NotebookNode, v4
 
-from ..core import Impossible
-from ..core.words import counted
+from ..core import Impossible, counted
 from ..grading import Topic
 
 TEXTS = Path(__file__).parent / "assignments"

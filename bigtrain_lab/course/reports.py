@@ -21,9 +21,8 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 
-from ..core import write_whole
+from ..core import counted, write_whole
 from ..core.files import printable
-from ..core.words import counted
 from ..grading import Topic
 
 ALIKE, MOST_PAIRS, MOST_MISTAKES = 0.9, 50, 12

@@ -6,8 +6,7 @@ list.
 
 from dataclasses import dataclass
 
-from ..core import Impossible, refuse
-from ..core.formats import DTYPES
+from ..core import DTYPES, Impossible, refuse
 from ..core.later import later
 
 with later():

@@ -11,8 +11,7 @@ matrix. What cannot be is refused in a sentence at once, and the end is compared
 
 from itertools import islice, zip_longest
 
-from ..core import Impossible
-from ..core.words import size
+from ..core import Impossible, size
 from ..experiments.layouts import Layouts
 from ..order.collective import Collective, Move, Rounds, provenance, ranks_in
 from ..order.schedule import Action, Schedule

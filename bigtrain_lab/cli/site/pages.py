@@ -13,8 +13,7 @@ from nbconvert.filters import markdown2html
 from pygments.formatters import HtmlFormatter
 
 from ... import __version__
-from ...core import Impossible, write_whole
-from ...core.words import counted
+from ...core import Impossible, counted, write_whole
 from ...experiments import Experiment
 from ...grading.box import WALL_S
 from ...grading.in_page import EXERCISES
