@@ -42,8 +42,7 @@ from .order.schedule import Action, Schedule
 from .order.simulate import simulate
 from .techniques.precision_levels import LEVELS
 from .techniques.reducers import BUCKET_BYTES
-from .train.account import Acted, DryRun, Work
-from .train.optimizer import Optimizer
+from .train import Acted, DryRun, Optimizer, Work
 
 with later():
     from .train import pieces

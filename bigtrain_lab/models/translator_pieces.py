@@ -26,8 +26,7 @@ from ..runtime.kept import kept
 from ..techniques.one_process import Sample
 from ..techniques.precision_levels import LEVELS
 from ..techniques.weight_shapes import Shapes
-from ..train.recipe import Recipe
-from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
+from ..train import WHOLE, Part, Recipe, Rehearsal, rehearse
 from .blocks import word_cross_entropy
 from .config import TranslatorConfig
 from .dropout import Noise

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigtrain_lab import Cost, Hardware, Impossible, Schedule, simulate
 from bigtrain_lab.cli import main
 from bigtrain_lab.cli.plan import for_deepspeed, for_megatron, for_torchtitan
-from bigtrain_lab.core.hardware import Wire
-from bigtrain_lab.core.peak import readings
+from bigtrain_lab.core import Wire, readings
 from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig, theory
