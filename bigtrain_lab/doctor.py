@@ -14,9 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from .core import Hardware, available_bytes
-from .core.cost import COLLECTIVES
-from .core.hardware import Constant
+from .core import COLLECTIVES, Constant, Hardware, available_bytes
 from .core.words import counted, device_size, duration, size
 
 TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch

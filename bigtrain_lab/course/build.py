@@ -132,8 +132,11 @@ def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode
     answer.metadata["tags"] = ["exercise"]
     yield answer
     if playground:
-        tried = f"with playing():\n{indent(playground, '    ')}"
-        yield cell("code", tried, f"playground-{topic.name}")
+        yield cell(
+            "code",
+            f"with playing():\n{indent(playground, '    ')}",
+            f"playground-{topic.name}",
+        )
     for number, step in enumerate(topic.steps, 1):
         source = (
             f'# Step {number}: {steps[number - 1]}\nmarks("{topic.name}", {name}, step={number})'

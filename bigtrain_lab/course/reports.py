@@ -177,9 +177,11 @@ def rows_of(heads: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def field(value) -> str:
-    if isinstance(value, str):
-        return f"<td>{escape(printable(value))}</td>"
-    return f'<td class="number">{value:g}</td>'
+    return (
+        f"<td>{escape(printable(value))}</td>"
+        if isinstance(value, str)
+        else f'<td class="number">{value:g}</td>'
+    )
 
 
 def points_of(marked: Line | Sheet) -> str:

@@ -42,7 +42,6 @@ KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
-    figures: ClassVar[tuple[str, ...]] = ("timeline",)
     answers: ClassVar[tuple[str, ...]] = (
         "time",
         "bytes through the busiest port, in and out",

@@ -237,8 +237,6 @@ class Checkpoint(OfGPT, OneDevice):
     def planned(self) -> list:
         return [list(self.ops), self.recompute.inside]
 
-    slots: ClassVar[dict] = {}  # by the chain instead
-
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""
         return {

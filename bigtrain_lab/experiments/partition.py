@@ -159,8 +159,10 @@ class Partition(PipelineExperiment):
             late = backward * self.flops("W", first, last) / (self.flops("B", first, last) or 1)
             return late if kind == "W" else backward - late
         if self.profile.textbook:
-            whole = models.theory.forward_flops(self.config, self.rows)
-            return Fraction(self.ranks * self.flops(kind, first, last), whole)
+            return Fraction(
+                self.ranks * self.flops(kind, first, last),
+                models.theory.forward_flops(self.config, self.rows),
+            )
         return super().time_of(kind, first, last)
 
     def flops(self, kind: str, first: int, last: int) -> int:

@@ -272,5 +272,6 @@ def arriving(config: "models.GPTConfig", rows: int, further: Mapping) -> "torch.
     shared = further.get("slices", 1) if further.get("sequence_parallel") else 1
     level = further.get("precision")
     dtype = techniques.precision_levels.LEVELS[level].dtype if level else config.torch_dtype
-    shape = rows, config.sequence // shared, config.width
-    return torch.empty(shape, dtype=dtype, device=train.dry_run.META)
+    return torch.empty(
+        rows, config.sequence // shared, config.width, dtype=dtype, device=train.dry_run.META
+    )

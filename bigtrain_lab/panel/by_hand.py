@@ -149,8 +149,9 @@ class OrderByHand(ByHand):
                 f"{max(self.ends.values(), default=0)} slots so far; not complete: each rank runs"
                 " each micro-batch forward, F, and backward, B."
             )
-        texts = (" ".join(str(action) for action, _ in row) for row in self.rows)
-        return Schedule.of(*texts, name="by hand")
+        return Schedule.of(
+            *(" ".join(str(action) for action, _ in row) for row in self.rows), name="by hand"
+        )
 
     def result(self) -> str:
         mine, par = (simulate(each, SLOTS) for each in (self.schedule, self.par))

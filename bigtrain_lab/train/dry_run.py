@@ -88,8 +88,9 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
     own."""
     wake()
     operators, journals = Operators(unobserved), [Journal(at) for at in range(replicas or 1)]
-    balance = Journals(journals)
-    ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=balance)
+    ledger = Ledger(
+        device=META, wall=count(1).__next__, operate=operators, balance=Journals(journals)
+    )
     rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
     operators.copied = ledger.ignore
     try:

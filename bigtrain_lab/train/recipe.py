@@ -319,9 +319,11 @@ class Training:
 
     def stage(self, number: int) -> nn.Module:
         module = built(partial(guard.asked, self.recipe, "model", number), self.rank.device)
-        if not self.slices:
-            return module
-        return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
+        return (
+            sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
+            if self.slices
+            else module
+        )
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""
@@ -351,8 +353,9 @@ class Training:
         count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
         numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
         if len(numbers) < self.order.micro_batches:  # of the last window
-            short = replace(self.order, micro_batches=len(numbers))
-            self.pipeline = self.pipeline_of(short, self.pipeline)
+            self.pipeline = self.pipeline_of(
+                replace(self.order, micro_batches=len(numbers)), self.pipeline
+            )
         with self.rank.aside():  # what loads data is no part of what a training holds
             self.samples = {
                 self.pipeline.done + i: recipe.sample(n, self.rank.device)

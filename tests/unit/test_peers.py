@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bigtrain_lab import Action, Impossible, Mesh
-from bigtrain_lab.core import Link
-from bigtrain_lab.core.cost import Inside
+from bigtrain_lab.core import Inside, Link
 from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment

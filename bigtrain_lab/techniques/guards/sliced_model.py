@@ -362,8 +362,11 @@ def refuse_way(
             if way.endswith("row")
             else "out_features"
         )
-        what = f"{'The vocabulary' if way == 'vocabulary' else size} of {path}"
-        refuse_uneven(what, getattr(whole, size), group.size)
+        refuse_uneven(
+            f"{'The vocabulary' if way == 'vocabulary' else size} of {path}",
+            getattr(whole, size),
+            group.size,
+        )
 
 
 def own_names(whole: nn.Module, kind: type) -> str:
