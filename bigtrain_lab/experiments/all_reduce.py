@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from ..core import DTYPES, TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
-from ..core.later import later
+from ..core.later import later, torch
 from ..core.trace import MARK
 from ..order import (
     HOLDS,
@@ -31,8 +31,6 @@ from .experiment import MB, Quantity
 from .on_hardware import OnNodes, profiles
 
 with later():
-    import torch
-
     from ..runtime.talk import execute, moves
 
 PERIOD = 99_991  # numbers after which a gradient repeats itself: any rank knows any element of all

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from .. import data, models, techniques, train
 from ..core import DTYPES, Impossible, Memory, Trace, knob, size
 from ..core.family import is_typed
-from ..core.later import later
+from ..core.later import later, torch
 from ..order import Action, Step
 from ..order.recompute.compared import compared, work_beside
 from ..order.recompute.optimum import frontier, smallest_budget
@@ -40,8 +40,6 @@ from .of_gpt import OfGPT
 from .one_device import OneDevice
 
 with later():
-    import torch
-
     from ..runtime.memory import owned
 
 MOST_FOLLOWED = (

@@ -159,11 +159,15 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         what it lacks. A subclass that refuses settings here calls this first."""
         self.__dict__["kept"] = facts or {}
         for name, own in self.knobs().items():
-            if type(self).model_fields[name].annotation is str and not own.family:
-                if (menu := own.menu()) is not None and getattr(self, name) not in menu:
-                    raise Impossible(
-                        f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
-                    )
+            if (
+                type(self).model_fields[name].annotation is str
+                and not own.family
+                and (menu := own.menu()) is not None
+                and getattr(self, name) not in menu
+            ):
+                raise Impossible(
+                    f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
+                )
         if "optimizer" in self.knobs():
             self.optimizer_class.moments()  # Impossible for one that cannot step
 

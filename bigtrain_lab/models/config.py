@@ -7,10 +7,7 @@ list.
 from dataclasses import dataclass
 
 from ..core import DTYPES, Impossible, refuse
-from ..core.later import later
-
-with later():
-    import torch
+from ..core.later import torch
 
 
 class InFormat:

@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping
 from operator import index
 
 from ...core import ranks, refuse
-from ...core.later import later
-
-with later():
-    import torch
+from ...core.later import torch
 
 
 def refuse_settings(settings: Mapping[str, tuple[Callable, str]], given: Mapping) -> None:
