@@ -77,9 +77,8 @@ class Staleness(Pipelined):
             return train.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 
     def describe(self) -> str:
-        return "delay of each stage, in updates: " + ", ".join(
-            str(self.delay(stage)) for stage in range(self.ranks)
-        )
+        delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))
+        return f"delay of each stage, in updates: {delays}"
 
     def delay(self, stage: int) -> int:
         """Updates that a stage's weights are behind in the steady state: of its newest version,
