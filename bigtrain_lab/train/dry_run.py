@@ -88,9 +88,8 @@ def followed(program: Callable, unobserved=False, replicas=0, **place) -> list["
     own."""
     wake()
     operators, journals = Operators(unobserved), [Journal(at) for at in range(replicas or 1)]
-    ledger = Ledger(
-        device=META, wall=count(1).__next__, operate=operators, balance=Journals(journals)
-    )
+    balance = Journals(journals)
+    ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=balance)
     rank = DryRank(ledger, operators, journals, replicas=replicas, **place)
     operators.copied = ledger.ignore
     try:

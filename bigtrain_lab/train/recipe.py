@@ -353,9 +353,8 @@ class Training:
         count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
         numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
         if len(numbers) < self.order.micro_batches:  # of the last window
-            self.pipeline = self.pipeline_of(
-                replace(self.order, micro_batches=len(numbers)), self.pipeline
-            )
+            short = replace(self.order, micro_batches=len(numbers))
+            self.pipeline = self.pipeline_of(short, self.pipeline)
         with self.rank.aside():  # what loads data is no part of what a training holds
             self.samples = {
                 self.pipeline.done + i: recipe.sample(n, self.rank.device)
