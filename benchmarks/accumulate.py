@@ -13,8 +13,7 @@ import torch
 
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.data import help_text
-from bigtrain_lab.experiments.accumulate import Accumulate, compared, mean
-from bigtrain_lab.experiments.accumulate import counting as tokens_of
+from bigtrain_lab.experiments.accumulate import Accumulate, compared, counting as tokens_of, mean
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.techniques.accumulate import (
     accumulate,

@@ -63,7 +63,7 @@ def beside_parts():
     """A layer, and all-reduces by size, beside the middle of what was published."""
     search, told, off = published_search(PUBLISHED_STEPS[0]), {}, {}
     for name, *how, forward_s, backward_s in PUBLISHED_LAYERS:
-        run = search.run("block", Way(8, *how), copying=False)[:2, search.rows == 4]
+        run = search.run("block", Way(8, *how), copying=False)[:2, search.job.rows == 4]
         told["a layer", f"{name}, forward"] = run[0].item() / forward_s - 1
         told["a layer", f"{name}, backward"] = run[1].item() / backward_s - 1
     measured = {}

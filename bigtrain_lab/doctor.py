@@ -14,9 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from .core import Hardware, available_bytes
-from .core.cost import COLLECTIVES
-from .core.hardware import Constant
+from .core import COLLECTIVES, Constant, Hardware, available_bytes
 from .core.words import counted, device_size, duration, size
 
 TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch
@@ -206,8 +204,7 @@ def speed(ranks):
 
 def devices(ranks):
     """Visible GPUs, what hides others, and where ranks would compute."""
-    from .runtime.devices import Node, choose
-    from .runtime.devices import visible as count
+    from .runtime.devices import Node, choose, visible as count
 
     visible, variable, driver = (
         count(),

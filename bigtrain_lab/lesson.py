@@ -8,8 +8,7 @@ from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
 
-from .core import Impossible, write_whole
-from .core.words import duration, size
+from .core import Impossible, duration, size, write_whole
 
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
 CELL = re.compile(r"^<!-- (\S+) (\w+) -->\n", re.MULTILINE)  # of an edition: its id, of which text

@@ -33,18 +33,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core import Cost, Impossible, refuse
-from .core.cost import COLLECTIVES
-from .core.hardware import TICKS_PER_SECOND, Constant, Hardware, Wire
+from .core import (
+    COLLECTIVES,
+    TICKS_PER_SECOND,
+    Constant,
+    Cost,
+    Hardware,
+    Impossible,
+    Wire,
+    refuse,
+    size,
+)
 from .core.later import later
-from .core.words import size
 from .order.plan import collector_paused
 from .order.schedule import Action, Schedule
 from .order.simulate import simulate
 from .techniques.precision_levels import LEVELS
 from .techniques.reducers import BUCKET_BYTES
-from .train.account import Acted, DryRun, Work
-from .train.optimizer import Optimizer
+from .train import Acted, DryRun, Optimizer, Work
 
 with later():
     from .train import pieces
@@ -290,7 +296,6 @@ class Search:
             raise Impossible(f"{devices} devices train nothing: take at least one.")
         self.job, self.hardware, self.devices, self.inputs = job, hardware, devices, inputs
         self.memory_bytes = memory_bytes or hardware.memory_bytes
-        self.rows = job.rows
         self.facts, self.run, self.update, self.ring = map(
             cache, (self.facts, self.run, self.update, self.ring)
         )  # each is asked once for the same
@@ -409,8 +414,7 @@ class Search:
         def step(count: int) -> float:
             order = made(micro_batches=count)
             stages = alike.stages(order.stages)
-            turns = [alike.turn(stage) for stage in stages]
-            turns = [Turn(*(np.sum(each) for each in turn)) for turn in turns]
+            turns = [Turn(*map(np.sum, alike.turn(stage))) for stage in stages]
             times = {
                 "F": [turn.forward for turn in turns],
                 "B": [turn.backward for turn in turns],
@@ -512,7 +516,7 @@ class Search:
             self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
         ):
             one = self.job.drawn(name, way, (1, 1))
-            found = Facts(*(np.where(self.rows == 1, *each) for each in zip(one, found)))
+            found = Facts(*(np.where(self.job.rows == 1, *each) for each in zip(one, found)))
         return found
 
     def time(self, work: Iterable[int], tensors: int = 1) -> float:
@@ -661,9 +665,9 @@ class Alike:
         self.kinds = [*dict.fromkeys((plan.dp, plan.way) for plan in plans)]
         number = {kind: at for at, kind in enumerate(self.kinds)}
         self.kind = np.array([number[plan.dp, plan.way] for plan in plans])
-        self.row = np.searchsorted(search.rows, [plan.rows for plan in plans])
+        self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
         self.dp, self.tp = np.array([(dp, way.tp) for dp, way in self.kinds])[self.kind].T
-        self.micro_batches = search.job.batch // (self.dp * search.rows[self.row])
+        self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
         rings = [
             search.ring(
                 range(0, dp * self.pp * way.tp, self.pp * way.tp),
@@ -792,13 +796,12 @@ class Alike:
     def bytes(self) -> np.ndarray:
         """Of the fullest device, at its peak: in the first backward, before which no gradient is
         there, or in a later one. Of equal stages the first holds most."""
-        stages, m, most = self.stages(self.pp), self.micro_batches, 0
+        stages, m, found = self.stages(self.pp), self.micro_batches, []
         for stage in dict.fromkeys(stages):
             alive = np.minimum(m, self.pp - stages.index(stage))
             later = self.peak(stage, np.minimum(m - 1, alive), again=True)
-            found = self.peak(stage, alive, again=False), np.where(m > 1, later, 0)
-            most = np.maximum(most, np.maximum(*found))
-        return most.astype(int)
+            found += [self.peak(stage, alive, again=False), np.where(m > 1, later, 0)]
+        return np.max(found, 0).astype(int)
 
     def peak(self, stage: Stage, alive: Any, again: bool) -> Any:
         """In a backward for which so many micro-batches are alive, or in the update. `again`: there
@@ -841,8 +844,9 @@ def priced(job: Job, hardware: Hardware, devices: int, inputs: bool) -> list[Pla
     alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
     for plan in search.plans():
         alike[plan.pp, plan.zero].append(plan)
-    found = [each for plans in alike.values() for each in search.priced(plans)]
-    return sorted(found, key=lambda each: each[1:])
+    return sorted(
+        chain.from_iterable(map(search.priced, alike.values())), key=lambda each: each[1:]
+    )
 
 
 def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:

@@ -1,7 +1,6 @@
 """What right answers of exercises show, played once in a run of the tests for all its processes."""
 
-from bigtrain_lab.grading import likeness
-from bigtrain_lab.grading.likeness import Topic
+from bigtrain_lab.grading import Topic, likeness
 from bigtrain_lab.runtime.kept import kept
 
 SEED = 5  # of all checks

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..core import Trace
-from ..core.words import duration, size
+from ..core import Trace, duration, size
 from ..view.words import label
 from .clocks import by_lane, first_differences
 from .parity import relative_errors

@@ -91,9 +91,8 @@ def list_all() -> int:
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
     from ..grading.catalogue import titles
-    from ..order.collective import Collective
+    from ..order import Collective, Schedule
     from ..order.recompute.plan import Recompute
-    from ..order.schedule import Schedule
     from ..runtime import this_machine
     from ..techniques.precision_levels import LEVELS
     from ..train.optimizer import Optimizer

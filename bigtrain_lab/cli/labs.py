@@ -3,8 +3,7 @@ are asked for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import Parameter as Option
-from inspect import Signature, getdoc, signature
+from inspect import Parameter as Option, Signature, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Literal
 

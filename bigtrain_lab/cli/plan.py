@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ..core import Hardware, Impossible
-from ..core.words import counted, duration, size
+from ..core import Hardware, Impossible, counted, duration, size
 
 if TYPE_CHECKING:
     from ..planner import Plan

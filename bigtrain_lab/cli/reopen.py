@@ -10,9 +10,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from ..core import Impossible, Trace
+from ..core import Impossible, Trace, counted
 from ..core.later import later
-from ..core.words import counted
 from ..experiments import Experiment
 from ..experiments.experiment import asked, order_of
 from ..view import report

@@ -88,8 +88,12 @@ def results(experiment, traces) -> Table:
     def head(name: str) -> Column:
         if name == "difference":  # it gives way, over two lines, where the screen is narrow
             return Column(name)
-        widest = max(len(cell(row, name)) for row in rows)
-        return Column(name, justify="right", no_wrap=True, min_width=widest)
+        return Column(
+            name,
+            justify="right",
+            no_wrap=True,
+            min_width=max(len(cell(row, name)) for row in rows),
+        )
 
     return table(
         [Column("quantity", no_wrap=True), *map(head, shown)],
@@ -197,13 +201,10 @@ def tell_findings(found: Iterator) -> int:
             finding = next(found, None)
         if finding is None:
             return int(failed)
-        console.print(finding_line(finding), soft_wrap=True)
+        mend = f". Mend: {finding.mend}" if finding.mend else ""
+        line = Text.assemble(
+            (f"{finding.level:<5}", LEVELS[finding.level]),
+            f"{finding.name:<8} {finding.says}{mend}",
+        )
+        console.print(line, soft_wrap=True)
         failed |= finding.level == "fail"
-
-
-def finding_line(finding) -> Text:
-    """One finding of the doctor."""
-    mend = f". Mend: {finding.mend}" if finding.mend else ""
-    return Text.assemble(
-        (f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<8} {finding.says}{mend}"
-    )

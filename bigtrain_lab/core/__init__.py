@@ -1,31 +1,34 @@
 """Values only, no torch: families, knobs, traces, meshes, lanes, costs and hardware."""
 
 from .available import available_bytes
-from .cost import Cost
+from .cost import COLLECTIVES, Cost, Inside
 from .events import MEMORY_KINDS, Alive, Histogram, Memory, Scalar, Span, Transfer
 from .family import Family
 from .files import write_whole
 from .formats import DTYPES
-from .hardware import PROFILES, TICKS_PER_SECOND, Hardware, Wire
+from .hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware, Wire
 from .impossible import Impossible, refuse
 from .knob import Knob, knob
 from .lane import FREE, Lane, Link
 from .mesh import Mesh
 from .peak import Peak, followed, over_step, peak, readings
 from .trace import CLOCKS, Trace
-from .words import UNITS, by_kind, counted, duration, number, prefix, size
+from .words import UNITS, by_kind, counted, duration, number, prefix, ranks, size
 
 __all__ = [
     "Alive",
     "CLOCKS",
+    "COLLECTIVES",
     "DTYPES",
     "FREE",
     "MEMORY_KINDS",
+    "Constant",
     "Cost",
     "Family",
     "Hardware",
     "Histogram",
     "Impossible",
+    "Inside",
     "Knob",
     "Lane",
     "Link",
@@ -49,6 +52,7 @@ __all__ = [
     "duration",
     "number",
     "prefix",
+    "ranks",
     "size",
     "available_bytes",
     "knob",

@@ -37,9 +37,8 @@ class Knob:
     def family(self) -> dict[str, type]:
         """The members of the open family that the menu lists, by name; none of another menu."""
         members = self.choices() if callable(self.choices) else ()
-        if not isinstance(members, dict):
-            return {}
-        return {name: member for name, member in members.items() if isinstance(member, type)}
+        named = members.items() if isinstance(members, dict) else ()
+        return {name: member for name, member in named if isinstance(member, type)}
 
     def typed(self) -> dict[str, type]:
         """The classes on the menu that were typed in a notebook's cell, by name."""

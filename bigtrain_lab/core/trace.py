@@ -168,8 +168,9 @@ class Trace:
         return ticks / self.ticks_per_unit
 
     def _begin(self) -> int:
-        firsts = [found[0].start for found in (self.spans(), self.transfers()) if found]
-        return min(firsts, default=0)
+        return min(
+            (found[0].start for found in (self.spans(), self.transfers()) if found), default=0
+        )
 
     @cached_property
     def _makespan_ticks(self) -> int:

@@ -30,8 +30,7 @@ from typing import NamedTuple
 import nbformat
 from nbformat import NotebookNode, v4
 
-from ..core import Impossible
-from ..core.words import counted
+from ..core import Impossible, counted
 from ..grading import Topic
 
 TEXTS = Path(__file__).parent / "assignments"
@@ -133,8 +132,11 @@ def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode
     answer.metadata["tags"] = ["exercise"]
     yield answer
     if playground:
-        tried = f"with playing():\n{indent(playground, '    ')}"
-        yield cell("code", tried, f"playground-{topic.name}")
+        yield cell(
+            "code",
+            f"with playing():\n{indent(playground, '    ')}",
+            f"playground-{topic.name}",
+        )
     for number, step in enumerate(topic.steps, 1):
         source = (
             f'# Step {number}: {steps[number - 1]}\nmarks("{topic.name}", {name}, step={number})'

@@ -21,9 +21,8 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 
-from ..core import write_whole
+from ..core import counted, write_whole
 from ..core.files import printable
-from ..core.words import counted
 from ..grading import Topic
 
 ALIKE, MOST_PAIRS, MOST_MISTAKES = 0.9, 50, 12
@@ -178,9 +177,11 @@ def rows_of(heads: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def field(value) -> str:
-    if isinstance(value, str):
-        return f"<td>{escape(printable(value))}</td>"
-    return f'<td class="number">{value:g}</td>'
+    return (
+        f"<td>{escape(printable(value))}</td>"
+        if isinstance(value, str)
+        else f'<td class="number">{value:g}</td>'
+    )
 
 
 def points_of(marked: Line | Sheet) -> str:

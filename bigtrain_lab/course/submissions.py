@@ -294,8 +294,11 @@ def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: s
     written, untouched = (
         [piece.text for piece in sliced([text], exercise.answer)] for text in (own.source, start)
     )
-    same = "The exercise is as it was handed out: there is no answer yet."
-    return same if written == untouched else ""
+    return (
+        "The exercise is as it was handed out: there is no answer yet."
+        if written == untouched
+        else ""
+    )
 
 
 def defects_of(cells: list[Cell], source: Source) -> Iterator[str]:
@@ -328,8 +331,8 @@ def rebuilt(submission: Submission, outputs: Mapping[str, tuple[str, float]]) ->
             empty = "# " + NOTHING if raw["cell_type"] == "code" else NOTHING
             raw["source"] = submission.texts.get(id, "") or empty
         if raw["cell_type"] == "code":
-            told = shown(*outputs[id]) if id in outputs else []
-            raw["execution_count"], raw["outputs"] = None, told
+            raw["execution_count"] = None
+            raw["outputs"] = shown(*outputs[id]) if id in outputs else []
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bigtrain_lab.core import Impossible, refuse
-from bigtrain_lab.core.words import counted
+from bigtrain_lab.core import Impossible, counted, refuse
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from ..core import DTYPES, TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
-from ..core.later import later
+from ..core.later import later, torch
 from ..core.trace import MARK
 from ..order import (
     HOLDS,
@@ -31,8 +31,6 @@ from .experiment import MB, Quantity
 from .on_hardware import OnNodes, profiles
 
 with later():
-    import torch
-
     from ..runtime.talk import execute, moves
 
 PERIOD = 99_991  # numbers after which a gradient repeats itself: any rank knows any element of all
@@ -42,8 +40,6 @@ KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
-    question: ClassVar[str] = "Why not just send everything to rank 0?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline",)
     answers: ClassVar[tuple[str, ...]] = (
         "time",
         "bytes through the busiest port, in and out",

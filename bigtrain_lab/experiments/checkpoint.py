@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from .. import data, models, techniques, train
 from ..core import DTYPES, Impossible, Memory, Trace, knob, size
 from ..core.family import is_typed
-from ..core.later import later
+from ..core.later import later, torch
 from ..order import Action, Step
 from ..order.recompute.compared import compared, work_beside
 from ..order.recompute.optimum import frontier, smallest_budget
@@ -40,8 +40,6 @@ from .of_gpt import OfGPT
 from .one_device import OneDevice
 
 with later():
-    import torch
-
     from ..runtime.memory import owned
 
 MOST_FOLLOWED = (
@@ -51,7 +49,6 @@ MOST_FOLLOWED = (
 
 class Checkpoint(OfGPT, OneDevice):
     name: ClassVar[str] = "checkpoint"
-    question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")
@@ -237,8 +234,6 @@ class Checkpoint(OfGPT, OneDevice):
 
     def planned(self) -> list:
         return [list(self.ops), self.recompute.inside]
-
-    slots: ClassVar[dict] = {}  # by the chain instead
 
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""

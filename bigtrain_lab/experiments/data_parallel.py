@@ -36,7 +36,6 @@ STRATEGIES = ("buckets", "fused-cycle", "push-pull")
 
 class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
-    question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     answers: ClassVar[tuple[str, ...]] = (
         "speed-up over one replica",

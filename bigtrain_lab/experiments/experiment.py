@@ -6,6 +6,8 @@ experiment is one new file.
 """
 
 import json
+import re
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -57,8 +59,9 @@ class Quantity(NamedTuple):
 
 
 class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
-    """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), among
-    them `ranks` and `steps` (training steps of a run), and the methods below."""
+    """Subclass in one file: `name`, `question` (or a file that begins with it), fields made with
+    `knob(...)` (or properties), among them `ranks` and `steps` (training steps of a run), and the
+    methods below."""
 
     # pydantic's checks of a class are built when it first checks something
     model_config = ConfigDict(
@@ -123,7 +126,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
         """A subclass's own fields come first, then those it varies, then those shared ones that it
-        has as they are."""
+        has as they are. Its question is what its file begins with, where it gives no other."""
+        asked = re.match(r".*\?", getattr(sys.modules.get(cls.__module__), "__doc__", None) or "")
+        if asked and {"name", "question"} & vars(cls).keys() == {"name"}:
+            cls.question = asked[0]
         fields, varied = cls.__pydantic_fields__, vars(cls).get("varied", {})
         for name, other in varied.items():
             field = fields.pop(name)
@@ -153,11 +159,15 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         what it lacks. A subclass that refuses settings here calls this first."""
         self.__dict__["kept"] = facts or {}
         for name, own in self.knobs().items():
-            if type(self).model_fields[name].annotation is str and not own.family:
-                if (menu := own.menu()) is not None and getattr(self, name) not in menu:
-                    raise Impossible(
-                        f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
-                    )
+            if (
+                type(self).model_fields[name].annotation is str
+                and not own.family
+                and (menu := own.menu()) is not None
+                and getattr(self, name) not in menu
+            ):
+                raise Impossible(
+                    f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
+                )
         if "optimizer" in self.knobs():
             self.optimizer_class.moments()  # Impossible for one that cannot step
 

@@ -367,8 +367,11 @@ class Layered(OfGPT, Pipelined):
         if not self.sharded:
             return super().memory
         work = self.order.over(self.steps)
-        own = (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks))
-        return train.Likened(self.dry, self.like, own)
+        return train.Likened(
+            self.dry,
+            self.like,
+            (chain.from_iterable(work[self.place(rank)]) for rank in range(self.ranks)),
+        )
 
 
 def whole_layers(layer: Callable, /, *given, **named):

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from .. import train
 from ..core import PROFILES, Cost, Hardware, Trace, knob
-from ..runtime.calibrate import NAME as MACHINE
-from ..runtime.calibrate import remembered, this_machine
+from ..runtime.calibrate import NAME as MACHINE, remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
 

@@ -22,7 +22,6 @@ from .pipeline import PipelineExperiment
 
 class Partition(PipelineExperiment):
     name: ClassVar[str] = "partition"
-    question: ClassVar[str] = "Where do I cut the model so that no stage waits for another?"
     figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
@@ -160,8 +159,10 @@ class Partition(PipelineExperiment):
             late = backward * self.flops("W", first, last) / (self.flops("B", first, last) or 1)
             return late if kind == "W" else backward - late
         if self.profile.textbook:
-            whole = models.theory.forward_flops(self.config, self.rows)
-            return Fraction(self.ranks * self.flops(kind, first, last), whole)
+            return Fraction(
+                self.ranks * self.flops(kind, first, last),
+                models.theory.forward_flops(self.config, self.rows),
+            )
         return super().time_of(kind, first, last)
 
     def flops(self, kind: str, first: int, last: int) -> int:

@@ -1,4 +1,4 @@
-"""Which pipeline schedule wastes the least time, and what does it pay in memory?
+"""Which schedule wastes the least time, and what does it pay in memory?
 
 A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your
 choice.
@@ -22,9 +22,6 @@ from .pipelined import Pipelined
 
 class PipelineExperiment(OfGPT, Pipelined):
     name: ClassVar[str] = "pipeline"
-    question: ClassVar[str] = (
-        "Which schedule wastes the least time, and what does it pay in memory?"
-    )
     must_exist: ClassVar[tuple[str, ...]] = ("order", "slices")
 
     schedule: str = knob(
@@ -275,5 +272,6 @@ def arriving(config: "models.GPTConfig", rows: int, further: Mapping) -> "torch.
     shared = further.get("slices", 1) if further.get("sequence_parallel") else 1
     level = further.get("precision")
     dtype = techniques.precision_levels.LEVELS[level].dtype if level else config.torch_dtype
-    shape = rows, config.sequence // shared, config.width
-    return torch.empty(shape, dtype=dtype, device=train.dry_run.META)
+    return torch.empty(
+        rows, config.sequence // shared, config.width, dtype=dtype, device=train.dry_run.META
+    )

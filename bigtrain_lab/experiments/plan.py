@@ -34,7 +34,6 @@ ONCE = threading.Lock()  # who comes second finds what is simulated
 
 class PlanACluster(Combined):
     name: ClassVar[str] = "plan"
-    question: ClassVar[str] = "Which plan trains this model fastest on these devices?"
     rivals_by: ClassVar[str] = "plan"
     tells_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (
@@ -106,8 +105,9 @@ class PlanACluster(Combined):
     @property
     def search(self) -> "planner.Search":
         """All plans of this training on these devices."""
-        ways = "none", "full"
-        job = gpt_job(self.config, self.batch, self.optimizer, self.precision, ways)
+        job = gpt_job(
+            self.config, self.batch, self.optimizer, self.precision, recompute=("none", "full")
+        )
         return searched(job, self.profile, self.devices, self.capacity_bytes)
 
     def settings_of(self, plan: "planner.Plan") -> dict[str, Any]:
@@ -143,10 +143,9 @@ class PlanACluster(Combined):
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The plan of the settings, the contenders, and what would be fastest with more memory."""
         own = {name: getattr(self, name) for name in self.settings_of(next(self.search.products()))}
-        mine = {} if own in self.contenders.values() else {"mine": own}
-        found = mine | self.contenders
+        found = ({} if own in self.contenders.values() else {"mine": own}) | self.contenders
         if larger := self.contenders and self.search.larger:
-            found = found | {f"{larger.plan}, too large": self.settings_of(larger.plan)}
+            found |= {f"{larger.plan}, too large": self.settings_of(larger.plan)}
         return found
 
     @cached_property
@@ -213,8 +212,9 @@ def simulated(
     device. `members`: the classes that the settings name; `profile`: the hardware that they name,
     in full, since this machine may be measured again."""
     trace = Combined(**dict(settings)).predict()
-    held = (read.bytes for rank in range(trace.ranks) for read in readings(trace, rank))
-    return trace.step_time, max(held)
+    return trace.step_time, max(
+        read.bytes for rank in range(trace.ranks) for read in readings(trace, rank)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -269,8 +269,9 @@ def run_gpt(
     """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
 
     def data(rows: int) -> tuple:
-        shape = rows, config.sequence
-        ids, targets = (torch.zeros(shape, dtype=torch.int64, device="meta") for _ in range(2))
+        ids, targets = (
+            torch.zeros(rows, config.sequence, dtype=torch.int64, device="meta") for _ in range(2)
+        )
         return (ids, models.Noise(0, 0, 0)), targets
 
     def loss(output: "torch.Tensor", targets: "torch.Tensor", group) -> "torch.Tensor":

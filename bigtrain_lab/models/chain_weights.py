@@ -4,20 +4,17 @@ known chain needs no torch."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.later import later
+from ..core.later import later, torch
 from ..order.recompute.plan import Chain
 from ..runtime.kept import kept
 from ..train.account import Work
 from .config import GPTConfig
 
 with later():
-    import torch
-
     from ..runtime import devices
     from ..techniques import checkpoint
     from ..train import dry_run
-    from . import chains
-    from . import gpt as models
+    from . import chains, gpt as models
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 

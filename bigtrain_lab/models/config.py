@@ -6,12 +6,8 @@ list.
 
 from dataclasses import dataclass
 
-from ..core import Impossible, refuse
-from ..core.formats import DTYPES
-from ..core.later import later
-
-with later():
-    import torch
+from ..core import DTYPES, Impossible, refuse
+from ..core.later import torch
 
 
 class InFormat:

@@ -11,8 +11,7 @@ travel in buckets beside the backward, which is slower meanwhile. `assumed()` li
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..core import Cost
-from ..core.hardware import PROFILES, Constant, Hardware
+from ..core import PROFILES, Constant, Cost, Hardware
 from ..order.schedule import Schedule
 from ..order.simulate import simulate
 from ..techniques.reducers import BUCKET_BYTES

@@ -9,10 +9,7 @@ no generator here is ever used twice: each draw makes its own, seeded by what th
 import hashlib
 import math
 
-from ..core.later import later
-
-with later():
-    import torch
+from ..core.later import torch
 
 
 def stable_seed(*names) -> int:

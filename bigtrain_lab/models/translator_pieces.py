@@ -20,14 +20,14 @@ from math import prod
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..runtime.devices import built
 from ..runtime.kept import kept
 from ..techniques.one_process import Sample
 from ..techniques.precision_levels import LEVELS
 from ..techniques.weight_shapes import Shapes
-from ..train.recipe import Recipe
-from ..train.rehearsal import WHOLE, Part, Rehearsal, rehearse
+from ..train import WHOLE, Part, Recipe, Rehearsal, rehearse
 from .blocks import word_cross_entropy
 from .config import TranslatorConfig
 from .dropout import Noise
@@ -181,28 +181,16 @@ def by_terms(config: TranslatorConfig, at: int, *settled) -> tuple[Part, "np.nda
     ]
     if any(with_numbers(run, repeat(0)) != with_numbers(runs[0], repeat(0)) for run in runs):
         return runs[0], None
-    numbers = np.array([[*numbers_of(run)] for run in runs])
+    numbers = np.array(
+        [[each for each in tree_leaves(run) if isinstance(each, int)] for run in runs]
+    )
     factors = np.rint(np.linalg.solve(of_shapes[:-1], numbers[:-1])).astype(int)
     return runs[0], factors if (of_shapes @ factors == numbers).all() else None
 
 
-def numbers_of(told) -> Iterator[int]:
-    """All numbers of a result, in its order."""
-    if isinstance(told, (dict, tuple)):
-        for each in told.values() if isinstance(told, dict) else told:
-            yield from numbers_of(each)
-    elif isinstance(told, int):
-        yield told
-
-
 def with_numbers(told, numbers: Iterator[int]):
     """The same result with these numbers."""
-    if isinstance(told, dict):
-        return {key: with_numbers(each, numbers) for key, each in told.items()}
-    if isinstance(told, tuple):
-        made = [with_numbers(each, numbers) for each in told]
-        return type(told)(*made) if hasattr(told, "_fields") else tuple(made)
-    return next(numbers) if isinstance(told, int) else told
+    return tree_map_only(int, lambda _: next(numbers), told)
 
 
 @kept

@@ -13,8 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ..core import Impossible, Memory, Scalar, Trace, Transfer
-from ..core.cost import COLLECTIVES
+from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer
 from ..core.trace import ACTION, once
 from .plan import Serve, Turns
 

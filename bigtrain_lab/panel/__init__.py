@@ -4,8 +4,7 @@ one player, a table."""
 import gc
 
 from ..train.dry_run import wake
-from .by_hand import OrderByHand as by_hand
-from .by_hand import PiecesByHand, RingByHand
+from .by_hand import OrderByHand as by_hand, PiecesByHand, RingByHand
 from .panel import Panel, show
 
 __all__ = ["Panel", "PiecesByHand", "RingByHand", "by_hand", "show"]

@@ -11,8 +11,7 @@ matrix. What cannot be is refused in a sentence at once, and the end is compared
 
 from itertools import islice, zip_longest
 
-from ..core import Impossible
-from ..core.words import size
+from ..core import Impossible, size
 from ..experiments.layouts import Layouts
 from ..order.collective import Collective, Move, Rounds, provenance, ranks_in
 from ..order.schedule import Action, Schedule
@@ -150,8 +149,9 @@ class OrderByHand(ByHand):
                 f"{max(self.ends.values(), default=0)} slots so far; not complete: each rank runs"
                 " each micro-batch forward, F, and backward, B."
             )
-        texts = (" ".join(str(action) for action, _ in row) for row in self.rows)
-        return Schedule.of(*texts, name="by hand")
+        return Schedule.of(
+            *(" ".join(str(action) for action, _ in row) for row in self.rows), name="by hand"
+        )
 
     def result(self) -> str:
         mine, par = (simulate(each, SLOTS) for each in (self.schedule, self.par))

@@ -287,8 +287,11 @@ class Panel(widgets.VBox):
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
-        planned = self.traces["predicted"]
-        trouble = table.trouble(self._failure, self._failed, planned) if self._failure else ""
+        trouble = (
+            table.trouble(self._failure, self._failed, self.traces["predicted"])
+            if self._failure
+            else ""
+        )
         self.foot.why.value = trouble + table.why(
             self._compared.sentences, self._compared.told_of(self.tabs.value)
         )

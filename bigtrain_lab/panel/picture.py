@@ -193,8 +193,7 @@ class Picture(widgets.VBox):
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
         """A lens a figure, in the lab's order, and one for the player."""
-        named = (PLAYER if name in PLAYED else name for name in figures)
-        lenses = [*dict.fromkeys([*named, PLAYER])]
+        lenses = [*dict.fromkeys(PLAYER if name in PLAYED else name for name in (*figures, PLAYER))]
         if lenses != [lens for _, lens in self.lenses.options]:
             self._set(
                 self.lenses,

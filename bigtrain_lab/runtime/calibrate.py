@@ -19,8 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ..core import Hardware, Impossible
-from ..core.hardware import Wire
+from ..core import Hardware, Impossible, Wire
 from ..core.later import later
 from .machine import keep, kept
 from .process.border import place_given

@@ -34,12 +34,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 
-from ..core.later import later
+from ..core.later import later, torch
 from ..order.schedule import Action
 
 with later():
-    import torch
-
     from . import loss_scaler
     from .guards import accumulate as guard
 

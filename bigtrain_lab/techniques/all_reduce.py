@@ -16,15 +16,12 @@ computed once and copied.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3; Gibiansky 2017.
 """
 
-from ..core.later import later
+from ..core.later import later, torch
 from ..order.pipelined_ring import Part, pipelined_ring
 from ..order.plan import Recv, Send
 
 with later():
-    import torch
-
-    from ..runtime.talk import group as groups
-    from ..runtime.talk import message
+    from ..runtime.talk import group as groups, message
     from .guards import all_reduce as guard
 
 

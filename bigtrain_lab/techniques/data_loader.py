@@ -23,15 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ..core.later import later
+from ..core.later import later, torch
 from ..order.plan import Compute, Launch, Plan, Wait
 from ..order.schedule import Action
-from .guards import data_loader as guard
-from .guards import refuse_settings
+from .guards import data_loader as guard, refuse_settings
 
 with later():
-    import torch
-
     from . import one_process
 
 

@@ -4,10 +4,7 @@ has, so a plan lays out weights that no one has made."""
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..core.later import later
-
-with later():
-    import torch
+from ..core.later import torch
 
 
 class Flat:

@@ -443,8 +443,9 @@ def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.N
         return graph.call_function(torch.ops.aten.copy_.default, (place, args[0]))
     into = out_of(node.target)
     if into is None:  # a rare operator: its result is a new tensor, and copied
-        made = graph.call_function(node.target, args, kwargs)
-        return graph.call_function(torch.ops.aten.copy_.default, (place, made))
+        return graph.call_function(
+            torch.ops.aten.copy_.default, (place, graph.call_function(node.target, args, kwargs))
+        )
     return graph.call_function(into[0], args, {**kwargs, into[1]: place})
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..runtime.talk.group import Group
-from .guards import layerwise as guard
-from .guards import refuse_settings
+from .guards import layerwise as guard, refuse_settings
 from .tensor_parallel import cut_of
 
 # torch documents its _foreach operators, underscore and all.

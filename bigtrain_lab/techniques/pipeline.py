@@ -30,8 +30,7 @@ from ..order.plan import Compute, Recv, Send, lower
 from ..order.schedule import Action, Schedule, Step
 from ..runtime.memory import owned
 from ..runtime.talk.group import Group, Handle
-from .guards import pipeline as guard
-from .guards import refuse_loss
+from .guards import pipeline as guard, refuse_loss
 from .prepared_model import masters_of
 from .split_backward import WeightGradientsLater
 from .tied import TiedWeight

@@ -150,9 +150,8 @@ def cast(value, to: torch.dtype | None):
             if own is to or own is torch.float64 or not own.is_floating_point
             else value.to(to)
         )
-    if type(value) in (list, tuple):
-        return type(value)(cast(each, to) for each in value)
-    return value
+    is_row = type(value) in (list, tuple)
+    return type(value)(cast(each, to) for each in value) if is_row else value
 
 
 def widest(values) -> torch.dtype | None:

@@ -24,8 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 
-from .guards import mixed_precision as guard
-from .guards import refuse
+from .guards import mixed_precision as guard, refuse
 from .guards.gone import as_piece, is_gone, real
 from .precision_policy import Policy
 from .shards import CUTS, STEPPED

@@ -25,16 +25,13 @@ from functools import partial
 from itertools import chain
 from typing import ClassVar
 
-from ..core.later import later
+from ..core.later import later, torch
 from ..order.collectives.push_pull import PushPull as OneServerARank
 from ..order.plan import Cycle, lower_collective
 from .replica_rules import name
 
 with later():
-    import torch
-
-    from ..runtime.talk import execute, moves
-    from ..runtime.talk import group as groups
+    from ..runtime.talk import execute, group as groups, moves
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that travel together, where nothing else is asked
 

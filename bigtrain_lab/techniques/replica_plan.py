@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 
 from ..core import Mesh
-from ..core.later import later
+from ..core.later import torch
 from ..order.pipelined_ring import pipelined_ring
 from ..order.plan import (
     Compute,
@@ -34,9 +34,6 @@ from .all_reduce import ring_all_reduce
 from .flat import Flat
 from .reducers import BUCKET_BYTES, Buckets, OneServerARank, push_pull
 from .replica_rules import LANE, Drop, Part, Rules, name
-
-with later():
-    import torch
 
 
 def parts_of(

@@ -238,8 +238,10 @@ class Rules:
             return []
         labels = [f"parameters of bucket {k} of batch {self.numbers['U']}" for k in self.learning]
         self.numbers["U"] += 1
-        ops = [self._launch(label, "all_gather", k) for label, k in zip(labels, self.learning)]
-        return [*ops, *map(Wait, labels)]
+        return [
+            *(self._launch(label, "all_gather", k) for label, k in zip(labels, self.learning)),
+            *map(Wait, labels),
+        ]
 
     def discard(self) -> list:
         """Drop what was gathered ahead and never used."""
@@ -295,8 +297,9 @@ class Rules:
         )
 
     def _launch(self, label: str, kind: str, k: int) -> Launch:
-        together = Together(label, kind, self.parts[k].bytes, self.ranks)
-        self.calls[label] = Call(together, k, self.batch)
+        self.calls[label] = Call(
+            Together(label, kind, self.parts[k].bytes, self.ranks), k, self.batch
+        )
         return Launch(label)
 
     def program(self, steps: Sequence[Step]) -> dict[Step, tuple[list, list]]:
@@ -311,6 +314,7 @@ class Rules:
             else:
                 self.begin([*chain(*batch)])
                 for step in batch:
-                    before = [*chain(*map(self.needed, step))]
-                    found[step] = before, [*chain(*map(self.done, step))]
+                    found[step] = tuple(
+                        [*chain(*map(rule, step))] for rule in (self.needed, self.done)
+                    )
         return found

@@ -566,8 +566,8 @@ class Replicas:
         own = {held.weights_flat.untyped_storage()._cdata for held in self.held}
 
         def cloned(value: Tensor) -> Tensor:
-            strided = value.layout is torch.strided
-            return value.clone() if strided and value.untyped_storage()._cdata in own else value
+            is_view = value.layout is torch.strided and value.untyped_storage()._cdata in own
+            return value.clone() if is_view else value
 
         return tree_map_only(Tensor, cloned, output)
 

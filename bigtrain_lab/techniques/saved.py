@@ -117,8 +117,7 @@ def random_state(device) -> str:
     """Return the states of Python's generator, NumPy's, and torch's on the host and on the device,
     as JSON."""
     on = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    states = random_states([*HOST, *on])
-    return json.dumps([*states.values()], default=lambda each: each.tolist())
+    return json.dumps([*random_states([*HOST, *on]).values()], default=lambda each: each.tolist())
 
 
 def set_random_state(state: str) -> None:

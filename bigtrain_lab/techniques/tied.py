@@ -100,5 +100,6 @@ class TiedWeight:
 
 def look(copy: Tensor) -> Tensor:
     """Return a checksum of the values, and whether they learn."""
-    values = crc32(as_bytes(copy.cpu()).numpy())
-    return torch.tensor([values, copy.requires_grad], device=copy.device)
+    return torch.tensor(
+        [crc32(as_bytes(copy.cpu()).numpy()), copy.requires_grad], device=copy.device
+    )

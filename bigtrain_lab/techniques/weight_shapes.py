@@ -6,11 +6,9 @@ from math import prod
 from typing import ClassVar, NamedTuple
 
 from ..core.formats import DTYPES, DType
-from ..core.later import later
+from ..core.later import later, torch
 
 with later():
-    import torch
-
     from . import sliced_model
 
 

@@ -15,8 +15,7 @@ from itertools import accumulate
 from operator import add, sub
 from typing import NamedTuple
 
-from ..core import MEMORY_KINDS, Alive, Memory, Span, Trace
-from ..core.cost import COLLECTIVES, Inside
+from ..core import COLLECTIVES, MEMORY_KINDS, Alive, Inside, Memory, Span, Trace
 from ..core.peak import placed
 from ..core.trace import ACTION
 from ..order.schedule import Action, Step

@@ -60,8 +60,9 @@ class EveryReplica(Training):
         of_weight = {home.weight: home.stepped for home in self.homes}
         found = {None: [*self.cuts[0]]}
         for stage, module in self.stages.items():
-            stepped = map(of_weight.get, module.parameters())
-            found[stage] = [piece for piece in stepped if piece in self.cuts[0]]
+            found[stage] = [
+                piece for piece in map(of_weight.get, module.parameters()) if piece in self.cuts[0]
+            ]
         return found
 
     def optimizer(self, stage):

@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ..core import Family, Impossible
-from ..core.later import compiler_asleep, later
+from ..core.later import compiler_asleep, later, torch
 from ..runtime.kept import kept
 
 with later():
-    import torch
-
     from ..techniques.guards import optimizers as guard
 
 

@@ -20,8 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..core import Impossible, refuse
-from ..order.plan import SLICES
-from ..order.schedule import Action
+from ..order import SLICES, Action
 from ..runtime.devices import built
 from ..runtime.memory import owned
 from ..techniques.checkpoint import checkpoint

@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from ..core import Mesh
 from ..order.recompute.plan import Recompute
 from ..order.schedule import Action, Schedule
-from ..runtime import Run, launch
+from ..runtime import Group, Run, launch
 from ..runtime.devices import built
-from ..runtime.talk.group import Group
-from ..techniques import one_process
+from ..techniques import Pipeline, one_process
 from ..techniques.accumulate import windows
 from ..techniques.checkpoint import recomputed
 from ..techniques.clip import clip_grad_norm
@@ -40,7 +39,6 @@ from ..techniques.guards.optimizers import before_step
 from ..techniques.learning_rates import set_rate
 from ..techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from ..techniques.one_process import Sample
-from ..techniques.pipeline import Pipeline
 from ..techniques.prepared_model import masters_of
 from ..techniques.reducers import BUCKET_BYTES
 from ..techniques.replicas import Replicas
@@ -321,9 +319,11 @@ class Training:
 
     def stage(self, number: int) -> nn.Module:
         module = built(partial(guard.asked, self.recipe, "model", number), self.rank.device)
-        if not self.slices:
-            return module
-        return sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
+        return (
+            sliced(module, self.recipe.slicing, self.slices, self.recipe.sequence_parallel)
+            if self.slices
+            else module
+        )
 
     def optimizer(self, stage: int) -> torch.optim.Optimizer | None:
         """Of what a stage learns; of an asynchronous schedule the pipeline makes it."""

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, number, size
 from ..order import HOLDS
-from .words import labels as labels_of
-from .words import row_name, rows_of
+from .words import labels as labels_of, row_name, rows_of
 
 TIMES = ("slot", "s")
 SHARES = {

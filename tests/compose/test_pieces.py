@@ -17,8 +17,7 @@ from bigtrain_lab.order.schedule import U
 from bigtrain_lab.techniques import LAMB, MixedPrecision, Pipeline, ReversibleBlock
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
-from bigtrain_lab.techniques.guards import pipeline as guard
-from bigtrain_lab.techniques.guards import refuse_loss
+from bigtrain_lab.techniques.guards import pipeline as guard, refuse_loss
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 from bigtrain_lab.techniques.split_backward import WeightGradientsLater
 

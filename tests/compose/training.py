@@ -43,9 +43,11 @@ class Stage(GPTStage):
     plan = None
 
     def forward(self, x, *context):
-        if self.plan is None:
-            return super().forward(x, *context)
-        return checkpoint_sequential(list(self.layers.values()), self.plan, x)
+        return (
+            super().forward(x, *context)
+            if self.plan is None
+            else checkpoint_sequential(list(self.layers.values()), self.plan, x)
+        )
 
 
 class Setting:
@@ -196,9 +198,11 @@ def alone_and_late(setting: Setting) -> dict[str, np.ndarray]:
 
     def optimizer(parameters):
         learnt = [p for p in parameters if p.requires_grad]
-        if "hooks" in setting.chosen:
-            return torch.optim.SGD(learnt, 0.05)
-        return setting.optimizer(learnt or [torch.zeros(0)])
+        return (
+            torch.optim.SGD(learnt, 0.05)
+            if "hooks" in setting.chosen
+            else setting.optimizer(learnt or [torch.zeros(0)])
+        )
 
     stages = [GPTStage(setting.config, *each) for each in setting.slices]
     for stage in stages:

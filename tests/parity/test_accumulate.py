@@ -4,8 +4,7 @@ and what a device that holds one micro-batch can train."""
 import pytest
 
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Scalar
-from bigtrain_lab.core.peak import peak
+from bigtrain_lab.core import Scalar, peak
 from bigtrain_lab.experiments.accumulate import Accumulate, compared
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "sequence": 16, "dtype": "float64"}

@@ -14,9 +14,7 @@ import pytest
 
 from bigtrain_lab import Experiment, Impossible, Recompute, Schedule, Trace, show
 from bigtrain_lab.checks import TOLERANCE, run_differs
-from bigtrain_lab.core import Alive, Memory, Scalar
-from bigtrain_lab.core.cost import COLLECTIVES
-from bigtrain_lab.core.peak import peak
+from bigtrain_lab.core import COLLECTIVES, Alive, Memory, Scalar, peak
 from bigtrain_lab.experiments.one_device import OneDevice
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness

@@ -9,8 +9,7 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.order.plan import lower
-from bigtrain_lab.order.schedule import Schedule, name_of
+from bigtrain_lab.order import Schedule, lower, name_of
 from bigtrain_lab.order.simulate import simulate
 
 

@@ -9,9 +9,8 @@ import psutil
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible, Memory, Trace, available_bytes
+from bigtrain_lab.core import Impossible, Memory, Trace, available_bytes, peak
 from bigtrain_lab.core.available import granted
-from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.faults import Faults
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import does_not_fit, excesses

@@ -14,8 +14,7 @@ import torch
 from bigtrain_lab import Collective, Cost, Hardware, Impossible, Move, launch, simulate
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Link
-from bigtrain_lab.order.collective import provenance, sizes
-from bigtrain_lab.order.plan import lower_collective
+from bigtrain_lab.order import lower_collective, provenance, sizes
 from bigtrain_lab.runtime.talk.moves import collect
 
 from .threads import on_threads

@@ -4,8 +4,7 @@ import pytest
 
 from bigtrain_lab.core.words import duration
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
-from bigtrain_lab.order.plan import Together
-from bigtrain_lab.order.rates import exposed
+from bigtrain_lab.order import Together, exposed
 from bigtrain_lab.runtime import RankFailed
 from tests.unit.test_labs import table
 

@@ -212,9 +212,11 @@ def test_values_are_those_of_eager_and_bytes_as_foretold(name):
 
 
 def example(like):
-    if not isinstance(like, torch.Tensor):
-        return like
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).fill_(1)
+    return (
+        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).fill_(1)
+        if isinstance(like, torch.Tensor)
+        else like
+    )
 
 
 def test_memory_of_a_result_serves_again_only_when_nobody_has_it():

@@ -24,6 +24,7 @@ from bigtrain_lab.grading import (
     assert_right,
     box,
     check,
+    folder as folders,
     hint,
     inside,
     known,
@@ -32,7 +33,6 @@ from bigtrain_lab.grading import (
     playing,
     topics,
 )
-from bigtrain_lab.grading import folder as folders
 from bigtrain_lab.grading.folder import read
 from bigtrain_lab.grading.in_page import EXERCISES
 from bigtrain_lab.grading.proof import faults

@@ -22,8 +22,7 @@ from bigtrain_lab.experiments.layouts import Layouts
 from bigtrain_lab.experiments.parameter_server import ParameterServing
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing, found
-from bigtrain_lab.order.holdings import Part
-from bigtrain_lab.order.rates import ACCURACY, STEP, TRUST, called, of_layers
+from bigtrain_lab.order import ACCURACY, STEP, TRUST, Part, called, of_layers
 from bigtrain_lab.techniques.tensor_parallel import Cut
 from bigtrain_lab.view.figures import figure
 from bigtrain_lab.view.report import column

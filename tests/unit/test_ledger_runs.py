@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bigtrain_lab import Action, RankFailed, Run, launch
-from bigtrain_lab.core import Alive, Memory
-from bigtrain_lab.core.peak import peak, readings
+from bigtrain_lab.core import Alive, Memory, peak, readings
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime.memory.balance import READINGS
 

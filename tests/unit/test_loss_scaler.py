@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler

@@ -3,8 +3,7 @@ draws several predictions."""
 
 import pytest
 
-from bigtrain_lab.core import Impossible, Memory, Span, Trace, Transfer
-from bigtrain_lab.core.peak import over_step
+from bigtrain_lab.core import Impossible, Memory, Span, Trace, Transfer, over_step
 from bigtrain_lab.order.rates import sent_so_far
 from bigtrain_lab.view import figures
 

@@ -11,8 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from bigtrain_lab import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques import DistributedDataParallel, MixedPrecision
-from bigtrain_lab.techniques import precision_limits as limits
+from bigtrain_lab.techniques import (
+    DistributedDataParallel,
+    MixedPrecision,
+    precision_limits as limits,
+)
 from bigtrain_lab.techniques.mixed_precision import (
     LEVELS,
     DynamicLossScaler,

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bigtrain_lab import Action, Impossible, Mesh
-from bigtrain_lab.core import Link
-from bigtrain_lab.core.cost import Inside
+from bigtrain_lab.core import Inside, Link
 from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -21,8 +20,7 @@ from bigtrain_lab.models import timing
 from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
 from bigtrain_lab.runtime.process.child import Job
-from bigtrain_lab.runtime.torchrun import attach as torchrun
-from bigtrain_lab.runtime.torchrun import meeting, offset
+from bigtrain_lab.runtime.torchrun import attach as torchrun, meeting, offset
 from bigtrain_lab.runtime.torchrun.meeting import Meeting
 from bigtrain_lab.runtime.torchrun.peers import Peer
 

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigtrain_lab import Cost, Hardware, Impossible, Schedule, simulate
 from bigtrain_lab.cli import main
 from bigtrain_lab.cli.plan import for_deepspeed, for_megatron, for_torchtitan
-from bigtrain_lab.core.hardware import Wire
-from bigtrain_lab.core.peak import readings
+from bigtrain_lab.core import Wire, readings
 from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig, theory
@@ -44,7 +43,7 @@ def search():
 @pytest.mark.parametrize("way", [Way(), Way(2, True, "full"), Way(2, True, "selective"), Way(8)])
 @pytest.mark.parametrize("name", ["before", "block", "after"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
-    told, (one, *_, eight) = search.facts(name, way), search.rows
+    told, (one, *_, eight) = search.facts(name, way), search.job.rows
     for at, shown in zip((0, -1), search.job.run((int(one), int(eight)), way)[name]):
         most = {what: getattr(shown, what).max() for what in ("first", "again", "update")}
         most["held"] = shown.held[:-1]  # a bucket is a mean, which no line goes through

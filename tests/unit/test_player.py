@@ -2,8 +2,7 @@
 
 import json
 
-from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace, Transfer
-from bigtrain_lab.core.peak import Peak, peak
+from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Peak, Span, Trace, Transfer, peak
 from bigtrain_lab.panel.picture import window
 from bigtrain_lab.view import packed
 from bigtrain_lab.view.figures import memory

@@ -5,8 +5,7 @@ import heapq
 import random
 import re
 from functools import partial
-from itertools import chain as joined
-from itertools import combinations, count
+from itertools import chain as joined, combinations, count
 
 import pytest
 

@@ -12,8 +12,7 @@ from bigtrain_lab import Cost, Mesh, Rank, Recipe, Schedule, launch, simulate
 from bigtrain_lab.checks import clocks_differ, run_differs, tensors_differ
 from bigtrain_lab.core import Span
 from bigtrain_lab.experiments.combined import Combined
-from bigtrain_lab.order.plan import Together
-from bigtrain_lab.order.rates import exposed
+from bigtrain_lab.order import Together, exposed
 from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.techniques.replica_plan import LANE, with_replicas
 from bigtrain_lab.train import train

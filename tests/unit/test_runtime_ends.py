@@ -21,8 +21,7 @@ import pytest
 import bigtrain_lab
 from bigtrain_lab import Impossible, RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
-from bigtrain_lab.runtime.process import end
-from bigtrain_lab.runtime.process import server as fork_server
+from bigtrain_lab.runtime.process import end, server as fork_server
 from bigtrain_lab.runtime.process.pulse import Pulse, this_process
 from tests.unit.jobs import forked
 from tests.unit.ranks import after, ranks_alive, step, until

@@ -11,8 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 from torch.nn import functional as F
 
 from bigtrain_lab import Action, Impossible

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.core.peak import peak, readings
+from bigtrain_lab.core import Impossible, peak, readings
 from bigtrain_lab.experiments import layered
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes

@@ -14,8 +14,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ...core import write_whole
-from ...core.words import size
+from ...core import size, write_whole
 from ...experiments import Experiment
 from ...runtime import kept
 from ...view.page import asset

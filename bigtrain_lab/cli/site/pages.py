@@ -13,16 +13,14 @@ from nbconvert.filters import markdown2html
 from pygments.formatters import HtmlFormatter
 
 from ... import __version__
-from ...core import Impossible, write_whole
-from ...core.words import counted
+from ...core import Impossible, counted, write_whole
 from ...experiments import Experiment
 from ...grading.box import WALL_S
 from ...grading.in_page import EXERCISES
 from ...grading.likeness import Topic
 from ...view import live, table
 from ...view.packed import LOOK
-from ...view.page import asset, packed_text
-from ...view.page import page as page_of_run
+from ...view.page import asset, packed_text, page as page_of_run
 from ...view.player import Player
 from .lessons import NAMES, listed
 from .python import PACKAGE

@@ -75,8 +75,9 @@ def make(lab: str) -> list[Path]:
             asked = live.defaults(cls) | changed
             with suppress(Impossible):  # the page says why
                 tell(cls, tuple(asked.items()), cls.members(asked))
-    here = kept.kept_in("kept").with_suffix("")
-    return sorted(path for path in here.glob("*") if str(path) in opened)
+    return sorted(
+        path for path in kept.kept_in("kept").with_suffix("").glob("*") if str(path) in opened
+    )
 
 
 def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:

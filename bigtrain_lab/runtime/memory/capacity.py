@@ -3,8 +3,7 @@ where, and what would help."""
 
 from collections.abc import Mapping, Sequence
 
-from ...core import Impossible, available_bytes
-from ...core.words import by_kind, counted, size
+from ...core import Impossible, available_bytes, by_kind, counted, size
 
 # What lowers the bytes of a kind; said of the largest kind that something lowers.
 REMEDIES = {

@@ -49,8 +49,7 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ...core import MEMORY_KINDS, Alive, Impossible
-from ...core.words import size
+from ...core import MEMORY_KINDS, Alive, Impossible, size
 from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory

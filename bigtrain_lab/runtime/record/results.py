@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from ...core import Impossible
+from ...core import Impossible, ranks
 from ...core.files import open_regular
-from ...core.words import ranks
 from .log import writing
 
 KINDS = "biufcSU"  # of numpy's dtypes: booleans, numbers and text

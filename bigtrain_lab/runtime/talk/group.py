@@ -33,9 +33,8 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from ...core import Impossible
+from ...core import Impossible, ranks
 from ...core.impossible import refuse_unknown
-from ...core.words import ranks
 from ...order.plan import INSIDE, Message, Together
 from ..failure import frames
 from ..memory.capacity import OutOfMemory

@@ -30,8 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from ...core import Cost, Impossible, Link, Mesh
-from ...core.cost import Inside
+from ...core import Cost, Impossible, Inside, Link, Mesh
 from ...order.schedule import Action
 from ..devices import Devices, Node, choose, nccl_here, threads, visible
 from ..failure.faults import Fault

@@ -17,8 +17,7 @@ from functools import cache
 
 import torch.distributed as dist
 
-from ...core import Impossible
-from ...core.words import ranks
+from ...core import Impossible, ranks
 from ..process import border
 from ..process.border import Place
 from .peers import Peer

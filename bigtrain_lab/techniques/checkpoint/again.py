@@ -30,7 +30,7 @@ graph.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from threading import RLock
 from weakref import ref
 
@@ -172,11 +172,12 @@ class Record:
 
         result = None
         if last >= 0 or whole:
-            try:
-                with torch.set_grad_enabled(last >= 0), saved_tensors_hooks(collect, same):
-                    result = call()
-            except _Enough:
-                pass
+            with (
+                suppress(_Enough),
+                torch.set_grad_enabled(last >= 0),
+                saved_tensors_hooks(collect, same),
+            ):
+                result = call()
         guard.refuse_fewer(self.name, len(saved), last + 1, len(slots))
         # A first call that asks for gradients still has its own hooks on. They must not see these
         # tensors, which would become slots.

@@ -149,8 +149,11 @@ def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tens
     elif isinstance(fn, FunctionType):
         cells = [cell for cell in fn.__closure__ or () if cell != CellType()]
         yield from (cell for cell in cells if isinstance(cell.cell_contents, nn.Module | Tensor))
-        held = [cell.cell_contents for cell in cells]
-        parts = *held, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()
+        parts = (
+            *(cell.cell_contents for cell in cells),
+            *(fn.__defaults__ or ()),
+            *(fn.__kwdefaults__ or {}).values(),
+        )
     elif isinstance(fn, list | tuple) and fn and isinstance(fn[0], nn.Module):
         parts = fn
     for part in parts:
@@ -192,9 +195,11 @@ def generator(of: torch.device | str) -> tuple[Callable, Callable]:
 def same(state: Tensor | tuple, now: Tensor | tuple) -> bool:
     """Return whether nobody drew in between; of Python's and NumPy's generators the words come
     second."""
-    if isinstance(state, Tensor):
-        return torch.equal(state, now)
-    return state[2:] == now[2:] and bool(np.all(state[1] == now[1]))
+    return (
+        torch.equal(state, now)
+        if isinstance(state, Tensor)
+        else state[2:] == now[2:] and bool(np.all(state[1] == now[1]))
+    )
 
 
 def autocast() -> dict[str, tuple[torch.dtype, bool]]:

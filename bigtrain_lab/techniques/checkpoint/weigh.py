@@ -71,9 +71,11 @@ def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
 
 def as_leaves(x):
     """Cut the state from the graph that made it, so that the next record begins there."""
-    if isinstance(x, Tensor):
-        return x.detach().requires_grad_(x.is_floating_point())
-    return tuple(map(as_leaves, x))
+    return (
+        x.detach().requires_grad_(x.is_floating_point())
+        if isinstance(x, Tensor)
+        else tuple(map(as_leaves, x))
+    )
 
 
 def tensors_in(x) -> tuple[Tensor, ...]:

@@ -3,12 +3,8 @@
 from collections.abc import Callable, Mapping
 from operator import index
 
-from ...core import refuse
-from ...core.later import later
-from ...core.words import ranks
-
-with later():
-    import torch
+from ...core import ranks, refuse
+from ...core.later import torch
 
 
 def refuse_settings(settings: Mapping[str, tuple[Callable, str]], given: Mapping) -> None:

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 
-from ...core.later import later
+from ...core.later import torch
 from . import refuse, refuse_loss, whole
-
-with later():
-    import torch
 
 
 def whole_number(k) -> int:

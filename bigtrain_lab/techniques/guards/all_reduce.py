@@ -5,8 +5,7 @@ from torch import Tensor
 
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import DTYPES
-from . import by_ranks
-from . import refuse as refuse_any
+from . import by_ranks, refuse as refuse_any
 
 
 def refuse(tensor: Tensor, op: str) -> None:

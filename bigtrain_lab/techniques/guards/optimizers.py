@@ -88,9 +88,11 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     takes the place of `like`, of group `number`."""
 
     def parts(whole: Tensor):
-        if cut:
-            return whole.chunk(2, cut.dim)
-        return [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
+        return (
+            whole.chunk(2, cut.dim)
+            if cut
+            else [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
+        )
 
     x, *gradients = small(like)
     whole = [*map(parts, movements(optimizer, number, like, x, gradients))]
@@ -129,8 +131,9 @@ def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -
 def small(like: Tensor) -> Tensor:
     """A tensor in place of `like`, of which no part is like another, and two gradients."""
     shape = (4, 6, *[1] * (like.dim() - 2)) if like.dim() > 1 else (24,)
-    draw = torch.Generator().manual_seed(0)
-    drawn = torch.randn(3, *shape, generator=draw, dtype=torch.float64).to(like.device)
+    drawn = torch.randn(
+        3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).to(like.device)
     drawn[0] *= torch.arange(1, 25, device=drawn.device).view(shape)
     drawn[2] *= 1000  # more than a clip by a norm lets pass
     return drawn

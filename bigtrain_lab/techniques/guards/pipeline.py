@@ -70,7 +70,38 @@ def refuse(
         refuse_module(schedule, stage, module)
     if optimizer:
         refuse_shared(group.rank, modules)
-    refuse_precision(group.size, schedule, modules, optimizer, scale)
+    prepared = precisions(modules.values())
+    refuse_any(
+        (
+            len(prepared) > 1,
+            "The rank's stages were prepared by several MixedPrecisions: prepare all "
+            "in one, as nn.ModuleList(stages).",
+        ),
+        (
+            schedule.asynchronous and (scale or any(mp.masters for mp in prepared)),
+            f"{called(schedule)} updates while other micro-batches run, when no loss "
+            "scale and no master weight may change: take a synchronous schedule, or "
+            "train in full precision.",
+        ),
+        (
+            optimizer and scale,
+            "optimizer= would step on scaled gradients: leave it out, and call "
+            "mp.step(optimizer) and mp.update() after step().",
+        ),
+        *(
+            (
+                mp.scaler and not scale,
+                f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
+                "pass scale=mp.scale.",
+            )
+            for mp in prepared
+        ),
+        (
+            group.size > 1 and skips_alone(scale),
+            f"{group.size} ranks would skip steps each for itself: let them agree by "
+            "MixedPrecision(level, group=group), or DynamicLossScaler(group=group).",
+        ),
+    )
     for name, places in tied.items():
         refuse_tie(group.rank, schedule, order, modules, name, places)
 
@@ -117,43 +148,6 @@ def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
             )
             for name, parameter, stage in named
         )
-    )
-
-
-def refuse_precision(
-    size: int, schedule: Schedule, modules: Mapping[int, nn.Module], optimizer, scale
-) -> None:
-    prepared = precisions(modules.values())
-    refuse_any(
-        (
-            len(prepared) > 1,
-            "The rank's stages were prepared by several MixedPrecisions: prepare all "
-            "in one, as nn.ModuleList(stages).",
-        ),
-        (
-            schedule.asynchronous and (scale or any(mp.masters for mp in prepared)),
-            f"{called(schedule)} updates while other micro-batches run, when no loss "
-            "scale and no master weight may change: take a synchronous schedule, or "
-            "train in full precision.",
-        ),
-        (
-            optimizer and scale,
-            "optimizer= would step on scaled gradients: leave it out, and call "
-            "mp.step(optimizer) and mp.update() after step().",
-        ),
-        *(
-            (
-                mp.scaler and not scale,
-                f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
-                "pass scale=mp.scale.",
-            )
-            for mp in prepared
-        ),
-        (
-            size > 1 and skips_alone(scale),
-            f"{size} ranks would skip steps each for itself: let them agree by "
-            "MixedPrecision(level, group=group), or DynamicLossScaler(group=group).",
-        ),
     )
 
 

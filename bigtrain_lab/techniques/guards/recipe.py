@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from ...order.plan import lower
+from ...order import Schedule, lower
 from ...order.recompute.plan import Recompute, named
-from ...order.schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from . import refuse, refuse_settings, shown, whole
 from .optimizers import refuse_beyond

@@ -20,8 +20,7 @@ from ..checkpoint.conditions import Conditions
 from ..sequence_parallel import SEQUENCE
 from ..tensor_parallel import cut_of, gathered
 from ..tied_plan import LOOKS
-from . import refuse as refuse_any
-from . import replicas
+from . import refuse as refuse_any, replicas
 from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
@@ -363,8 +362,11 @@ def refuse_way(
             if way.endswith("row")
             else "out_features"
         )
-        what = f"{'The vocabulary' if way == 'vocabulary' else size} of {path}"
-        refuse_uneven(what, getattr(whole, size), group.size)
+        refuse_uneven(
+            f"{'The vocabulary' if way == 'vocabulary' else size} of {path}",
+            getattr(whole, size),
+            group.size,
+        )
 
 
 def own_names(whole: nn.Module, kind: type) -> str:
