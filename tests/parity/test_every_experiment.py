@@ -5,7 +5,6 @@ wrong experiment does not pass. What its panel says of its ranks' time is so.
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from itertools import product
 
@@ -18,6 +17,7 @@ from bigtrain_lab.core import COLLECTIVES, Alive, Memory, Scalar, peak
 from bigtrain_lab.experiments.one_device import OneDevice
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
+from bigtrain_lab.runtime.process.end import within
 from bigtrain_lab.techniques.mixed_precision import LEVELS
 from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import summary
@@ -275,10 +275,7 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
     """In its answers, in the last three rows of its table and in its picture; a rank alone waits
     for nobody."""
     panel, names = show(name), ["compute share", "waits share", "idle share"]
-    for _ in range(600):  # a lab may tell late
-        if "<td" in panel.foot.numbers.value:
-            break
-        time.sleep(0.1)
+    assert within(60, lambda: "<td" in panel.foot.numbers.value)  # a lab may tell late
     shares, rows = (
         recomputed(panel.traces["predicted"]),
         [row for row in panel.rows if row.quantity in names],
