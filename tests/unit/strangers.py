@@ -105,11 +105,12 @@ def claimed(path: Path) -> None:
 
 def bomb(path: Path) -> None:
     """64 MiB of zeros, 64 times, in a few kB."""
-    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file:
-        with file.open("a.npy", "w") as member:
-            member.write(npy_header("(67108864,)", "|u1"))
-            for _ in range(64):
-                member.write(bytes(2**20))
+    with (
+        ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file,
+        file.open("a.npy", "w") as member,
+    ):
+        member.write(npy_header("(67108864,)", "|u1"))
+        member.write(bytes(2**26))
 
 
 def objects(path: Path) -> None:

@@ -146,8 +146,7 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
         found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span))
     found.append(x.grad)
     assert same(found, expected)
-    assert done == [op.action for op in ops]
-    assert after == live(ops, chain)
+    assert (done, after) == ([op.action for op in ops], live(ops, chain))
     assert max(inside) == peak_bytes(ops, chain) and after[-1] == 0
 
 

@@ -82,8 +82,7 @@ def test_the_peak_of_an_mlp_is_the_hand_count(batch, where):
             "temporaries": 2 * F32 * batch * H + loss + F32,
         },
     }[where]
-    assert sums(ledger.at_peak()) == expected
-    assert ledger.peak_bytes == sum(expected.values())
+    assert (sums(ledger.at_peak()), ledger.peak_bytes) == (expected, sum(expected.values()))
 
 
 @pytest.mark.parametrize(("vocabulary", "where"), [(32, "loss"), (11, "mlp")])
@@ -120,8 +119,7 @@ def test_the_peak_of_the_transformer_is_the_hand_count(vocabulary, where):
             "temporaries": F32 * (5 * B * S * D + 2),
         },
     }[where]
-    assert sums(ledger.at_peak()) == expected
-    assert ledger.peak_bytes == sum(expected.values())
+    assert (sums(ledger.at_peak()), ledger.peak_bytes) == (expected, sum(expected.values()))
 
 
 # -- nothing twice, nothing missed -----------------------------------------------------------------
