@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from bigtrain_lab.core import refuse
-from bigtrain_lab.order import SLICES, Action
+from bigtrain_lab.order.plan import SLICES
+from bigtrain_lab.order.schedule import Action
 from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.techniques.sliced_model import sliced
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy

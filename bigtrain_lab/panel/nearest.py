@@ -45,11 +45,10 @@ def attempt(first, settings: dict) -> Prediction | str:
 
 def tell(found: Prediction) -> None:
     """Fill in what its lab says of a prediction, once."""
-    experiment, trace = found[:2]
     with ONCE:
         if not found.column:
-            found.sentences.extend(experiment.explain(trace))
-            found.column.update(report.column(experiment.quantities, trace))
+            found.sentences.extend(found.experiment.explain(found.trace))
+            found.column.update(report.column(found.experiment.quantities, found.trace))
 
 
 def raised(error: Exception) -> str:
