@@ -23,9 +23,8 @@ PY := .venv/bin/python
 export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# Three test files at a time, since each waits for processes as often as it computes: two cores are busy then. In
-# the order they are found: the browser and the lessons take longest and come first.
-THREE := -n 3 --dist loadfile --no-loadscope-reorder
+# Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup browser lab lint size test quick bench notebooks grading-proof clean
 
@@ -51,10 +50,10 @@ size:
 	@$(or $(PYTHON),python3) tools/size.py
 
 test: browser lint
-	$(PY) -m pytest tests $(THREE) $(ARGS)
+	$(PY) -m pytest tests $(TWO) $(ARGS)
 
 quick: setup
-	$(PY) -m pytest -m "not slow" $(wildcard tests/parity tests/unit) $(THREE) $(ARGS)
+	$(PY) -m pytest -m "not slow" $(wildcard tests/parity tests/unit) $(TWO) $(ARGS)
 
 bench: setup
 	$(PY) -m benchmarks $(ARGS)
