@@ -64,10 +64,7 @@ def template(node: ast.AST) -> str:
 
 
 def literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, template) of all strings but docstrings, annotations and parts of f-strings; with the
-    question that a file begins with, which a lab asks."""
-    if isinstance(tree, ast.Module):
-        yield from ((1, asked) for asked in re.findall(r"\A.*\?", ast.get_docstring(tree) or ""))
+    """(line, template) of all strings but docstrings, annotations and parts of f-strings."""
     silent = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -27,6 +27,7 @@ SPREADS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16)
 
 class Accumulate(OfGPT, OneDevice):
     name: ClassVar[str] = "accumulate"
+    question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}

@@ -40,6 +40,7 @@ KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
+    question: ClassVar[str] = "Why not just send everything to rank 0?"
     answers: ClassVar[tuple[str, ...]] = (
         "time",
         "bytes through the busiest port, in and out",

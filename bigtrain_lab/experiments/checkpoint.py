@@ -49,6 +49,7 @@ MOST_FOLLOWED = (
 
 class Checkpoint(OfGPT, OneDevice):
     name: ClassVar[str] = "checkpoint"
+    question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")

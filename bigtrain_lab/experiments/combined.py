@@ -1,4 +1,4 @@
-"""Which product of data, pipeline and tensor parallel? Each is one training, and gives one loss.
+"""Data, pipeline and tensor parallel are one training, and any product of them gives one loss.
 
 A GPT on Mesh(dp, pp, tp): copies of the model share the batch, the ranks of a copy its layers, and
 neighbours each layer. The axis that talks most is the last one, inside a node. All go through the
@@ -22,6 +22,7 @@ WHAT = {"dp": "averaging gradients", "pp": "bubbles and messages", "tp": "sums i
 
 class Combined(Layered):
     name: ClassVar[str] = "combined"
+    question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch", "stage": "layer"}
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "mesh", "memory")
     rivals_by: ClassVar[str] = "replicas x pipeline x slices"

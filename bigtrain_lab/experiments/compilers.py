@@ -64,6 +64,7 @@ FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product"
 
 class Compile(OnOneRank):
     name: ClassVar[str] = "compile"
+    question: ClassVar[str] = "Can a compiler do it faster without me?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "fusion", "blocks")
     rivals_by: ClassVar[str] = "compiler"
     answers: ClassVar[tuple[str, ...]] = (

@@ -36,6 +36,7 @@ STRATEGIES = ("buckets", "fused-cycle", "push-pull")
 
 class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
+    question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     answers: ClassVar[tuple[str, ...]] = (
         "speed-up over one replica",

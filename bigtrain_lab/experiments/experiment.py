@@ -6,8 +6,6 @@ experiment is one new file.
 """
 
 import json
-import re
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -59,9 +57,8 @@ class Quantity(NamedTuple):
 
 
 class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
-    """Subclass in one file: `name`, `question` (or a file that begins with it), fields made with
-    `knob(...)` (or properties), among them `ranks` and `steps` (training steps of a run), and the
-    methods below."""
+    """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), among
+    them `ranks` and `steps` (training steps of a run), and the methods below."""
 
     # pydantic's checks of a class are built when it first checks something
     model_config = ConfigDict(
@@ -126,10 +123,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
         """A subclass's own fields come first, then those it varies, then those shared ones that it
-        has as they are. Its question is what its file begins with, where it gives no other."""
-        asked = re.match(r".*\?", getattr(sys.modules.get(cls.__module__), "__doc__", None) or "")
-        if asked and {"name", "question"} & vars(cls).keys() == {"name"}:
-            cls.question = asked[0]
+        has as they are."""
         fields, varied = cls.__pydantic_fields__, vars(cls).get("varied", {})
         for name, other in varied.items():
             field = fields.pop(name)

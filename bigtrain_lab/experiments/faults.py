@@ -57,6 +57,7 @@ GUESSES = {  # what to expect of a run -> the faults of which it is right
 
 class Faults(Staleness):
     name: ClassVar[str] = "faults"
+    question: ClassVar[str] = "Something broke on one of my ranks. Which one, and how do I see it?"
 
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
     varied: ClassVar[dict] = {

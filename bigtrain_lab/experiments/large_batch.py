@@ -88,6 +88,7 @@ class Looks(train.Lens):
 
 class LargeBatch(Replicated):
     name: ClassVar[str] = "large-batch"
+    question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
     rivals_by: ClassVar[str] = "batch"
     curves: ClassVar[dict[str, str]] = {

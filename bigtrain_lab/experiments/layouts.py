@@ -1,4 +1,4 @@
-"""Are these all one idea? Data, column, row and 2-D slicing.
+"""Are data, column, row and 2-D slicing all one idea?
 
 One product, Y[n, f] = X[n, d] W[d, f], forward and backward, under a layout: a dimension is split
 along an axis of the ranks, or two along two. The collectives follow from the names of dimensions
@@ -37,6 +37,7 @@ ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": 
 
 class Layouts(OnNodes):
     name: ClassVar[str] = "layouts"
+    question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "layouts")
     rivals_by: ClassVar[str] = "layout"
     answers: ClassVar[tuple[str, ...]] = (

@@ -23,6 +23,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
 class MemoryExperiment(OfGPT, OneDevice):
     name: ClassVar[str] = "memory"
+    question: ClassVar[str] = "Where did the memory go?"
 
     rows: int = knob(8, "samples in a batch", low=1, high=64, unit="samples")
     vocabulary: int = knob(

@@ -35,6 +35,7 @@ MOST = 20_000  # batches of a run, of all workers
 
 class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
+    question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each worker's batch"}
     answers: ClassVar[tuple[str, ...]] = (

@@ -22,6 +22,7 @@ from .pipeline import PipelineExperiment
 
 class Partition(PipelineExperiment):
     name: ClassVar[str] = "partition"
+    question: ClassVar[str] = "Where do I cut the model so that no stage waits for another?"
     figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
     answers: ClassVar[tuple[str, ...]] = (
         "step time",

@@ -1,4 +1,4 @@
-"""Which schedule wastes the least time, and what does it pay in memory?
+"""Which pipeline schedule wastes the least time, and what does it pay in memory?
 
 A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your
 choice.
@@ -22,6 +22,9 @@ from .pipelined import Pipelined
 
 class PipelineExperiment(OfGPT, Pipelined):
     name: ClassVar[str] = "pipeline"
+    question: ClassVar[str] = (
+        "Which schedule wastes the least time, and what does it pay in memory?"
+    )
     must_exist: ClassVar[tuple[str, ...]] = ("order", "slices")
 
     schedule: str = knob(

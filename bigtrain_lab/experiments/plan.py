@@ -34,6 +34,7 @@ ONCE = threading.Lock()  # who comes second finds what is simulated
 
 class PlanACluster(Combined):
     name: ClassVar[str] = "plan"
+    question: ClassVar[str] = "Which plan trains this model fastest on these devices?"
     rivals_by: ClassVar[str] = "plan"
     tells_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (

@@ -1,4 +1,4 @@
-"""Just call .half()? What breaks, and what does each safeguard cost?
+"""Just call .half()? What each level of mixed precision costs, saves and breaks.
 
 A BERT-style encoder learns which of 21 relations a sentence states between two marked names
 (data/relations.py). Each level's memory, time and state are predicted, and a run looks at its own
@@ -46,6 +46,7 @@ BREAKS = {  # what a level without one of the safeguards suffers from
 
 class Precision(OneDevice):
     name: ClassVar[str] = "precision"
+    question: ClassVar[str] = "Just call .half()? What breaks, and what does each safeguard cost?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "exponents", "underflow")
     rivals_by: ClassVar[str] = "level"
     curves: ClassVar[dict[str, str]] = {"loss": "loss", "loss scale": "loss scale"}

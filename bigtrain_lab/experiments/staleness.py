@@ -27,6 +27,7 @@ class Staleness(Pipelined):
         "step time",
         "peak memory, fullest rank",
     )
+    question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
 
     schedule: str = knob(
         "pipedream", "which versions a micro-batch uses", choices=lambda: Schedule.all()

@@ -42,6 +42,7 @@ class ReadsOff(train.Lens):
 
 class TensorSlicing(Layered):
     name: ClassVar[str] = "tensor-slicing"
+    question: ClassVar[str] = "One layer is too big. Where do I cut?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "slices", "memory")
     answers: ClassVar[tuple[str, ...]] = (
         "step time",

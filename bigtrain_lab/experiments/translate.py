@@ -34,6 +34,7 @@ HOST = Wire(
 
 class Translate(Replicated):
     name: ClassVar[str] = "translate"
+    question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     curves: ClassVar[dict[str, str]] = {
         "train loss": "loss, held out; thin: training",

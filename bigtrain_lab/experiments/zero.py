@@ -28,6 +28,7 @@ WORDS = {
 
 class Zero(Layered):
     name: ClassVar[str] = "zero"
+    question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
     rivals_by: ClassVar[str] = "stage"
     answers: ClassVar[tuple[str, ...]] = (
