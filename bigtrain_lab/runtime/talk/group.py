@@ -173,9 +173,9 @@ class Group:
         """
         site, way = self._way(dst, name, site, tag)
         with self.recorder.aside(), self._watching(dst, name):
+            wire = self._wire(tensor, dst, name, way)  # the log tells of it first
             if not agreed:
                 self._announce(tensor, dst, site)
-            wire = self._wire(tensor, dst, name, way)
             self._outbox.add(dist.isend(wire, group=self._pg, group_dst=dst, tag=way), wire)
 
     def recv(self, src: int, name="", site: str = "", tag: int = 0, like=None) -> torch.Tensor:
@@ -486,12 +486,15 @@ class Group:
         self.recorder.refuse_other_lane(self.name, name)
         self.recorder.jitter()
         self._began = self.recorder.clock.wall()
-        whom = None if src is None else self.members[src]
-        all_of = (self._pg.group_name, self.members) if src is None else ("", ())
-        self.recorder.mark("wait", whom, way, name, *all_of, lane=self.name)
+        self._wants(name, src, way)
         with self._watching(src, name):
             yield
         self.recorder.mark("got", way, lane=self.name)
+
+    def _wants(self, name, src: int | None, way: int) -> None:
+        whom = None if src is None else self.members[src]
+        all_of = (self._pg.group_name, self.members) if src is None else ("", ())
+        self.recorder.mark("wait", whom, way, name, *all_of, lane=self.name)
 
     # -- a collective's ----------------------------------------------------------------------------
 
@@ -570,7 +573,11 @@ class Group:
         site, way = self._way(src, name, site, tag)
         receive = _Receive(src, name, site, way, like, buffer)
         with self.recorder.aside(), self._watching(src, name):
-            self._expect(receive, agreed)
+            try:
+                self._expect(receive, agreed)
+            except RuntimeError:  # its rank may have ended: the log tells what is wanted of it
+                self._wants(str(name) or site, src, way)
+                raise
         return Handle(partial(self._arrive, receive), partial(self._take, receive))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
