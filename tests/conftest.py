@@ -14,7 +14,6 @@ import pytest
 
 import tests
 from bigtrain_lab.runtime.process.border import cache_directory
-from tools import setup
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -34,6 +33,8 @@ os.environ["XDG_CACHE_HOME"] = os.environ.setdefault("BIGTRAIN_TESTS_KEEP", KEPT
 @pytest.fixture(scope="session")
 def find_browser() -> str:
     """The path of a Chromium to drive; without one the test is skipped, and in CI it fails."""
+    from tools import setup  # which a copy of the tests beside an installed package lacks
+
     path = setup.find_browser()
     if path is None:
         pytest.skip(
