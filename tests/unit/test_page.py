@@ -7,16 +7,14 @@ import re
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from bigtrain_lab import Experiment, Player, Run, Trace, launch
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.view.page import page
+from bigtrain_lab.view.page import asset, page
 from bigtrain_lab.view.player import pack
 
-HERE = Path(__file__).parents[2] / "bigtrain_lab"
 SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
 
 
@@ -119,9 +117,7 @@ def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
     text = page(traces_of(*done), *done)
     held = Elements(text)
     assert Player._esm in held.text("script", type="module") and Player._css in held.text("style")
-    assert (HERE / "view" / "page" / "page.js").read_text(encoding="utf-8") in held.text(
-        "script", type="module"
-    )
+    assert asset("page.js") in held.text("script", type="module")
     within = text.replace("http://www.w3.org/2000/svg", "").replace(
         "url(#", ""
     )  # of saved pictures

@@ -6,15 +6,17 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 from bigtrain_lab import Action, Run
-from bigtrain_lab.runtime.failure import progress
+from bigtrain_lab.runtime.failure import frames, progress
 from bigtrain_lab.runtime.failure.diagnose import deadlock, hang
 from bigtrain_lab.runtime.process.pulse import STOPPED
+from bigtrain_lab.train import recipe
 from tests.unit.ranks import after, fails, step, until, written
 
 HERE, DISK = __file__, "in uninterruptible sleep (disk)"
@@ -252,6 +254,11 @@ def test_a_message_without_another_end(record):
         if record
         else "Rank 1 lost the connection"
     )
+
+
+def test_a_lab_is_a_person_s_code_wherever_it_is_installed(monkeypatch):
+    monkeypatch.setattr(frames, "LIBRARIES", (str(Path(frames.PACKAGE).parent),))
+    assert frames.is_foreign(progress.__file__) and not frames.is_foreign(recipe.__file__)
 
 
 def test_a_module_that_the_ranks_do_not_have(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 library's."""
 
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -9,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-RUNTIME = str(Path(__file__).parent.parent)
+RUNTIME, PACKAGE = (f"{folder}{os.sep}" for folder in Path(__file__).parents[1:3])
 LIBRARIES = tuple(
     {
         *map(
@@ -35,8 +36,10 @@ class Place(NamedTuple):
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file is a library's, the runtime's or the interpreter's own."""
-    return file.startswith((RUNTIME, "<frozen", *LIBRARIES))
+    """Whether a file is a library's, the runtime's or the interpreter's own. A lab's is none,
+    wherever this package is installed."""
+    outside = (RUNTIME, "<frozen") if file.startswith(PACKAGE) else ("<frozen", *LIBRARIES)
+    return file.startswith(outside)
 
 
 def innermost(places: list[Place]) -> Place | None:
