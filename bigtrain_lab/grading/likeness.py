@@ -240,7 +240,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def text_looked_at(cls, pieces, seed: int, step: int | None = None, played: Box | None = None):
         """The same of an answer's text."""
         names = None if step is None else cls.scenes_of(step, seed)
-        judged = cls.judged(pieces, seed, names, patience=2 * (step is not None), played=played)
+        judged = cls.judged(pieces, seed, names, patience=1 + (step is not None), played=played)
         printed = [row.printed for row in judged.rows if row.printed][:1]
         ladder = judged.ladder if names is None and judged.findings else []
         return judged.findings, printed, judged.share, judged.replay, ladder
@@ -251,13 +251,13 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         pieces: list[Piece],
         seed: int,
         names: frozenset[str] | None = None,
-        patience: int = 0,
+        patience: int = 1,
         played: Box | None = None,
     ) -> Judged:
         """Play a text in all scenes, or in those of these names, beside the right answers.
 
-        It stops at the first scene that raises; with `patience`, once so many have ended the
-        answer's process.
+        It goes on after a scene that raises, since a step that comes later may be right, and stops
+        once `patience` scenes have ended the answer's process.
         """
         rows, ended = [], 0
         # the right answers meanwhile, where there are threads; else when they are asked for
@@ -266,7 +266,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             for row in (played or box()).rows(cls, pieces, seed, names):
                 rows.append(row)
                 ended += row.raised == ENDED
-                if row.raised and not patience or patience and ended == patience:
+                if ended == patience:
                     break
             return Judged(cls, seed, names, names, rows, rights.result())
 

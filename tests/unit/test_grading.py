@@ -496,10 +496,12 @@ def test_numbers_are_those_of_this_process_or_of_a_seed_and_told(capsys):
     assert (
         not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
     )
-    ladder = check("double", lambda x: 2 * x if x < 100 else 0).ladder
-    assert [each.partition(".")[0] for each in ladder] == [
-        "Step 1: right",
-        "Step 2: 1 of 2 scenes right",
+    large, small = lambda x: 2 * x if x < 100 else 0, lambda x: 2 * x if x == 1 or x > 99 else 1 / 0
+    assert [
+        [each.partition(".")[0] for each in check("double", f).ladder] for f in (large, small)
+    ] == [
+        ["Step 1: right", "Step 2: 1 of 2 scenes right"],
+        ["Step 1: 0 of 1 scenes right", "Step 2: 1 of 2 scenes right"],  # after what raised
     ]
     hint("double", 2)
     assert capsys.readouterr().out == "Twice.\n"
