@@ -19,6 +19,7 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -153,7 +154,10 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self.replicas)
         watch = nullcontext() if self.replicas.rules.numbers else guard.Watch(self)
-        with replaced(self, "recorded", lambda _: torch.is_grad_enabled()), watch:
+        # A compiled backward would keep the memory of weights that are dropped in between.
+        eager = "torch._dynamo" in sys.modules
+        compiled = torch.compiler.set_stance("force_eager") if eager else nullcontext()
+        with replaced(self, "recorded", lambda _: torch.is_grad_enabled()), watch, compiled:
             return self.module(*args, **kwargs)
 
     def _open(self, unit: "Unit", kind: str) -> None:

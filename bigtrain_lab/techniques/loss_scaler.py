@@ -204,7 +204,8 @@ class DynamicLossScaler:
         ):
             if parameter.grad.is_sparse:  # a sum of rows that each fit may overflow
                 parameter.grad = parameter.grad.coalesce()
-            yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+            found = parameter.grad
+            yield found._values() if found.is_sparse else found.as_subclass(Tensor)
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:

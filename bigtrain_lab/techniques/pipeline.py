@@ -82,7 +82,7 @@ class Pipeline:
         after: "Pipeline | None" = None,
         tied: Mapping[str, Mapping[int, str]] = {},
     ):
-        self.group = group = Group.of(group)
+        self.group = group = Group.of(group).anew()
         guard.refuse_size(group, schedule)
         self.operations = lower(schedule).lanes[group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule
+from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule, launch
 from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.models import Classifier, MLPStage
 from bigtrain_lab.techniques import LAMB
@@ -342,6 +342,17 @@ def relu_first(number):
 def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
     recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
     assert differ(recipe.run(directory=tmp_path / "run").result, recipe.reference()) == []
+
+
+def test_a_program_trains_again_with_samples_of_another_size(tmp_path):
+    one = replace(PLAIN, ranks=2, samples=None)
+    other = replace(one, data=lambda number: [part[:3] for part in data(number)])
+
+    def program(rank):
+        return [recipe.program(rank) for recipe in (one, other)][1]
+
+    found = launch(program, 2, record=False, directory=tmp_path / "run").result
+    assert differ(found, other.reference()) == []
 
 
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():

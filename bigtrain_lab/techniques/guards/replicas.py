@@ -297,6 +297,7 @@ def described(replicas) -> dict[str, tuple]:
             and stage
             and not own.issuperset(e.untyped_storage()._cdata for e in (p, pieces[p])),
             f", version {p._version}": stage == 3,
+            ", with a gradient that no piece gets": stage == 3 and p.grad is not None,
         }
         found[name] = p.dtype, p.shape, p.device, "".join(each for each in facts if facts[each])
     return found
