@@ -101,7 +101,9 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
                    is refused
     alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
-    All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
+    All ranks use the same units in the same order. Ranks that differ are refused in the first step,
+    and in a recorded run in any; later, without a record, gloo ends the process where the sizes of
+    two units meet. What is compiled inside runs as it is written. The mean weighs all ranks alike. The optimizer
     works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
     ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
     gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
