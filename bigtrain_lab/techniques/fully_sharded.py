@@ -103,10 +103,10 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
 
     All ranks use the same units in the same order. Ranks that differ are refused in the first step,
     and in a recorded run in any; later, without a record, gloo ends the process where the sizes of
-    two units meet. What is compiled inside runs as it is written. The mean weighs all ranks alike. The optimizer
-    works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
-    ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
-    gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
+    two units meet. What is compiled inside runs as it is written. The mean weighs all ranks alike.
+    The optimizer works element by element; LAMB and LARS are given group= and pieces=lambda p:
+    True. With more ranks than elements some pieces are empty. Frozen parameters are gathered too.
+    They cost no gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
     DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused.
     The module's own parameters read as nan between uses. They must not be written to, in a forward
     neither. Hooks of gradients belong to them, since no backward reaches a piece.
