@@ -157,9 +157,9 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
         guard.refuse_changed(self.replicas)
         watch = nullcontext() if self.replicas.rules.numbers else guard.Watch(self)
         # A compiled backward would keep the memory of weights that are dropped in between.
-        eager = "torch._dynamo" in sys.modules
-        compiled = torch.compiler.set_stance("force_eager") if eager else nullcontext()
-        with replaced(self, "recorded", lambda _: torch.is_grad_enabled()), watch, compiled:
+        stance = torch.compiler.set_stance if "torch._dynamo" in sys.modules else nullcontext
+        learns = replaced(self, "recorded", lambda _: torch.is_grad_enabled())
+        with learns, watch, stance("force_eager"):
             return self.module(*args, **kwargs)
 
     def _open(self, unit: "Unit", kind: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -103,12 +104,8 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     takes the place of `like`, of group `number`."""
 
     def parts(whole: Tensor):
-        sizes = [whole.numel() * 11 // 24, -(-whole.numel() * 13 // 24)]
-        return (
-            whole.chunk(2, cut.dim)
-            if cut
-            else [keeping_dim(part, whole) for part in whole.flatten().split(sizes)]
-        )
+        pieces = whole.flatten().tensor_split([whole.numel() * 11 // 24])
+        return whole.chunk(2, cut.dim) if cut else [keeping_dim(each, whole) for each in pieces]
 
     def apart(x: Tensor, *gradients: Tensor) -> bool:
         whole = [*map(parts, islice(movements(optimizer, number, like, x, gradients), STEPS))]
@@ -149,12 +146,11 @@ def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -
 def drawn(like: Tensor, size: tuple[int, int]) -> Tensor:
     """A tensor in place of `like`, of which no part is like another, and the gradients of STEPS
     steps."""
-    rows, columns = size
-    shape = (*size, *[1] * (like.dim() - 2)) if like.dim() > 1 else (rows * columns,)
+    shape = (*size, *[1] * (like.dim() - 2)) if like.dim() > 1 else (prod(size),)
     made = torch.randn(
         1 + STEPS, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).to(like.device)
-    made[0] *= torch.arange(1, 1 + rows * columns, device=made.device).view(shape)
+    made[0] *= torch.arange(1, 1 + prod(size), device=made.device).view(shape)
     made[2::2] *= 1000  # more than a clip by a norm lets pass
     return made
 
