@@ -338,21 +338,15 @@ def relu_first(number):
     return nn.Sequential(nn.ReLU(inplace=True), *stage(number))
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "pipedream"])
-def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
-    recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
-    assert differ(recipe.run(directory=tmp_path / "run").result, recipe.reference()) == []
+def test_a_program_trains_again_with_other_sizes_and_a_stage_may_change_its_input(tmp_path):
+    one = replace(PLAIN, model=relu_first, schedule="zb-h1", samples=None, ranks=2)
+    other = replace(one, schedule="pipedream", data=lambda n: [part[:3] for part in data(n)])
 
+    def both(train):
+        return {f"{k} {n}": x for k, r in enumerate((one, other)) for n, x in train(r).items()}
 
-def test_a_program_trains_again_with_samples_of_another_size(tmp_path):
-    one = replace(PLAIN, ranks=2, samples=None)
-    other = replace(one, data=lambda number: [part[:3] for part in data(number)])
-
-    def program(rank):
-        return [recipe.program(rank) for recipe in (one, other)][1]
-
-    found = launch(program, 2, record=False, directory=tmp_path / "run").result
-    assert differ(found, other.reference()) == []
+    run = launch(lambda rank: both(lambda r: r.program(rank)), 2, directory=tmp_path / "run")
+    assert differ(run.result, both(Recipe.reference)) == []
 
 
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():

@@ -24,9 +24,9 @@ from ..tensor_parallel import cut_of
 from . import refuse
 from .gone import Piece
 
-# a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
-SHARDED = WeakIdKeyDictionary()
-PIECES = WeakIdKeyDictionary()  # what replicas step in place of weights, at stages 1 to 3
+# what replicas step in place of a weight, at stages 1 to 3 -> how many ranks have a piece of it; a
+# module's own parameter, empty at stage 3 -> the rank
+PIECES = WeakIdKeyDictionary()
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
 LAST = WeakIdKeyDictionary()  # optimizer -> its last hook
 STEPS = 12  # of a trial: some look across later than in their first step
@@ -35,7 +35,7 @@ SIZES = (4, 6), (96, 100)  # of what is tried: some have another rule for large 
 
 def is_part(parameter: Tensor) -> bool:
     """Whether other ranks hold the rest of this weight."""
-    sharers = SHARDED.get(parameter)
+    sharers = PIECES.get(parameter)
     return bool(cut_of(parameter)) or isinstance(sharers, int) and sharers > 1
 
 
@@ -44,7 +44,7 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer, (None,))[0] != len(held):
-        refuse_across(optimizer, SHARDED.get)
+        refuse_across(optimizer, PIECES.get)
     if TRIED[optimizer][1]:
         if optimizer in LAST:
             LAST[optimizer].remove()

@@ -25,7 +25,7 @@ from ..prepared_model import masters_of
 from ..shards import CUTS, STEPPED
 from . import by_ranks, refuse, who, whole
 from .gone import Gone, gone, is_gone, real
-from .optimizers import SHARDED, TRIED, refuse_across
+from .optimizers import PIECES, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient
 WRAPPED = WeakIdKeyDictionary()
@@ -551,8 +551,7 @@ def refuse_state(model, call: str, *_) -> None:
 def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
-    SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
-    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), model.group.size))
+    PIECES.update(dict.fromkeys(model.replicas.pieces, who(model)))
     TRIED.clear()
     saved, loaded = (
         partial(refuse_state, model, call)
