@@ -334,12 +334,9 @@ def test_a_training_that_diverges_ends_in_nan_and_is_not_refused():
     )
 
 
-def relu_first(number):
-    return nn.Sequential(nn.ReLU(inplace=True), *stage(number))
-
-
 def test_a_program_trains_again_with_other_sizes_and_a_stage_may_change_its_input(tmp_path):
-    one = replace(PLAIN, model=relu_first, schedule="zb-h1", samples=None, ranks=2)
+    in_place = lambda n: nn.Sequential(nn.ReLU(inplace=True), *stage(n))  # noqa: E731
+    one = replace(PLAIN, model=in_place, schedule="zb-h1", samples=None, ranks=2)
     other = replace(one, schedule="pipedream", data=lambda n: [part[:3] for part in data(n)])
 
     def both(train):

@@ -6,7 +6,7 @@ across in later steps, or in larger tensors, only.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
@@ -18,7 +18,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 from . import refuse
@@ -44,7 +43,7 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer, (None,))[0] != len(held):
-        refuse_across(optimizer, PIECES.get)
+        refuse_across(optimizer)
     if TRIED[optimizer][1]:
         if optimizer in LAST:
             LAST[optimizer].remove()
@@ -62,37 +61,40 @@ def let_read(optimizer: Optimizer, args, kwargs) -> None:
 register_optimizer_step_pre_hook(before_step)
 
 
-def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str | None]) -> None:
+def refuse_across(optimizer: Optimizer) -> None:
     """One that looks across the elements of a tensor of which this rank has a piece or a slice. A
     class may say by an attribute `element_wise` that it does not, as one that draws noise must."""
     every = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
     ways, told = {}, getattr(optimizer, "element_wise", False)
     ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
     for number, p in every:
-        if isinstance(is_piece(p), str):
-            raise Impossible(
-                f"An optimizer on {is_piece(p)} has the module's own parameters, "
+        refuse(
+            (
+                isinstance(PIECES.get(p), str),
+                f"An optimizer on {PIECES.get(p)} has the module's own parameters, "
                 "which are empty between uses: build it over model.parameters(), of "
-                "the FullyShardedDataParallel."
+                "the FullyShardedDataParallel.",
             )
-        cut = None if is_piece(p) else cut_of(p)
-        if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
+        )
+        cut = None if p in PIECES else cut_of(p)
+        if (p in PIECES or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
-        error = None
         try:
             with torch.random.fork_rng([p.device] if p.is_cuda else []):
                 fault = looks_across(optimizer, number, p, cut) and "looks across"
         except Exception as cause:  # whatever a stranger's class raises
-            fault, error = f"could not be tried ({cause}) on", cause
-        if fault:
-            raise Impossible(
+            fault = f"could not be tried ({cause}) on"
+        refuse(
+            (
+                fault,
                 f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
                 "which a rank has only some: take one that steps each element by "
                 "itself, such as AdamW, or that says so by element_wise = True, or "
                 "LAMB or LARS with group= (and pieces=lambda p: True over "
-                "FullyShardedDataParallel)."
-            ) from error
+                "FullyShardedDataParallel).",
+            )
+        )
     TRIED[optimizer] = (
         len({id(p) for _, p in every}),
         [p for _, p in every if p in PIECES or cut_of(p)],

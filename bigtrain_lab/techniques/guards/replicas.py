@@ -483,7 +483,7 @@ def refuse_optimizer(optimizer) -> None:
         ),
     )
     if not hasattr(optimizer, "among"):  # which will know its ranks
-        refuse_across(optimizer, lambda p: True)
+        refuse_across(optimizer)
 
 
 def refuse_other_rank(optimizer, state_dict: dict) -> None:
