@@ -37,7 +37,9 @@ def clip_grad_norm(parameters: Iterable[Tensor | Home], max_norm: float, group=N
     square = torch.zeros((), dtype=torch.float64, device=device)
     for p, once in counts.items():
         if once:
-            square += torch.linalg.vector_norm(p.grad.detach()).to(device, torch.float64) ** 2
+            square += (
+                torch.linalg.vector_norm(p.grad.as_subclass(Tensor)).to(device, torch.float64) ** 2
+            )
     norm = group.all_reduce(square, name="gradient norm").sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in counts:

@@ -19,6 +19,7 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -100,10 +101,12 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
                    is refused
     alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
-    All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
-    works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
-    ranks than elements some pieces are empty. Frozen parameters are gathered too. They cost no
-    gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
+    All ranks use the same units in the same order. Ranks that differ are refused in the first step,
+    and in a recorded run in any; later, without a record, gloo ends the process where the sizes of
+    two units meet. What is compiled inside runs as it is written. The mean weighs all ranks alike.
+    The optimizer works element by element; LAMB and LARS are given group= and pieces=lambda p:
+    True. With more ranks than elements some pieces are empty. Frozen parameters are gathered too.
+    They cost no gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
     DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused.
     The module's own parameters read as nan between uses. They must not be written to, in a forward
     neither. Hooks of gradients belong to them, since no backward reaches a piece.
@@ -153,7 +156,10 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self.replicas)
         watch = nullcontext() if self.replicas.rules.numbers else guard.Watch(self)
-        with replaced(self, "recorded", lambda _: torch.is_grad_enabled()), watch:
+        # A compiled backward would keep the memory of weights that are dropped in between.
+        stance = torch.compiler.set_stance if "torch._dynamo" in sys.modules else nullcontext
+        learns = replaced(self, "recorded", lambda _: torch.is_grad_enabled())
+        with learns, watch, stance("force_eager"):
             return self.module(*args, **kwargs)
 
     def _open(self, unit: "Unit", kind: str) -> None:

@@ -204,7 +204,11 @@ class DynamicLossScaler:
         ):
             if parameter.grad.is_sparse:  # a sum of rows that each fit may overflow
                 parameter.grad = parameter.grad.coalesce()
-            yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+            yield (
+                parameter.grad._values()
+                if parameter.grad.is_sparse
+                else parameter.grad.as_subclass(Tensor)
+            )
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:

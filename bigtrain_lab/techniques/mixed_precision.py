@@ -51,7 +51,7 @@ from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_policy import Policy
 from .prepared_model import ToMaster, adapt
-from .shards import CUTS, STEPPED, home_of
+from .shards import COPIES, CUTS, STEPPED, home_of
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights, and their running statistics, stay float32: the policy runs them in float32.
@@ -172,6 +172,8 @@ class MixedPrecision:
     def _give_master(self, weight: nn.Parameter, whole: Tensor | None = None) -> None:
         master = home_of("", weight, whole).stepped
         CUTS[master] = CUTS.get(weight)
+        if weight in COPIES:
+            COPIES[master] = True
         self.moves[weight] = ToMaster(weight, master)
         STEPPED[weight], guard.PREPARED[master] = master, ref(self)
 

@@ -141,7 +141,7 @@ class ParameterServer:
         synchronous: bool = False,
         group=None,
     ):
-        self.group = Group.of(group)
+        self.group = Group.of(group).anew()
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         requests = guard.requests_of(
             module, named, requests, servers, bound, synchronous, self.group

@@ -18,7 +18,7 @@ section 3.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 
@@ -82,7 +82,7 @@ class Pipeline:
         after: "Pipeline | None" = None,
         tied: Mapping[str, Mapping[int, str]] = {},
     ):
-        self.group = group = Group.of(group)
+        self.group = group = Group.of(group).anew()
         guard.refuse_size(group, schedule)
         self.operations = lower(schedule).lanes[group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]
@@ -182,7 +182,6 @@ class Pipeline:
             given = Entrance.apply(x)
         with self._weights(action), self.later.get((stage, micro_batch), nullcontext()):
             y = self.calls[stage](given, *self.context(self._numbered(action).micro_batch))
-        self._release(action)
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
         # The check of weights that W postpones walks the graph: make it in the first batch only.
@@ -204,10 +203,9 @@ class Pipeline:
         _, stage, micro_batch = action
         x, edge = self.graphs.pop((stage, micro_batch))
         dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss
-        if edge is not None:
-            with self._weights(action):
+        with self._weights(action):
+            if edge is not None:
                 self.later.get((stage, micro_batch), torch.autograd).backward(edge, dy)
-        self._release(action)
         if stage > 0:
             self.results_of_this_op[result_key(action)] = guard.gradient(action, x)
 
@@ -282,16 +280,16 @@ class Pipeline:
 
     # -- weights ---------------------------------------------------------------------------------
 
+    @contextmanager
     def _weights(self, action: Action):
-        """Return a context in which the stage has the weight version that the action uses."""
-        if versions := self.versions.get(action.stage):
-            return versions.placed(versions[self._version(action)])
-        return nullcontext()
-
-    def _release(self, action: Action) -> None:
-        """End one use of the weight version that the action used."""
-        if versions := self.versions.get(action.stage):
-            versions.release(self._version(action))
+        """Around one use of the weight version that the action uses: the stage has it."""
+        if not (versions := self.versions.get(action.stage)):
+            yield
+            return
+        version = self._version(action)
+        with versions.placed(versions[version]):
+            yield
+        versions.release(version)
 
     def _version(self, action: Action) -> int:
         return self.schedule.version(action) + self.updates_done

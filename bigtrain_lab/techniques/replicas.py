@@ -337,7 +337,7 @@ class Replicas:
         self.wrapped = guard.described(self)
         guard.WRAPPED.update(dict.fromkeys(self.pieces, weakref.ref(self)))
         if stage:
-            PIECES.update(dict.fromkeys(self.pieces.values(), True))
+            PIECES.update(dict.fromkeys(self.pieces.values(), group.size))
 
     def _watch(self, held: Held, n: int, parts: Sequence[int]) -> None:
         """Hook a weight, which is member `n` of `held`: before and after a gradient is added. The

@@ -288,6 +288,15 @@ class Position(nn.Module):
         return self.weights[0][: x.shape[1]]
 
 
+class Compiled(nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.linear = torch.compile(nn.functional.linear, backend="aot_eager")
+
+    def forward(self, x):
+        return self.linear(x, self.weight, self.bias)
+
+
 class Parts(nn.Module):
     """Torch's attention, which reads its parts' weights; a part of a weight that leaves its
     unit."""
@@ -320,6 +329,7 @@ TORCH_S = {
     "weight norm": lambda: nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2)
     ),
+    "compiled": lambda: nn.Sequential(Compiled(8), nn.Tanh(), Compiled(8)),
     "bag": lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3)),
 }
 
@@ -424,6 +434,9 @@ CHANGES = {
     "0.weight on rank 0 was .* and is .* frozen": lambda model: model.module.requires_grad_(False),
     "0.bias on rank 0 was .* version . .* and is .* version": lambda model: nn.init.zeros_(
         model.module[0].bias
+    ),
+    "0.weight on rank 0 was .* with a gradient that no piece gets": lambda model: setattr(
+        model.module[0].weight, "grad", torch.ones(3, 2)
     ),
     "full_state_dict": lambda model: model.state_dict(),
     "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
@@ -538,6 +551,17 @@ class Clip:
         nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
 
 
+class Hooked(Clip):
+    def step(self, optimizer):
+        optimizer.register_step_pre_hook(lambda *_: Clip.step(self, optimizer))
+        optimizer.step()
+
+
+class ByHand(Clip):
+    def step(self, optimizer):
+        sum((2 * p.grad.data).pow(2).sum() for p in optimizer.param_groups[0]["params"])
+
+
 def scaled_alone(make):
     def program(group):
         with pytest.raises(Impossible) as told:
@@ -574,6 +598,8 @@ def forgotten_finish():
             "_amp_.* which ask all ranks",
         ),
         (partial(scaled_alone, Clip), "norm was called on .*take clip_grad_norm_"),
+        (partial(scaled_alone, Hooked), "norm was called on .*take clip_grad_norm_"),
+        (partial(scaled_alone, ByHand), "sum was called on .*take clip_grad_norm_"),
         (skipped, "was replaced or dropped on its way"),
         (
             lambda: trained(trained(two_linear())),

@@ -14,7 +14,7 @@ from bigtrain_lab import Cost, Impossible, launch, simulate
 from bigtrain_lab.core import Link
 from bigtrain_lab.order.plan import Message
 from bigtrain_lab.order.rates import applied
-from bigtrain_lab.techniques import LAMB
+from bigtrain_lab.techniques import LAMB, MixedPrecision
 from bigtrain_lab.techniques.delayed_descent import found_stable_rate, largest_stable_rate
 from bigtrain_lab.techniques.one_process import Sample, delayed
 from bigtrain_lab.techniques.parameter_server import ParameterServer, Worker, order
@@ -140,12 +140,14 @@ def test_workers_and_servers_learn_what_one_process_does_without_a_modelled_cloc
         assert result[f"stale {rank}"].tolist() == [0, 1, 2] + [2] * 21
 
 
+SCALED = MixedPrecision("fp16-operators")
 SGD, TWO = partial(torch.optim.SGD, lr=RATE), [nn.Linear(2, 2), nn.Linear(2, 2).double()]
 WRONG = [
     lambda rank, group: (model(), SGD, 8, 5, None, False, group),
     lambda rank, group: (nn.Linear(2, 2, bias=False), SGD, 8, 2, None, False, group),
     lambda rank, group: (nn.Sequential(*TWO), SGD, 8, 1, None, False, group),
     lambda rank, group: (model().requires_grad_(False), SGD, 8, 1, None, False, group),
+    lambda rank, group: (SCALED.prepare(model().float()), SGD, 8, 2, None, False, group),
     lambda rank, group: (model(), SGD, [8, 8], 2, None, False, group),
     lambda rank, group: (model(), SGD, 8, 2, 1 + (rank.index == 3), False, group),
 ]
@@ -157,6 +159,10 @@ TOLD = [
         " the module one dtype on one device."
     ),
     "No parameter of the module needs a gradient: there is nothing to serve.",
+    (
+        "The module's precision has a loss scale or masters, of which servers know nothing: prepare"
+        " it at a level without, such as bf16-no-masters."
+    ),
     "requests names 2 workers and there are 3: give a number for each.",
     (
         "The ranks' modules or settings differ: ranks 0, 1, 2 and 4: [8, 8, 8], 2 servers, bound 1,"

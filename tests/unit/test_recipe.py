@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule
+from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule, launch
 from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.models import Classifier, MLPStage
 from bigtrain_lab.techniques import LAMB
@@ -334,14 +334,16 @@ def test_a_training_that_diverges_ends_in_nan_and_is_not_refused():
     )
 
 
-def relu_first(number):
-    return nn.Sequential(nn.ReLU(inplace=True), *stage(number))
+def test_a_program_trains_again_with_other_sizes_and_a_stage_may_change_its_input(tmp_path):
+    in_place = lambda n: nn.Sequential(nn.ReLU(inplace=True), *stage(n))  # noqa: E731
+    one = replace(PLAIN, model=in_place, schedule="zb-h1", samples=None, ranks=2)
+    other = replace(one, schedule="pipedream", data=lambda n: [part[:3] for part in data(n)])
 
+    def both(train):
+        return {f"{k} {n}": x for k, r in enumerate((one, other)) for n, x in train(r).items()}
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "pipedream"])
-def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
-    recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
-    assert differ(recipe.run(directory=tmp_path / "run").result, recipe.reference()) == []
+    run = launch(lambda rank: both(lambda r: r.program(rank)), 2, directory=tmp_path / "run")
+    assert differ(run.result, both(Recipe.reference)) == []
 
 
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():

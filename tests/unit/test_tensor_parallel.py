@@ -326,15 +326,16 @@ def test_a_norm_counts_once_what_several_ranks_hold():
         (model(torch.ones(1, 3)).sum() + tied.sum() + row.bias.sum()).backward()
         learnt = [*model.parameters(), tied, row.bias]
         if group:
-            mp, half = MixedPrecision("bf16"), ColumnParallelLinear(3, 4, group)
+            mp, half = MixedPrecision("bf16"), RowParallelLinear(4, 2, group)
             replica = DistributedDataParallel(ColumnParallelLinear(3, 4, group), Alone())
             with mp:
-                mp.backward(mp.prepare(half)(torch.ones(1, 3)).sum())
+                mp.backward(mp.prepare(half)(torch.ones(1, 2)).sum())
             replica(torch.ones(1, 3)).sum().backward()
             replica.finish_gradient_synchronization()
             for own in (learnt, mp.parameters(), replica.parameters()):
                 with pytest.raises(Impossible, match="of which other ranks have the rest"):
                     nn.utils.clip_grad_norm_(own, 1.0, foreach=True)
+            assert clip_grad_norm(mp.parameters(), 9.0, group) == pytest.approx(10**0.5)
             norm = clip_grad_norm(learnt, 1.0, group)
             LARS(learnt, group=group).step()  # it may read norms, which it sums over the ranks
             return norm

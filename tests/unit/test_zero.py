@@ -238,6 +238,33 @@ class Trust(torch.optim.SGD):
         return super().step(closure)
 
 
+class Late(Trust):
+    """Clips from its sixth step on."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        return Trust.step(self) if self.steps > 5 else torch.optim.SGD.step(self)
+
+
+class Large(Trust):
+    """Clips large tensors alone."""
+
+    def step(self, closure=None):
+        is_large = self.param_groups[0]["params"][0].numel() > 4000
+        return Trust.step(self) if is_large else torch.optim.SGD.step(self)
+
+
+class Rows(torch.optim.SGD):
+    """Keeps a number of each row, for later."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["rows"] = torch.ones(len(p))
+        return super().step(closure)
+
+
 class Wrapped(torch.optim.Optimizer):
     """A stranger's: state from the start, parameters known elsewhere too, another optimizer inside,
     a list of what it did."""
@@ -293,7 +320,7 @@ WHOLE = {
     "Muon": muon,
     "Adafactor": torch.optim.Adafactor,
     "LBFGS": torch.optim.LBFGS,
-    "Trust": Trust,
+    **{kind.__name__: kind for kind in (Trust, Late, Large, Rows)},
     "Noise": Noise,
     "LAMB": LAMB,
     "LARS": LARS,

@@ -26,6 +26,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from math import isfinite
 from zlib import crc32
@@ -150,6 +151,13 @@ class Group:
         if name not in self.lanes:
             self.lanes[name] = LaneRunner(self._again(name), name)
         return self.lanes[name]
+
+    def anew(self) -> "Group":
+        """The same ranks and lane, whose sites have announced no shape yet. All ranks ask for it,
+        in one order."""
+        other = copy(self)
+        other._said, other._heard, other._coming = {}, {}, {}
+        return other
 
     def unrecorded(self) -> "Group":
         """The same ranks, for what is no part of a training: no trace tells of it."""
@@ -593,8 +601,9 @@ class Group:
         elif said != shape:
             raise Impossible(
                 f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where"
-                f" it sent {said} before{f' (site {site})' if site else ''}: give messages of"
-                " another shape a site= of their own."
+                f" it sent {said} before{f' (site {site})' if site else ''}: let all micro-batches"
+                " of a pipeline have one shape, as by padding, or give messages of another shape a"
+                " site= of their own."
             )
 
     def _expect(self, receive: _Receive, agreed: bool) -> None:
@@ -720,7 +729,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     not may have overflowed."""
     if not tensor.is_floating_point() or tensor.itemsize < 2:  # float8 adds up on no CPU
         return True
-    tensor = tensor.detach()
+    tensor = tensor.detach().as_subclass(torch.Tensor)
     return isfinite(tensor.sum()) or bool(tensor.isfinite().all())
 
 

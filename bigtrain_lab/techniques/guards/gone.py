@@ -3,9 +3,10 @@ ranks have the rest of refuses what looks across its elements."""
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...core import Impossible
+from . import refuse
 
 
 class Gone(Tensor):
@@ -37,35 +38,46 @@ def real(gradient: Tensor | None) -> Tensor | None:
     return None if is_gone(gradient) else gradient
 
 
-# what torch's clip_grad_norm_ and GradScaler call, and norms that a script may clip by
-ACROSS = {
-    torch.norm,
-    torch.linalg.norm,
-    torch.linalg.vector_norm,
+ACROSS = {  # what torch's clip_grad_norm_ and GradScaler call
     torch._foreach_norm,
+    torch._foreach_max,
     torch._amp_foreach_non_finite_check_and_unscale_,
-    Tensor.norm,
 }
+TOLD = (
+    "{} was called on gradients of which other ranks have the rest: take clip_grad_norm_() of the "
+    "FullyShardedDataParallel or the ZeroOptimizer, or techniques.clip.clip_grad_norm with the "
+    "group of the slices, and a DynamicLossScaler(group=...), which ask all ranks, or "
+    "gradient.as_subclass(torch.Tensor) for a number of this rank's elements."
+)
 
 
 class Piece(Tensor):
-    """This rank's elements of a gradient, of a piece or a slice. torch's clip_grad_norm_ and
-    GradScaler take them for the whole gradient, so each rank would scale, or skip, by itself."""
+    """This rank's elements of a gradient, of a piece or a slice. A norm, or another number of its
+    elements, would be taken for the whole gradient's, so each rank would scale, or skip, by itself.
+    What is computed element by element from a piece is one."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in ACROSS:
-            raise Impossible(
-                f"{function.__name__} was called on gradients of which other ranks have the rest: "
-                "take clip_grad_norm_() of the FullyShardedDataParallel or the ZeroOptimizer, or "
-                "techniques.clip.clip_grad_norm with the group of the slices, and a "
-                "DynamicLossScaler(group=...), which ask all ranks."
-            )
+        name = function.__name__
+        refuse((function in ACROSS, TOLD.format(name)))
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs or {})
+            found = function(*args, **kwargs or {})
+        if function is Tensor.as_subclass or not isinstance(found, (Tensor, tuple, list)):
+            return found
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        size = max(each.numel() for each in given if isinstance(each, cls))
+
+        def own(result):
+            if type(result) is not Tensor or any(result is each for each in given):
+                return result
+            fewer = result.numel() < size and result._base is None  # and no view of some
+            refuse((fewer and not name.startswith(("new_", "_foreach")), TOLD.format(name)))
+            return result.as_subclass(cls)
+
+        return tree_map(own, found)
 
     def __deepcopy__(self, memo):
-        return self.clone()  # a plain tensor
+        return self.as_subclass(Tensor).clone()
 
 
 def as_piece(parameter: Tensor) -> None:

@@ -1,82 +1,100 @@
 """Optimizers that need whole tensors, or all tensors, where a rank has some: refused in time.
 
-It is tried what an optimizer needs. It steps a small tensor, and the parts of it; and two tensors,
-of which the other one's gradient grows.
+It is tried what an optimizer needs, in a few steps. It steps a small and a larger tensor, and the
+parts of each; and two tensors, of which the other one's gradient grows. Not found is one that looks
+across in later steps, or in larger tensors, only.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from itertools import islice
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 from . import refuse
 from .gone import Piece
 
-# a piece -> how many ranks have one; a module's own parameter, now empty -> the rank
-SHARDED = WeakIdKeyDictionary()
-PIECES = WeakIdKeyDictionary()  # what replicas step in place of weights, at stages 1 to 3
+# what replicas step in place of a weight, at stages 1 to 3 -> how many ranks have a piece of it; a
+# module's own parameter, empty at stage 3 -> the rank
+PIECES = WeakIdKeyDictionary()
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
+LAST = WeakIdKeyDictionary()  # optimizer -> its last hook
+STEPS = 12  # of a trial: some look across later than in their first step
+SIZES = (4, 6), (96, 100)  # of what is tried: some have another rule for large tensors
 
 
 def is_part(parameter: Tensor) -> bool:
     """Whether other ranks hold the rest of this weight."""
-    sharers = SHARDED.get(parameter)
+    sharers = PIECES.get(parameter)
     return bool(cut_of(parameter)) or isinstance(sharers, int) and sharers > 1
 
 
 def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or hasattr(optimizer, "replicas"):
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer, (None,))[0] != len(held):
-        refuse_across(optimizer, SHARDED.get)
+        refuse_across(optimizer)
+    if TRIED[optimizer][1]:
+        if optimizer in LAST:
+            LAST[optimizer].remove()
+        LAST[optimizer] = optimizer.register_step_pre_hook(let_read)
+
+
+def let_read(optimizer: Optimizer, args, kwargs) -> None:
+    """The last hook before a step: an optimizer that was let through may read its pieces, and a
+    user's hook may not."""
     for p in TRIED[optimizer][1]:
-        if isinstance(p.grad, Piece):  # an optimizer that was let through may read it
+        if isinstance(p.grad, Piece):
             p.grad = p.grad.as_subclass(Tensor)
 
 
 register_optimizer_step_pre_hook(before_step)
 
 
-def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str | None]) -> None:
+def refuse_across(optimizer: Optimizer) -> None:
     """One that looks across the elements of a tensor of which this rank has a piece or a slice. A
     class may say by an attribute `element_wise` that it does not, as one that draws noise must."""
     every = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
     ways, told = {}, getattr(optimizer, "element_wise", False)
     ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
     for number, p in every:
-        if isinstance(is_piece(p), str):
-            raise Impossible(
-                f"An optimizer on {is_piece(p)} has the module's own parameters, "
+        refuse(
+            (
+                isinstance(PIECES.get(p), str),
+                f"An optimizer on {PIECES.get(p)} has the module's own parameters, "
                 "which are empty between uses: build it over model.parameters(), of "
-                "the FullyShardedDataParallel."
+                "the FullyShardedDataParallel.",
             )
-        cut = None if is_piece(p) else cut_of(p)
-        if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
+        )
+        cut = None if p in PIECES else cut_of(p)
+        if (p in PIECES or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
-        error = None
         try:
             with torch.random.fork_rng([p.device] if p.is_cuda else []):
                 fault = looks_across(optimizer, number, p, cut) and "looks across"
         except Exception as cause:  # whatever a stranger's class raises
-            fault, error = f"could not be tried ({cause}) on", cause
-        if fault:
-            raise Impossible(
+            fault = f"could not be tried ({cause}) on"
+        refuse(
+            (
+                fault,
                 f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
                 "which a rank has only some: take one that steps each element by "
                 "itself, such as AdamW, or that says so by element_wise = True, or "
                 "LAMB or LARS with group= (and pieces=lambda p: True over "
-                "FullyShardedDataParallel)."
-            ) from error
+                "FullyShardedDataParallel).",
+            )
+        )
     TRIED[optimizer] = (
         len({id(p) for _, p in every}),
         [p for _, p in every if p in PIECES or cut_of(p)],
@@ -88,21 +106,20 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     takes the place of `like`, of group `number`."""
 
     def parts(whole: Tensor):
-        return (
-            whole.chunk(2, cut.dim)
-            if cut
-            else [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
+        pieces = whole.flatten().tensor_split([whole.numel() * 11 // 24])
+        return whole.chunk(2, cut.dim) if cut else [keeping_dim(each, whole) for each in pieces]
+
+    def apart(x: Tensor, *gradients: Tensor) -> bool:
+        whole = [*map(parts, islice(movements(optimizer, number, like, x, gradients), STEPS))]
+        return any(
+            (found - expected[at]).norm() > 1e-3 * expected[at].norm()  # no rounding of float64
+            for at, part in enumerate(parts(x))
+            for found, expected in zip(
+                movements(optimizer, number, like, part, [parts(g)[at] for g in gradients]), whole
+            )
         )
 
-    x, *gradients = small(like)
-    whole = [*map(parts, movements(optimizer, number, like, x, gradients))]
-    return any(
-        (found - expected[at]).norm() > 1e-3 * expected[at].norm()  # no rounding of float64
-        for at, part in enumerate(parts(x))
-        for found, expected in zip(
-            movements(optimizer, number, like, part, [parts(g)[at] for g in gradients]), whole
-        )
-    )
+    return any(apart(*drawn(like, size)) for size in SIZES)
 
 
 def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:
@@ -113,9 +130,9 @@ def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -
     if like.is_meta or count == 1:
         return
     with suppress(Exception), torch.random.fork_rng([like.device] if like.is_cuda else []):
-        x, *gradients = small(like)
+        x, *gradients = drawn(like, SIZES[0])
         one, other = (
-            torch.stack([*movements(optimizer, 0, like, x, gradients, [size * x])])
+            torch.stack([*islice(movements(optimizer, 0, like, x, gradients, [size * x]), STEPS)])
             for size in (0.001, 1000)
         )
         found = bool((one - other).norm() > 1e-3 * one.norm())
@@ -128,15 +145,16 @@ def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -
     )
 
 
-def small(like: Tensor) -> Tensor:
-    """A tensor in place of `like`, of which no part is like another, and two gradients."""
-    shape = (4, 6, *[1] * (like.dim() - 2)) if like.dim() > 1 else (24,)
-    drawn = torch.randn(
-        3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+def drawn(like: Tensor, size: tuple[int, int]) -> Tensor:
+    """A tensor in place of `like`, of which no part is like another, and the gradients of STEPS
+    steps."""
+    shape = (*size, *[1] * (like.dim() - 2)) if like.dim() > 1 else (prod(size),)
+    made = torch.randn(
+        1 + STEPS, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).to(like.device)
-    drawn[0] *= torch.arange(1, 25, device=drawn.device).view(shape)
-    drawn[2] *= 1000  # more than a clip by a norm lets pass
-    return drawn
+    made[0] *= torch.arange(1, 1 + prod(size), device=made.device).view(shape)
+    made[2::2] *= 1000  # more than a clip by a norm lets pass
+    return made
 
 
 def movements(
@@ -147,9 +165,10 @@ def movements(
     gradients: list[Tensor],
     beside: Sequence[Tensor] = (),
 ) -> Iterator[Tensor]:
-    """What a copy of the optimizer does to x, step by step. What state it has of each element of
-    `like` has one value everywhere; nothing leads from the copy to the optimizer's own tensors.
-    `beside`: gradients of other parameters, in every step."""
+    """What a copy of the optimizer does to x, step by step; after the last step a TypeError, where
+    it keeps what cannot be cut. What state it has of each element of `like` has one value
+    everywhere; nothing leads from the copy to the optimizer's own tensors. `beside`: gradients of
+    other parameters, in every step."""
     p, trial, state = nn.Parameter(x.clone()), object.__new__(type(optimizer)), defaultdict(dict)
     memo = {id(each): p for group in optimizer.param_groups for each in group["params"]}
     memo |= {id(optimizer): trial, id(optimizer.state): state}
@@ -180,3 +199,6 @@ def movements(
             other.grad = its.clone()
         type(trial).step(trial)
         yield p.detach() - before
+    kept = [each for each in tree_leaves(state[p]) if isinstance(each, Tensor)]
+    if any(each.numel() > 1 and each.shape != p.shape for each in kept):
+        raise TypeError("it keeps state of another shape than its parameter's")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from ...runtime.talk.group import Group
+from ..prepared_model import precisions
 from . import refuse, whole
 from .replicas import refuse_differing, refuse_module
 from .server_plan import refuse_order
@@ -57,6 +58,11 @@ def requests_of(
                 f"The parameters are {' and '.join(formats)}: a message holds one "
                 "format, so give the module one dtype on one device."
             ),
+        ),
+        (
+            any(each.scaler or each.masters for each in precisions([module])),
+            "The module's precision has a loss scale or masters, of which servers know nothing: "
+            "prepare it at a level without, such as bf16-no-masters.",
         ),
         (
             len(given) != workers,

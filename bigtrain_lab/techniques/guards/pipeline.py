@@ -262,7 +262,10 @@ def refuse_step(
             "torch.no_grad() and torch.inference_mode().",
         ),
         (
-            any(p.grad is not None and p.grad.count_nonzero() for p in held_by(optimizers)),
+            any(
+                p.grad is not None and p.grad.as_subclass(Tensor).count_nonzero()
+                for p in held_by(optimizers)
+            ),
             "There are gradients of another backward, and optimizer= would step by them too: call "
             "zero_grad() after it, or leave optimizer= out and step yourself.",
         ),

@@ -25,7 +25,7 @@ from ..prepared_model import masters_of
 from ..shards import CUTS, STEPPED
 from . import by_ranks, refuse, who, whole
 from .gone import Gone, gone, is_gone, real
-from .optimizers import SHARDED, TRIED, refuse_across
+from .optimizers import PIECES, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient
 WRAPPED = WeakIdKeyDictionary()
@@ -297,6 +297,7 @@ def described(replicas) -> dict[str, tuple]:
             and stage
             and not own.issuperset(e.untyped_storage()._cdata for e in (p, pieces[p])),
             f", version {p._version}": stage == 3,
+            ", with a gradient that no piece gets": stage == 3 and p.grad is not None,
         }
         found[name] = p.dtype, p.shape, p.device, "".join(each for each in facts if facts[each])
     return found
@@ -482,7 +483,7 @@ def refuse_optimizer(optimizer) -> None:
         ),
     )
     if not hasattr(optimizer, "among"):  # which will know its ranks
-        refuse_across(optimizer, lambda p: True)
+        refuse_across(optimizer)
 
 
 def refuse_other_rank(optimizer, state_dict: dict) -> None:
@@ -550,8 +551,7 @@ def refuse_state(model, call: str, *_) -> None:
 def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
-    SHARDED.update(dict.fromkeys(model.replicas.pieces, who(model)))
-    SHARDED.update(dict.fromkeys(model.replicas.pieces.values(), model.group.size))
+    PIECES.update(dict.fromkeys(model.replicas.pieces, who(model)))
     TRIED.clear()
     saved, loaded = (
         partial(refuse_state, model, call)
