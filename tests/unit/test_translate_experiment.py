@@ -133,7 +133,6 @@ def test_a_tool_that_hangs_keeps_no_process(finished):
     hangs = f"""
         import contextlib, threading
         from bigtrain_lab.train import tracking
-from bigtrain_lab.train.forms import by_terms
         from bigtrain_lab.runtime import Run
         @contextlib.contextmanager
         def never(run):
