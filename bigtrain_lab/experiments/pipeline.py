@@ -228,16 +228,19 @@ def slice_run(
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
-    return run_slice(
-        replace(config, layers=max(1, blocks)),
+    shared = further.get("slices", 1)
+    words = config.vocabulary if begins or ends else shared  # which blocks alone do not have
+    settled = (
+        replace(config, layers=max(1, blocks), width=config.heads, sequence=1, vocabulary=1),
         start,
         start + last - first,
-        rows,
         optimizer,
         rehearsal or train.WHOLE,
         min(replicas, 2),
         tuple(further.items()),
     )
+    sizes, units = (rows, config.sequence, config.width, words), (1, shared, config.heads, shared)
+    return train.along(run_slice, settled, sizes, (1, 2, 2, 1), units)
 
 
 @kept
@@ -245,17 +248,20 @@ def run_slice(
     config: "models.GPTConfig",
     first: int,
     last: int,
-    rows: int,
     optimizer: type[train.Optimizer],
     rehearsal: "train.Rehearsal",
     replicas: int,
     further: tuple,
+    sizes: tuple[int, ...],
 ) -> "train.Part":
+    """`sizes`: rows, sequence, width, vocabulary."""
+    rows, sequence, width, vocabulary = sizes
+    config = replace(config, sequence=sequence, width=width, vocabulary=vocabulary)
     further = dict(further)
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
     def data(number: int) -> "train.Sample":
-        inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
+        inputs, targets = (torch.zeros(rows, sequence, dtype=torch.int64) for _ in range(2))
         return train.Sample(inputs, targets, (models.Noise(0, 0, number),))
 
     recipe = training(

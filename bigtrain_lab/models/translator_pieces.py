@@ -11,16 +11,12 @@ the whole model does not make. Names and initial values are those of the whole.
 Shapes: B batch, S source, T target, D width, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import repeat
-from math import prod
+from functools import cache, lru_cache, partial
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..runtime.devices import built
 from ..runtime.kept import kept
@@ -28,6 +24,7 @@ from ..techniques.one_process import Sample
 from ..techniques.precision_levels import LEVELS
 from ..techniques.weight_shapes import Shapes
 from ..train import WHOLE, Part, Recipe, Rehearsal, rehearse
+from ..train.forms import of_terms
 from .blocks import word_cross_entropy
 from .config import TranslatorConfig
 from .dropout import Noise
@@ -137,18 +134,15 @@ def part(
     rehearsal: Rehearsal = WHOLE,
     replicas: int = 1,
 ) -> Part:
-    """The dry run of a piece on micro-batches of a shape (B, S, T); layers are alike.
-
-    Each number of it is a sum of TERMS, products of B, S and T, times numbers that do not depend on
-    the shape. So a few dry runs tell all. A single row is a case of its own, since torch copies
-    less there; so is a length of 1, which has its own dry run.
+    """The dry run of a piece on micro-batches of a shape (B, S, T), by TERMS; layers are alike. A
+    single row is a case of its own, since torch copies less there; so is a length of 1, which has
+    its own dry run.
     """
     alike = [0, *[1] * config.layers, 2, *[3] * config.layers, 4][at]
     settled = replace(config, layers=1), alike, smoothing, level, rehearsal, replicas
-    one, factors = by_terms(*settled, shape[0] == 1)
-    if min(shape[1:]) == 1 or factors is None:
+    if min(shape[1:]) == 1:
         return piece_run(*settled, shape)
-    return with_numbers(one, iter((products(alike, shape) @ factors).tolist()))
+    return of_terms(piece_run, settled, *terms_of(alike, shape[0] == 1), shape)
 
 
 TERMS = (  # of each kind of piece
@@ -161,36 +155,16 @@ TERMS = (  # of each kind of piece
 SHAPES = (2, 3, 5), (3, 5, 4), (4, 7, 9), (5, 4, 7), (7, 9, 11), (6, 8, 3), (8, 6, 13)
 
 
-def products(at: int, shape: tuple[int, int, int]) -> "np.ndarray":
-    """The terms' values; of a single row some are equal."""
-    sizes = dict(zip("BST", shape))
-    terms = dict.fromkeys(term.replace("B", "B" * (shape[0] > 1)) for term in TERMS[at])
-    return np.array([prod(sizes[letter] for letter in term) for term in terms])
-
-
-@kept
-def by_terms(config: TranslatorConfig, at: int, *settled) -> tuple[Part, "np.ndarray | None"]:
-    """A dry run, of a single row or of more, and what each term counts for in each of its numbers;
-    None where that does not tell those of one more dry run."""
-    *settled, single = settled
+@cache
+def terms_of(at: int, single: bool) -> tuple[tuple, tuple]:
+    """The terms of a kind of piece, and the shapes that tell and check them; of a single row some
+    terms are equal."""
+    terms = dict.fromkeys(term.replace("B", "" if single else "B") for term in TERMS[at])
     shapes = [(1, *lengths) if single else (rows, *lengths) for rows, *lengths in SHAPES]
-    of_shapes = np.array([products(at, shape) for shape in shapes])
-    of_shapes = of_shapes[: of_shapes.shape[1] + 1]
-    runs = [
-        piece_run.__wrapped__(config, at, *settled, shape) for shape, _ in zip(shapes, of_shapes)
-    ]
-    if any(with_numbers(run, repeat(0)) != with_numbers(runs[0], repeat(0)) for run in runs):
-        return runs[0], None
-    numbers = np.array(
-        [[each for each in tree_leaves(run) if isinstance(each, int)] for run in runs]
+    return (
+        tuple(tuple(map("BST".index, term)) for term in terms),
+        tuple(shapes[: len(terms) + 1]),
     )
-    factors = np.rint(np.linalg.solve(of_shapes[:-1], numbers[:-1])).astype(int)
-    return runs[0], factors if (of_shapes @ factors == numbers).all() else None
-
-
-def with_numbers(told, numbers: Iterator[int]):
-    """The same result with these numbers."""
-    return tree_map_only(int, lambda _: next(numbers), told)
 
 
 @kept

@@ -7,6 +7,7 @@ __all__, __getattr__, __dir__ = offered(
     {
         "account": ("Acted", "DryRun", "Holdings", "Likened", "Work", "difference"),
         "every_replica": ("of_each_replica",),
+        "forms": ("along", "of_terms"),
         "lens": ("Lens",),
         "optimizer": ("Optimizer",),
         "recipe": ("Recipe", "Sample", "train"),

@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab import Hardware, Impossible, Optimizer
 from bigtrain_lab.core.later import compiler_asleep
-from bigtrain_lab.experiments.pipeline import slice_run
+from bigtrain_lab.experiments.layered import whole_layers
+from bigtrain_lab.experiments.pipeline import run_slice, slice_run
 from bigtrain_lab.models import (
     GPT,
     GPTConfig,
@@ -43,6 +44,7 @@ from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
 from bigtrain_lab.train import HALVES, WHOLE, Like
 from bigtrain_lab.train.dry_run import DryRank, Journal, Journals, Operators, Work, dry_run
+from bigtrain_lab.train.forms import by_terms
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 OPTIMIZERS = {
@@ -52,7 +54,7 @@ OPTIMIZERS = {
     "adam-fused": lambda p: torch.optim.Adam(p, 1e-3, fused=True),
 }
 
-SGD = Optimizer.named("sgd")
+SGD, ADAM = map(Optimizer.named, ("sgd", "adam"))
 
 
 # Storage by storage, against a witness that knows nothing of the library
@@ -271,6 +273,40 @@ def test_weights_have_the_closed_form_and_are_those_of_the_module(tied, dtype):
             name: tuple(w.shape) for name, w in weights.items()
         }
         assert parameter_bytes(config, first, last) == sum(w.nbytes for w in weights.values())
+
+
+CUTS = (0, 1, {}), (0, 3, {"precision": "bf16", "clip": 1.0}), (1, 3, {"recompute": whole_layers})
+SLICED = (1, 2, {"slices": 2, "sequence_parallel": True}), (4, 5, {"slices": 2})
+
+
+@pytest.mark.parametrize(("first", "last", "further"), CUTS + SLICED)
+def test_what_a_slice_does_at_one_size_is_told_by_dry_runs_of_others(
+    first, last, further, monkeypatch
+):
+    """To the byte, by forms that their check let pass."""
+    rng, forms = random.Random(last), []
+
+    def seen(*about):
+        forms.append(by_terms(*about))
+        return forms[-1]
+
+    monkeypatch.setattr("bigtrain_lab.train.forms.by_terms", seen)
+    heads, kept = 2 * rng.randint(1, 2), run_slice.__wrapped__
+    sizes = [rng.randint(2, 6), 2 * rng.randint(2, 9), heads * rng.randint(2, 9), 256]
+    config = GPTConfig(layers=3, heads=heads, dropout=rng.choice((0, 0.1)))
+    for at, unit in (None, 0), (0, 1), (1, 2), (2, heads), (3, 2):
+        if unit:
+            sizes[at] += unit * rng.randint(1, 40)
+        named = dict(zip(("sequence", "width", "vocabulary"), sizes[1:]))
+        found = slice_run(
+            replace(config, **named), first, last, sizes[0], ADAM, replicas=2, **further
+        )
+        about = replace(config, layers=max(1, last - first - (first == 0) - (last == 5)))
+        start = min(first, 2) if last == 5 else first
+        own = kept(about, start, start + last - first, ADAM, WHOLE, 2, (*further.items(),), sizes)
+        assert found == own
+    assert len(forms) == 4 - (0 < first and last < 5)
+    assert all(factors is not None for _, factors in forms)
 
 
 def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():

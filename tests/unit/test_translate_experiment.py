@@ -16,13 +16,14 @@ from bigtrain_lab.experiments.translate import Translate, spent, starved
 from bigtrain_lab.models import Translator
 from bigtrain_lab.models.translator_pieces import (
     TranslatorPiece,
-    by_terms,
     count,
     joined,
     part,
     piece_run,
+    terms_of,
 )
 from bigtrain_lab.train import tracking
+from bigtrain_lab.train.forms import by_terms
 
 SMALL = {
     "dtype": "float64",
@@ -52,7 +53,8 @@ def test_a_shape_is_told_by_dry_runs_of_others(rows, at):
     config, shape = Translate(**SMALL | {"dtype": "float32"}).config, (rows, 9, 12)
     settled = config, at, 0.1, "bf16", train.WHOLE, 2
     own = part(config, at, shape, *settled[2:])
-    assert by_terms(*settled, rows == 1)[1] is not None and own == piece_run(*settled, shape)
+    assert by_terms(piece_run, settled, *terms_of(at, rows == 1))[1] is not None
+    assert own == piece_run(*settled, shape)
 
 
 def test_the_pieces_are_the_model():

@@ -198,11 +198,12 @@ class Ledger:
 
     @contextmanager
     def only(self, replica: int):
-        """What is born within is this replica's alone, of several whose training is one program;
-        and what is declared is found."""
+        """What is born within is this replica's alone, of several whose training is one program.
+        What it declares is found where any of it is left."""
         self._seen.of = replica
         yield
-        self._settled(ended=False)
+        left = {storage: count for storage, _, count, _ in self._seen.events}
+        self._settled(any(left.values()), ended=False)
         self._seen.of = None
 
     def ignore(self, tensor: torch.Tensor) -> None:
