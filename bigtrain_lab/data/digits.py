@@ -9,10 +9,13 @@ Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI
 """
 
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from ..core.later import later
 
 with later():
+    import numpy as np
     import torch
 
     from ..models import seed as seeds
@@ -25,10 +28,10 @@ class Digits:
     """Inputs are (rows, POINTS), from 0 to 1 with the mean of the training images taken off."""
 
     def __init__(self, dtype: str):
-        from sklearn.datasets import load_digits
-
-        given = load_digits()
-        images, labels = torch.tensor(given.images) / 16, torch.tensor(given.target)
+        # the file alone: to import scikit-learn takes each rank a second
+        folder = Path(find_spec("sklearn").origin).parent
+        given = torch.tensor(np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=","))
+        images, labels = given[:, :POINTS].view(-1, 8, 8) / 16, given[:, POINTS].long()
         order = torch.randperm(len(labels), generator=seeds.generator("digits", "test"))
         test, train = order[:TEST], order[TEST:]
         images = images - images[train].mean()

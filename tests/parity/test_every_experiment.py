@@ -6,7 +6,6 @@ wrong experiment does not pass. What its panel says of its ranks' time is so.
 import json
 import re
 from collections.abc import Iterator
-from itertools import product
 
 import numpy as np
 import pytest
@@ -91,11 +90,14 @@ SETTINGS: dict[str, list[dict]] = {
                 "sequence_parallel": slices > 1 and number % 2 == 0,
                 "zero": (replicas > 1) * (number % 4),
             }
-            for number, (replicas, pipeline, slices) in enumerate(
-                sizes for sizes in product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
-            )
-            # One axis alone is each other lab's; (4, 2, 1) says no more than (2, 4, 1).
-            if max(replicas, pipeline, slices) < 8 and (replicas, pipeline) != (4, 2)
+            for number, (replicas, pipeline, slices) in {  # one axis alone is each other lab's
+                1: (1, 2, 2),
+                2: (1, 4, 2),
+                4: (2, 1, 2),
+                5: (2, 2, 2),
+                6: (2, 2, 1),
+                7: (4, 1, 2),
+            }.items()
         ),
     ],
     "compile": over(

@@ -4,6 +4,7 @@ does, and forks them.
 ended = ranks_by_hand(where, ["script.py"], 2)  # (exit code, what was printed) of each
 """
 
+import atexit
 import gc
 import json
 import os
@@ -11,6 +12,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import threading
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -122,11 +124,24 @@ def fork(where: str, words: list[str], variables: dict[str, str], output: Path) 
     module = words[0] == "-m"
     sys.argv = words[module:]
     sys.path[0] = where
-    if module:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
-    sys.exit()
+    code = 0
+    try:
+        if module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    print(end="", flush=True)
+    os._exit(code)  # what is inherited is not taken apart, which takes 0.3 s
 
 
 if __name__ == "__main__":
