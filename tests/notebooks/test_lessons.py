@@ -206,7 +206,7 @@ def printed_by(lesson: str, plain: bool) -> str:
     """What the script prints as the lesson leaves it, in its first steps, on all of its ranks;
     `plain`: with SGD, in float32."""
     text = re.sub(r"(range\(|requests=)16\b", r"\g<1>8", "\n".join(script(lesson)))
-    for shown, other in ((PLAIN if plain else {}) | {"[:2000]": "[:400]"}).items():
+    for shown, other in ((PLAIN if plain else {}) | {"[:2000]": "[:800]"}).items():
         text = text.replace(shown, other)
     with TemporaryDirectory() as folder:
         (path := Path(folder, "train.py")).write_text(text)
