@@ -10,7 +10,6 @@ Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI
 
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 
 from ..core.later import later
 
@@ -27,13 +26,17 @@ PASS = IMAGES - TEST  # images of a pass
 class Digits:
     """Inputs are (rows, POINTS), from 0 to 1 with the mean of the training images taken off."""
 
-    def __init__(self, dtype: str):
+    def __init__(self, dtype: str = "float64"):
         # the file alone: to import scikit-learn takes each rank a second
-        folder = Path(find_spec("sklearn").origin).parent
-        given = torch.tensor(np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=","))
+        given = torch.tensor(
+            np.loadtxt(
+                find_spec("sklearn").origin.replace("__init__.py", "datasets/data/digits.csv.gz"),
+                delimiter=",",
+            )
+        )
         images, labels = given[:, :POINTS].view(-1, 8, 8) / 16, given[:, POINTS].long()
-        order = torch.randperm(len(labels), generator=seeds.generator("digits", "test"))
-        test, train = order[:TEST], order[TEST:]
+        order = torch.randperm(IMAGES, generator=seeds.generator("digits", "test"))
+        test, train = order.split([TEST, PASS])
         images = images - images[train].mean()
         around = torch.nn.functional.pad(images, (1, 1, 1, 1), value=float(images.min()))
         moved = [around[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)]
@@ -61,7 +64,4 @@ def one_pass(seed: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
     return torch.randperm(PASS, generator=draw), torch.randint(9, (PASS,), generator=draw)
 
 
-@lru_cache(maxsize=2)
-def digits(dtype: str = "float64") -> Digits:
-    """The digits, their points in this format."""
-    return Digits(dtype)
+digits = lru_cache(maxsize=2)(Digits)  # by the format of their points

@@ -49,10 +49,6 @@ from tests.rights import SEED
 # A class that an answer defines joins the schedules, as a student's does.
 pytestmark = pytest.mark.usefixtures("family", "kept_rights")
 TOPICS = dict(Topic.all())
-# Of the others test_assignments plays the key.
-IN_NO_ASSIGNMENT = TOPICS.keys() - {
-    part.word for text in build.texts().values() for part in build.parts(text)
-}
 Double = folders.topic(Path(__file__).parent / "double")
 
 
@@ -62,12 +58,12 @@ def test_a_gallery_holds(name):
     assert list(faults(TOPICS[name], SEED)) == []
 
 
-@pytest.mark.parametrize("name", sorted(IN_NO_ASSIGNMENT))
+@pytest.mark.parametrize("name", TOPICS)
 def test_a_right_answer_passes_in_a_process_of_its_own(name):
-    """And shows what it shows beside the library; peaks of processes aside, which are not seen
-    there."""
-    judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], SEED)
-    assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
+    """As a lesson's or an assignment's cell has it."""
+    topic, called = TOPICS[name], TOPICS[name].called()
+    cells = ["import torch", build.renamed(next(iter(topic.right.values())), called)]
+    assert topic.judged(sliced(cells, called), SEED).findings == []
 
 
 @pytest.mark.parametrize("name", TOPICS)
