@@ -61,7 +61,11 @@ def run_by_nbval(folder, notebooks: dict[str, list]):
     after the other, in one kernel that forgets all names between them. Its checks draw one seed,
     and play no right answer that this run of the tests has played."""
     every = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell("from tests.rights import keep\nkeep()")]
+        cells=[
+            nbformat.v4.new_code_cell(
+                "from tests import rights\nrights.keep()\nrights.keep_cells(get_ipython())"
+            )
+        ]
     )
     for name, cells in notebooks.items():
         every.cells += [nbformat.v4.new_code_cell(f"%reset -f\n# {name}"), *deepcopy(cells)]
