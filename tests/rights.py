@@ -23,19 +23,6 @@ def keep(change=setattr) -> None:
     change(box.Box, "row", in_a_box)
 
 
-def keep_cells(shell) -> None:
-    """From now on this kernel's In is of the cells that it runs, from the last %reset on: nbval
-    stores none, and answers would not be looked at by their texts, as a student's are."""
-    cells = shell.history_manager.input_hist_parsed
-
-    def ran(cell):
-        if cell.raw_cell.startswith("%reset"):
-            cells.clear()
-        cells.append(cell.raw_cell)
-
-    shell.events.register("pre_run_cell", ran)
-
-
 def reference_rows(topic: type[Topic], seed: int, names=None) -> dict[str, list[likeness.Row]]:
     """As Topic's own. Rows of right answers that failed, or lack a scene, are played again."""
     rows = played(topic, seed)

@@ -226,7 +226,6 @@ SETTINGS: dict[str, list[dict]] = {
     ),
 }
 # Of precision not fp16-no-masters, which skips steps: no prediction knows when.
-TO_THE_BIT = "checkpoint", "precision"  # one process computes in the same order there
 
 
 def rows() -> list:
@@ -250,7 +249,8 @@ def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
     asked = exact(Experiment.named(name), settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
     tolerance = 1e-5 if settings.get("dtype") == "float32" else TOLERANCE
-    findings = run_differs(asked, run, 0.0 if name in TO_THE_BIT else tolerance)
+    to_the_bit = name in ("checkpoint", "precision")  # one process computes in the same order there
+    findings = run_differs(asked, run, 0.0 if to_the_bit else tolerance)
     assert run.result and not run.replicas and not findings, "\n".join(findings)
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert predicted.where(Memory).events == modelled.where(Memory).events  # inside actions too

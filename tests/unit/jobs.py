@@ -16,13 +16,14 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
-FORKS = get_context("fork")
-OF_THE_SHELL = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # a rank is started without them
-
 
 def environment(**more) -> dict[str, str]:
     """Of a shell in which this library is installed."""
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_SHELL}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+    }
     return {
         **inherited,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -98,15 +99,13 @@ def serve() -> None:
         where, words, each = json.loads(line)
         outputs = [Path(where) / f".output-{number}" for number in range(len(each))]
         ranks = [
-            FORKS.Process(target=become, args=(where, words, variables, output))
+            get_context("fork").Process(target=become, args=(where, words, variables, output))
             for variables, output in zip(each, outputs)
         ]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
-        for rank in ranks:
-            rank.join()
         print(
             json.dumps(
                 [(rank.exitcode, output.read_text()) for rank, output in zip(ranks, outputs)]

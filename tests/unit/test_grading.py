@@ -201,15 +201,12 @@ def test_a_known_mistake_that_raises_is_told_with_the_error():
     assert "could not be called as the exercise does" in judged.findings[0]
 
 
-LOOPS = {
-    "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
-    "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep.*`.",
-    "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
-}
-
-
 def test_what_never_ends_is_told_and_ended(own_box):
-    for loop, sentence in LOOPS.items():
+    for loop, sentence in {
+        "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
+        "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep.*`.",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
+    }.items():
         found = told(loop)
         assert re.search(sentence, found[0]) and "x = " in found[1], loop
 
