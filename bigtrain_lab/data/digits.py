@@ -9,10 +9,12 @@ Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI
 """
 
 from functools import lru_cache
+from importlib.util import find_spec
 
 from ..core.later import later
 
 with later():
+    import numpy as np
     import torch
 
     from ..models import seed as seeds
@@ -24,13 +26,17 @@ PASS = IMAGES - TEST  # images of a pass
 class Digits:
     """Inputs are (rows, POINTS), from 0 to 1 with the mean of the training images taken off."""
 
-    def __init__(self, dtype: str):
-        from sklearn.datasets import load_digits
-
-        given = load_digits()
-        images, labels = torch.tensor(given.images) / 16, torch.tensor(given.target)
-        order = torch.randperm(len(labels), generator=seeds.generator("digits", "test"))
-        test, train = order[:TEST], order[TEST:]
+    def __init__(self, dtype: str = "float64"):
+        # the file alone: to import scikit-learn takes each rank a second
+        given = torch.tensor(
+            np.loadtxt(
+                find_spec("sklearn").origin.replace("__init__.py", "datasets/data/digits.csv.gz"),
+                delimiter=",",
+            )
+        )
+        images, labels = given[:, :POINTS].view(-1, 8, 8) / 16, given[:, POINTS].long()
+        order = torch.randperm(IMAGES, generator=seeds.generator("digits", "test"))
+        test, train = order.split([TEST, PASS])
         images = images - images[train].mean()
         around = torch.nn.functional.pad(images, (1, 1, 1, 1), value=float(images.min()))
         moved = [around[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)]
@@ -58,7 +64,4 @@ def one_pass(seed: int, number: int) -> "tuple[torch.Tensor, torch.Tensor]":
     return torch.randperm(PASS, generator=draw), torch.randint(9, (PASS,), generator=draw)
 
 
-@lru_cache(maxsize=2)
-def digits(dtype: str = "float64") -> Digits:
-    """The digits, their points in this format."""
-    return Digits(dtype)
+digits = lru_cache(maxsize=2)(Digits)  # by the format of their points

@@ -11,29 +11,11 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 LAPTOP = {"width": 1366, "height": 768}
 PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
 DRAWN = """() => [...document.querySelectorAll(
     '.btl-player[data-revision], .btl-rivals, .btl-lens .js-plotly-plot')].some(e => e.offsetParent)"""
 NO_SPLASH = "() => document.querySelector('#jupyterlab-splash') === null"
-OWN_FOLDERS = (
-    "JUPYTER_CONFIG_DIR",
-    "JUPYTER_DATA_DIR",
-    "JUPYTER_RUNTIME_DIR",
-    "JUPYTERLAB_SETTINGS_DIR",
-    "JUPYTERLAB_WORKSPACES_DIR",
-    "IPYTHONDIR",
-    "HOME",
-)
 
 
 @contextmanager
@@ -46,7 +28,18 @@ def lab_server(folder: Path):
     root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
-        **{name: str(folder / name.lower()) for name in OWN_FOLDERS},
+        **{
+            name: str(folder / name.lower())
+            for name in (
+                "JUPYTER_CONFIG_DIR",
+                "JUPYTER_DATA_DIR",
+                "JUPYTER_RUNTIME_DIR",
+                "JUPYTERLAB_SETTINGS_DIR",
+                "JUPYTERLAB_WORKSPACES_DIR",
+                "IPYTHONDIR",
+                "HOME",
+            )
+        },
         "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     quiet = (
@@ -266,7 +259,17 @@ def chromium(executable: str):
     expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=executable, args=list(FLAGS), timeout=1000 * PATIENCE_S
+            executable_path=executable,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+            timeout=1000 * PATIENCE_S,
         )
         browser.on("context", lambda context: context.set_default_timeout(1000 * PATIENCE_S))
         try:

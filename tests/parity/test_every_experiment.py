@@ -6,7 +6,6 @@ wrong experiment does not pass. What its panel says of its ranks' time is so.
 import json
 import re
 from collections.abc import Iterator
-from itertools import product
 
 import numpy as np
 import pytest
@@ -91,11 +90,14 @@ SETTINGS: dict[str, list[dict]] = {
                 "sequence_parallel": slices > 1 and number % 2 == 0,
                 "zero": (replicas > 1) * (number % 4),
             }
-            for number, (replicas, pipeline, slices) in enumerate(
-                sizes for sizes in product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
-            )
-            # One axis alone is each other lab's; (4, 2, 1) says no more than (2, 4, 1).
-            if max(replicas, pipeline, slices) < 8 and (replicas, pipeline) != (4, 2)
+            for number, (replicas, pipeline, slices) in {  # one axis alone is each other lab's
+                1: (1, 2, 2),
+                2: (1, 4, 2),
+                4: (2, 1, 2),
+                5: (2, 2, 2),
+                6: (2, 2, 1),
+                7: (4, 1, 2),
+            }.items()
         ),
     ],
     "compile": over(
@@ -224,7 +226,6 @@ SETTINGS: dict[str, list[dict]] = {
     ),
 }
 # Of precision not fp16-no-masters, which skips steps: no prediction knows when.
-TO_THE_BIT = "checkpoint", "precision"  # one process computes in the same order there
 
 
 def rows() -> list:
@@ -248,7 +249,8 @@ def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
     asked = exact(Experiment.named(name), settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
     tolerance = 1e-5 if settings.get("dtype") == "float32" else TOLERANCE
-    findings = run_differs(asked, run, 0.0 if name in TO_THE_BIT else tolerance)
+    to_the_bit = name in ("checkpoint", "precision")  # one process computes in the same order there
+    findings = run_differs(asked, run, 0.0 if to_the_bit else tolerance)
     assert run.result and not run.replicas and not findings, "\n".join(findings)
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert predicted.where(Memory).events == modelled.where(Memory).events  # inside actions too

@@ -79,7 +79,7 @@ def sparse(path: Path) -> None:
         file.truncate(2**40)
 
 
-SPECIAL = {
+FILES = {
     "a FIFO": os.mkfifo,
     "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "/dev/tty": lambda path: path.symlink_to("/dev/tty"),
@@ -87,8 +87,8 @@ SPECIAL = {
     "a link to itself": lambda path: path.symlink_to(path.name),
     "a TiB of nothing": sparse,
     "gone": lambda path: None,
+    **{name: lambda path, raw=raw: path.write_bytes(raw) for name, raw in RAW.items()},
 }
-FILES = SPECIAL | {name: lambda path, raw=raw: path.write_bytes(raw) for name, raw in RAW.items()}
 
 
 def npy_header(shape: str, format: str) -> bytes:
@@ -209,14 +209,20 @@ def crafted(number: int, source: Path, place: Path) -> str:
         case 6:
             path = place / f"result-{rank}.npz"
         case _:
-            path = place / choose.choice([*PLACES, f"events-{rank}.jsonl"])
+            path = place / choose.choice(
+                [
+                    "settings.json",
+                    "end.json",
+                    "environment.json",
+                    "status-0.json",
+                    "rank-0.log",
+                    f"events-{rank}.jsonl",
+                ]
+            )
     how = choose.choice(list(RESULTS if path.suffix == ".npz" else FILES))
     path.unlink()
     RESULTS[how](path)
     return f"{path.name} is {how}"
-
-
-PLACES = "settings.json", "end.json", "environment.json", "status-0.json", "rank-0.log"
 
 
 def damaged(number: int, source: Path, place: Path) -> str:

@@ -301,7 +301,6 @@ def test_batch_norm_s_momentum_mends_what_it_forgets(k):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-EMPTY = [TEN[0], (TEN[1][0], torch.full_like(TEN[1][1], -100))]
 WHOLE, NORM = "let it return how many tokens", "give the largest norm that the gradient may have"
 REFUSED = [
     (lambda run: run.accumulated([], 4), "There are no micro-batches"),
@@ -311,7 +310,12 @@ REFUSED = [
         for k in (0, -1, 2.5, True)
     ),
     *(
-        (lambda run, rule=rule: run.accumulated(EMPTY, 4, rule=rule), "Micro-batch 1 .* 0 tokens")
+        (
+            lambda run, rule=rule: run.accumulated(
+                [TEN[0], (TEN[1][0], torch.full_like(TEN[1][1], -100))], 4, rule=rule
+            ),
+            "Micro-batch 1 .* 0 tokens",
+        )
         for rule in RULES.values()
     ),
     *(

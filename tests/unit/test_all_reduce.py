@@ -13,7 +13,6 @@ from bigtrain_lab.techniques.all_reduce import naive_ring_all_reduce
 
 from .threads import on_processes, on_threads
 
-DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8
 PART_BYTES = 1 << 18
 
 
@@ -21,7 +20,14 @@ def cases(ranks):
     """(numbers, dtype, op) of each call."""
     return [
         (n, dtype, op)
-        for dtype in DTYPES
+        for dtype in (
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.int64,
+            torch.uint8,
+        )
         for op in ("sum", "mean")
         for n in (
             *sorted({0, 1, ranks - 1, ranks, ranks + 1}),

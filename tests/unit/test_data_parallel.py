@@ -183,33 +183,33 @@ def test_unused_parameters_may_be_allowed():
         assert nothing is None and first is not None
 
 
-DIFFERENT = [  # what rank 1 has, what the others have; bytes of a bucket; and what is told of them
-    (
-        lambda odd: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2 + odd)),
-        1024,
-        "1.weight, float32 of shape (2, 3)",
-        "1.weight, float32 of shape (3, 3)",
-    ),
-    (lambda odd: nn.Linear(3, 3, bias=not odd), 1024, "bias, float32 of shape (3,)", "nothing"),
-    (
-        lambda odd: nn.ParameterDict(
-            {"weight": nn.Parameter(torch.ones(3, 3), not odd), "bias": torch.ones(3)}
+@pytest.mark.parametrize(
+    "make, odd_bytes, most, other",
+    [  # what rank 1 has, what the others have; bytes of a bucket; and what is told of them
+        (
+            lambda odd: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2 + odd)),
+            1024,
+            "1.weight, float32 of shape (2, 3)",
+            "1.weight, float32 of shape (3, 3)",
         ),
-        1024,
-        "weight, float32 of shape (3, 3)",
-        "weight, float32 of shape (3, 3), frozen",
-    ),
-    (lambda odd: nn.Linear(2, 2), 1025, "buckets of 1024 bytes", "buckets of 1025 bytes"),
-    (
-        lambda odd: nn.Linear(2, 2 + odd),
-        None,  # FullyShardedDataParallel has no buckets
-        "weight, float32 of shape (2, 2)",
-        "weight, float32 of shape (3, 2)",
-    ),
-]
-
-
-@pytest.mark.parametrize("make, odd_bytes, most, other", DIFFERENT)
+        (lambda odd: nn.Linear(3, 3, bias=not odd), 1024, "bias, float32 of shape (3,)", "nothing"),
+        (
+            lambda odd: nn.ParameterDict(
+                {"weight": nn.Parameter(torch.ones(3, 3), not odd), "bias": torch.ones(3)}
+            ),
+            1024,
+            "weight, float32 of shape (3, 3)",
+            "weight, float32 of shape (3, 3), frozen",
+        ),
+        (lambda odd: nn.Linear(2, 2), 1025, "buckets of 1024 bytes", "buckets of 1025 bytes"),
+        (
+            lambda odd: nn.Linear(2, 2 + odd),
+            None,  # FullyShardedDataParallel has no buckets
+            "weight, float32 of shape (2, 2)",
+            "weight, float32 of shape (3, 2)",
+        ),
+    ],
+)
 def test_modules_that_differ_are_told_to_every_rank(make, odd_bytes, most, other):
     def program(group):
         odd = group.rank == 1

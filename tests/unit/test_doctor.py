@@ -12,7 +12,6 @@ from bigtrain_lab.runtime import calibrate
 from bigtrain_lab.runtime.process.border import LOOPBACK
 from bigtrain_lab.runtime.torchrun import peers
 
-WANTED = {"ipywidgets": ">=8.1", "anywidget": ">=0.11", "jupyterlab": ">=4.6", "ipykernel": ">=7.4"}
 FOUND = {"ipywidgets": "8.1.9", "anywidget": "0.11.0", "jupyterlab": "4.6.6", "ipykernel": "7.4.0"}
 
 
@@ -144,7 +143,16 @@ def test_devices(monkeypatch, visible, variable, driver, level, words):
     ],
 )
 def test_widgets(monkeypatch, wrong, words):
-    monkeypatch.setattr(doctor, "needed", lambda: WANTED)
+    monkeypatch.setattr(
+        doctor,
+        "needed",
+        lambda: {
+            "ipywidgets": ">=8.1",
+            "anywidget": ">=0.11",
+            "jupyterlab": ">=4.6",
+            "ipykernel": ">=7.4",
+        },
+    )
     monkeypatch.setattr(doctor, "installed", FOUND.get)
     assert doctor.widgets(4)[0] == "ok"
     monkeypatch.setattr(doctor, "installed", {**FOUND, **wrong}.get)

@@ -49,10 +49,6 @@ from tests.rights import SEED
 # A class that an answer defines joins the schedules, as a student's does.
 pytestmark = pytest.mark.usefixtures("family", "kept_rights")
 TOPICS = dict(Topic.all())
-# Of the others test_assignments plays the key.
-IN_NO_ASSIGNMENT = TOPICS.keys() - {
-    part.word for text in build.texts().values() for part in build.parts(text)
-}
 Double = folders.topic(Path(__file__).parent / "double")
 
 
@@ -62,12 +58,12 @@ def test_a_gallery_holds(name):
     assert list(faults(TOPICS[name], SEED)) == []
 
 
-@pytest.mark.parametrize("name", sorted(IN_NO_ASSIGNMENT))
+@pytest.mark.parametrize("name", TOPICS)
 def test_a_right_answer_passes_in_a_process_of_its_own(name):
-    """And shows what it shows beside the library; peaks of processes aside, which are not seen
-    there."""
-    judged = TOPICS[name].judged([Piece(1, next(iter(TOPICS[name].right.values())))], SEED)
-    assert judged.findings == [] and len(judged.rows) == len(judged.rights[0])
+    """As a lesson's or an assignment's cell has it."""
+    topic, called = TOPICS[name], TOPICS[name].called()
+    cells = ["import torch", build.renamed(next(iter(topic.right.values())), called)]
+    assert topic.judged(sliced(cells, called), SEED).findings == []
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -205,15 +201,12 @@ def test_a_known_mistake_that_raises_is_told_with_the_error():
     assert "could not be called as the exercise does" in judged.findings[0]
 
 
-LOOPS = {
-    "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
-    "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep.*`.",
-    "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
-}
-
-
 def test_what_never_ends_is_told_and_ended(own_box):
-    for loop, sentence in LOOPS.items():
+    for loop, sentence in {
+        "while True: pass": "within 1 s: it was at your line 2, `while True: pass`.",
+        "import time\ntime.sleep(10**6)": "within 6 s: it was at your line 3, `time.sleep.*`.",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass": "within [16] s",
+    }.items():
         found = told(loop)
         assert re.search(sentence, found[0]) and "x = " in found[1], loop
 

@@ -21,10 +21,9 @@ from .threads import on_threads
 
 LAMB_SETTINGS = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.1}
 LARS_SETTINGS = {"lr": 0.5, "momentum": 0.8, "weight_decay": 0.03, "trust_coefficient": 0.02}
-SHAPES = [(3, 5), (), (0, 4), (1,), (17, 3, 2), (60, 40)]
 
 
-def drawn(seed, steps, shapes=SHAPES):
+def drawn(seed, steps, shapes=((3, 5), (), (0, 4), (1,), (17, 3, 2), (60, 40))):
     """First weights, of which the last are zeros, and the gradients of each step."""
     rng = np.random.default_rng(seed)
     shapes = [*shapes, *(tuple(rng.integers(1, 9, rng.integers(1, 4))) for _ in range(4)), (8,)]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import bigtrain_lab
 
-TABLE = (Path(__file__).parents[2] / "docs" / "public-names.md").read_text(encoding="utf-8")
-
 
 def rows():
     """(modules or classes, [(name as written, whether it is starred)]) of each row."""
-    for line in TABLE.splitlines():
+    for line in (
+        (Path(__file__).parents[2] / "docs" / "public-names.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ):
         cells = line.strip("| ").split(" | ")
         if len(cells) == 2 and cells[0].startswith("`"):
             homes = [

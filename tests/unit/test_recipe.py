@@ -102,16 +102,6 @@ class Branches(nn.Module):
         return self.layers[2](self.layers[0 if x.sum() > 0 else 1](x))
 
 
-BRANCHES = {
-    "model": Branches,
-    "optimizer": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.5),
-    "data_parallel": {"allow_unused": True},
-    "bucket_bytes": 2**20,
-    "micro_batches": 3,
-    "samples": None,
-}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -119,7 +109,18 @@ BRANCHES = {
         {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"},
         {"samples": 11, "zero": 2},
         {"samples": 11, "zero": 3, "weights": weighed},
-        *(BRANCHES | {"zero": zero} for zero in (0, 2, 3)),
+        *(
+            {
+                "model": Branches,
+                "optimizer": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.5),
+                "data_parallel": {"allow_unused": True},
+                "bucket_bytes": 2**20,
+                "micro_batches": 3,
+                "samples": None,
+            }
+            | {"zero": zero}
+            for zero in (0, 2, 3)
+        ),
         *({"zero": stage, "optimizer": decaying} for stage in (1, 2, 3)),
     ],
     ids=[
