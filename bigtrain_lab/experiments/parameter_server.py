@@ -60,6 +60,7 @@ class ParameterServing(OnHardware):
         low=1,
         high=16,
         step=0.5,
+        unit="times",
     )
     hiccups: float = knob(
         0.0, "share of all batches that take long, drawn from the seed", low=0, high=1, step=0.05

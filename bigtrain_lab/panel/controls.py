@@ -24,9 +24,11 @@ DECADE = (1, 1.5, 2, 3, 5, 7)  # positions of a logarithmic slider, in each powe
 
 def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     """The widget of one setting, of Python type `kind`."""
+    option = name.replace("_", "-")
+    unit = f", {knob.unit}" * (not option.endswith(knob.unit.lower().replace("/", "-")))
     about = {
-        "description": name.replace("_", "-"),
-        "tooltip": f"{told(knob)} (--{name.replace('_', '-')})",
+        "description": option + unit,
+        "tooltip": f"{told(knob)} (--{option})",
         "style": STYLE,
         "layout": CELL,
     }

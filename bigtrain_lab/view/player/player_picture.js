@@ -317,6 +317,18 @@ function textsOf(s, lens) {
   return [s.label, bare, bare.replace(/^U\d+$|^[A-Za-z](?=\d+$)/, (cut) => (cut.length > 1 ? "U" : ""))];
 }
 
+/** The longest stretch of a box that no wait cuts open: its label stands there. */
+function wholeOf({ scene }, { row, start, end }) {
+  const [rank, lane] = scene.rows[row], waits = lane === "compute" && !scene.chunks ? scene.waits[scene.kept.indexOf(rank)] : [];
+  let best = [start, start], from = start;
+  for (let i = Math.max(0, lastBefore(waits, start, (e) => e[0])); from < end; i++) {
+    const [opens, closes] = waits[i] ?? [end, end], to = Math.min(opens, end);
+    if (to - from > best[1] - best[0]) best = [from, to];
+    from = Math.max(from, closes);
+  }
+  return best;
+}
+
 function paintBoxes(c, v) {
   const { scene, layout: L } = v, write = L.row >= 11, alike = new Map();  // boxes of one kind and width, which say equally much
   for (const row of scene.byRow) {
@@ -326,8 +338,9 @@ function paintBoxes(c, v) {
       if (s.end < v.from || (w < 0.5 && half === (half = Math.floor(2 * x)))) continue;  // more boxes than pixels
       const [fill, ink] = colourOf(v, s);
       c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
-      const left = Math.max(x, LEFT), seen = Math.min(x + w, L.width - RIGHT) - left;  // what the view shows of it
-      if (!write || seen < 9) continue;
+      if (!write || w < 9) continue;
+      const [open, close] = wholeOf(v, s).map((t) => xOf(v, t)), left = Math.max(open, LEFT), seen = Math.min(close, L.width - RIGHT) - left;  // what the view shows of it
+      if (seen < 9) continue;
       const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens);
       if (!alike.has(key)) alike.set(key, { room: seen - 3, longest: [...texts], boxes: [] });
       const group = alike.get(key);
