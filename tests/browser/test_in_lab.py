@@ -138,8 +138,8 @@ def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
 
 
-CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key')]
-    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key, .btl-commands > *')]
+    .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || e.matches('.btl-commands > *') && e.scrollHeight > e.clientHeight + 1)).map(e => e.textContent)"""
 
 
 def test_run_pin_run_again_and_reopen(lab):
@@ -164,6 +164,7 @@ def test_run_pin_run_again_and_reopen(lab):
     page.get_by_role("button", name="more settings").click()
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator(".btl-command code")).to_have_count(4)
+    assert page.evaluate(CUT) == []
     lab.until("said", "value")  # "copied", or that the browser lets no page copy
     page.get_by_role("button", name="History").focus()
     page.keyboard.press(" ")

@@ -309,10 +309,11 @@ const COVERED = ["#5F6B7A", "#FFFFFF"];
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || (v.scene.exposes ? COVERED : v.look.other)
   : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
 
-/** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts other boxes, and never
- * stands alone. By version, the second stands over the third. */
-function textsOf(s, lens) {
+/** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts steps: it never stands
+ * alone, nor beside boxes that count layers. By version, the second stands over the third. */
+function textsOf(s, lens, [[which]]) {
   if (lens && s.version != null) return [`${s.label} v${s.version}`, s.label, `v${s.version}`, `${s.version}`];
+  if (s.kind === "U" && which === "stage") return ["U"];
   const bare = s.label.replace(/^\d+(?=[A-Z]\d+$)/, "");
   return [s.label, bare, bare.replace(/^U\d+$|^[A-Za-z](?=\d+$)/, (cut) => (cut.length > 1 ? "U" : ""))];
 }
@@ -341,7 +342,7 @@ function paintBoxes(c, v) {
       if (!write || w < 9) continue;
       const [open, close] = wholeOf(v, s).map((t) => xOf(v, t)), left = Math.max(open, LEFT), seen = Math.min(close, L.width - RIGHT) - left;  // what the view shows of it
       if (seen < 9) continue;
-      const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens);
+      const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens, scene.terms);
       if (!alike.has(key)) alike.set(key, { room: seen - 3, longest: [...texts], boxes: [] });
       const group = alike.get(key);
       texts.forEach((text, k) => { if (text.length > group.longest[k].length) group.longest[k] = text; });
