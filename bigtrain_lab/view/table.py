@@ -81,7 +81,8 @@ def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
     amount = getattr(row, clock)
     pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    gap = f"<small>{'predicted' if pale else clock}</small>" * bool(row.predicted)
+    of = ("predicted" if pale else clock) if row.predicted else "a run tells" * (amount is None)
+    gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
