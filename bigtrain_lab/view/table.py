@@ -42,10 +42,12 @@ def answers(
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
     the clock of what they are compared with; `stale`: what has changed since the run."""
     told = {row.quantity: row for row in rows}
+    later = "a run tells" * any(row.predicted for row in rows)  # else a lab is still to tell
     slots = [
         slot(
             row,
             clock,
+            later,
             # two clocks compare where they must be equal
             row.pinned
             if clock == pinned or row.exact and {clock, pinned} <= {"predicted", "modelled"}
@@ -75,13 +77,14 @@ def chosen(rows: list[report.Row], names: tuple[str, ...]) -> list[report.Row]:
     return [told[name] for name in names or list(told) if name in told][:MOST]
 
 
-def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
+def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) -> str:
     """A number, and of which clock where that matters, or against what is pinned. What is not known
-    yet is the prediction, pale; what no prediction knows, such as a loss, is the training's own."""
+    yet is the prediction, pale; what no prediction knows, such as a loss, comes `later`, and is the
+    training's own."""
     amount = getattr(row, clock)
     pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    of = ("predicted" if pale else clock) if row.predicted else "a run tells" * (amount is None)
+    of = ("predicted" if pale else clock) if row.predicted else later * (amount is None)
     gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
