@@ -72,16 +72,16 @@ def test_opening_a_panel_changes_no_setting(lab):
     )
 
 
-SLOW = """import time
-panel = show("pipeline", ranks=2)
-panel.controls["micro_batches"].observe(lambda change: time.sleep(1), "value")
-panel"""
-
-
 def test_pin_and_run_take_the_last_move_and_none_that_comes_later(lab):
     """A browser has still to send moves while the kernel is busy, which a press overtakes; and a
     hand goes on at once."""
-    page = lab.panel("lab.ipynb", call=SLOW)
+    page = lab.panel(
+        "lab.ipynb",
+        call="""import time
+panel = show("pipeline", ranks=2)
+panel.controls["micro_batches"].observe(lambda change: time.sleep(1), "value")
+panel""",
+    )
     run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
     lab.slider("micro-batches").focus()
     for _ in range(3):
@@ -98,17 +98,18 @@ def test_pin_and_run_take_the_last_move_and_none_that_comes_later(lab):
     )
 
 
-BLOCKED = """
+def test_a_blocking_cell_does_not_freeze_a_run(lab):
+    page = lab.panel(
+        "lab.ipynb",
+        """
 import time
 from pathlib import Path
 panel.start()
 while not Path('gate').exists():
     time.sleep(0.05)
-print('awake')"""
-
-
-def test_a_blocking_cell_does_not_freeze_a_run(lab):
-    page = lab.panel("lab.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
+print('awake')""",
+        call='panel = show("pipeline", steps=50)\npanel',
+    )
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
@@ -119,15 +120,15 @@ def test_a_blocking_cell_does_not_freeze_a_run(lab):
     expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
 
 
-TYPED = """
+def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
+    page = lab.panel(
+        "lab.ipynb",
+        """
 from bigtrain_lab.order.schedules.gpipe import GPipe
 class Mine(GPipe):
     name = "mine"
-"""
-
-
-def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
-    page = lab.panel("lab.ipynb", TYPED)
+""",
+    )
     menu = page.locator(
         ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
     ).locator("select")
@@ -294,15 +295,16 @@ def test_mouse_themes_and_another_trace(player):
 
 # -- every panel -----------------------------------------------------------------------------------
 
-CALL = (
-    "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
-    " for name in Experiment.all()])"
-)
-
 
 def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
     panels = Experiment.all()
-    page = lab.panel("lab.ipynb", call=CALL)
+    page = lab.panel(
+        "lab.ipynb",
+        call=(
+            "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
+            " for name in Experiment.all()])"
+        ),
+    )
     played = [
         name
         for name, e in panels.items()

@@ -451,8 +451,9 @@ def test_an_edition_has_each_text_with_its_code_links_and_numbers(path, language
 
 
 def test_each_edition_has_the_pictures_of_ideas_in_its_language():
-    there = {path: path.read_text() for path in (NOTEBOOKS / "pictures").glob("*/idea_*.svg")}
-    assert there == idea_pictures.translated(), "python tools/idea_pictures.py"
+    assert idea_pictures.translated() == {
+        path: path.read_text() for path in (NOTEBOOKS / "pictures").glob("*/idea_*.svg")
+    }, "python tools/idea_pictures.py"
 
 
 def test_copies_in_another_language(tmp_path):

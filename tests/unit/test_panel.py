@@ -89,7 +89,7 @@ def typed(member, **told):
 def test_a_control_fits_its_knob(about, kind, value, expected):
     made = control("micro_batches", Knob("pieces", unit="bytes", **about), kind, value)
     assert type(made) is expected and made.value == value and type(made.value) is kind
-    assert made.description == "micro-batches, bytes" and made.tooltip.startswith("pieces (bytes)")
+    assert made.description == "micro-batches, bytes" and made.tooltip.startswith("pieces")
     assert ("low" in about) == (", " in made.tooltip)
 
 
