@@ -651,11 +651,11 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, t = v.t === v.to ? v.t - 0.5 : v.t;  // at the end of the view the boxes that it shows
   const at = (row, i) => t > untilOf(v, row[0]) ? "done" : spanAt(scene.byRow[i], t)?.label || doing(scene, i, t).split(":")[0];
-  const busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${at(row, i)}`);
+  const busy = scene.rows.slice(0, 8).map((row, i) => spoken(`${rowName(scene, row)} ${at(row, i)}`));
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
-  return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
+  return `Now: ${busy.join(patterns.length ? MARKS[", "] : ", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 
