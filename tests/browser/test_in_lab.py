@@ -30,11 +30,13 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
-    wide = page.evaluate(
-        """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
+    assert (
+        page.evaluate(
+            """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
         .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""
+        )
+        == []
     )
-    assert wide == []
     page.locator(".btl-player canvas").focus()
     page.keyboard.press("p")
     peak = page.get_by_role("region", name="what a rank holds at its peak")
@@ -220,11 +222,6 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
 
 # -- the player ------------------------------------------------------------------------------------
 
-CELL = """from bigtrain_lab.view.player import Player
-from bigtrain_lab.order.schedules.pipedream import PipeDream
-from bigtrain_lab.order.simulate import simulate
-player = Player(simulate(PipeDream(4, 8), {"F": 1, "B": 2, "U": 0.5}))
-player"""
 VIEW = "value - document.querySelector('.btl-player').dataset.from"
 CORNER = """() => { const canvas = document.querySelector('.btl-player canvas');
     return [...canvas.getContext('2d').getImageData(3, canvas.height - 8, 1, 1).data].slice(0, 3); }"""
@@ -232,7 +229,17 @@ CORNER = """() => { const canvas = document.querySelector('.btl-player canvas');
 
 @pytest.fixture
 def player(lab):
-    lab.open("lab.ipynb", [CELL, "1 + 1"])
+    lab.open(
+        "lab.ipynb",
+        [
+            """from bigtrain_lab.view.player import Player
+from bigtrain_lab.order.schedules.pipedream import PipeDream
+from bigtrain_lab.order.simulate import simulate
+player = Player(simulate(PipeDream(4, 8), {"F": 1, "B": 2, "U": 0.5}))
+player""",
+            "1 + 1",
+        ],
+    )
     lab.page.wait_for_selector(".btl-player[data-revision]")
     return lab
 

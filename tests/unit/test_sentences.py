@@ -61,13 +61,13 @@ def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monk
             shown.picture.rivals,
         )
     )
-    assert (control["description"], control["tooltip"], run["description"]) == (
+    assert (control["description"], control["tooltip"], run["description"], rivals["html"]) == (
         "微批数",
         "一个批切成的份数，1 到 32（--micro-batches）",
         "在 4 个 rank 上运行",
+        "<b>全部是预测。</b>",
     )
     assert "总共有 27.3% 的 rank 时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
-    assert rivals["html"] == "<b>全部是预测。</b>"
     assert "of the ranks" in shown.foot.why.value and shown.run_button.description.endswith("ranks")
 
 
