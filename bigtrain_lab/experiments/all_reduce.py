@@ -65,7 +65,6 @@ class AllReduce(OnNodes):
         low=0.004,
         high=373,
         logarithmic=True,
-        unit="MB",
     )
     dtype: str = knob(
         "float32", "number format of the gradients", choices=("float32", "float64"), more=True

@@ -28,7 +28,7 @@ class Combined(Layered):
     rivals_by: ClassVar[str] = "replicas x pipeline x slices"
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
-        "peak memory, rank 0",
+        "peak memory, fullest rank",
         "pp: bubbles and messages, a step",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("scheduled", "stages")
@@ -175,9 +175,11 @@ class Combined(Layered):
                 for at, axis in enumerate(WHAT)
             ),
             Quantity(
-                "peak memory, rank 0",
+                "peak memory, fullest rank",
                 "B",
-                lambda t: max((read.bytes for read in readings(t, 0)), default=0),
+                lambda t: max(
+                    (read.bytes for rank in range(t.ranks) for read in readings(t, rank)), default=0
+                ),
             ),
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )

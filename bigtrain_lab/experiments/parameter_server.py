@@ -60,6 +60,7 @@ class ParameterServing(OnHardware):
         low=1,
         high=16,
         step=0.5,
+        unit="times",
     )
     hiccups: float = knob(
         0.0, "share of all batches that take long, drawn from the seed", low=0, high=1, step=0.05
@@ -333,7 +334,13 @@ class ParameterServing(OnHardware):
                 "Every gradient is of the newest weights, and the fastest worker waits "
                 f"or idles {1 - computes:.0%} of the time."
             )
-            return
+        else:
+            yield from self.ages(found)
+        idle = sum(trace.shares(rank).idle for rank in range(self.workers, self.ranks))
+        yield f"Servers idle for {idle / self.ranks:.1%} of all ranks' time: each is a rank too."
+
+    def ages(self, found: list) -> Iterable[str]:
+        """What old weights do to the gradients that were applied."""
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
         ages = [
             mean(each.staleness for each in found if each.worker == worker)

@@ -40,7 +40,7 @@ class PlanACluster(Combined):
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "step, times that of the best plan",
-        "peak memory, rank 0",
+        "peak memory, fullest rank",
     )
     must_exist: ClassVar[tuple[str, ...]] = ("replicas", "micro_batches", *Combined.must_exist)
     schedule: ClassVar[str] = "1f1b"

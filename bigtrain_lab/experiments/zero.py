@@ -32,7 +32,7 @@ class Zero(Layered):
     figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
     rivals_by: ClassVar[str] = "stage"
     answers: ClassVar[tuple[str, ...]] = (
-        "peak memory, most on a rank",
+        "peak memory, fullest rank",
         "optimizer state, most on a rank",
         "step time",
     )
@@ -179,7 +179,7 @@ class Zero(Layered):
                 for kind, word in WORDS.items()
                 if kind != "master" or self.precision != "none"
             ),
-            Quantity("peak memory, most on a rank", "B", most(highest)),
+            Quantity("peak memory, fullest rank", "B", most(highest)),
             Quantity("bytes sent a rank and step", "B", most(sent)),
             Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("exposed communication a step", self.profile.unit, exposed),

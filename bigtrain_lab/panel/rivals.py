@@ -38,6 +38,9 @@ class Rivals(Rows):
         if experiment is not self._shown:
             self._shown, self.waiting = experiment, True
             self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
+            if self._found and experiment.tells_late:  # to find which rivals there are takes long
+                self._found = {name: row._replace(stale=True) for name, row in self._found.items()}
+                self._write()
             known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
             self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:

@@ -26,7 +26,7 @@ def curves(
         charts.setdefault(titles[name], []).append(name)
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
-    told = "Dashed: what is pinned. " * bool(reported(pinned, names))
+    told = "Grey: what is pinned. " * bool(reported(pinned, names))
     told += "The curves are drawn while a run learns: press Run." * (not reported(trace, names))
     return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
 

@@ -47,10 +47,10 @@ def look() -> dict:
     }
 
 
-SPOKEN = dict.fromkeys(("description", "tooltip", "tooltips", "note"), said)  # traits of widgets
+# traits of widgets
+SPOKEN = dict.fromkeys(("description", "tooltip", "tooltips", "note"), said) | {"html": in_html}
 OF_KINDS = {
     "HTML": {"value": in_html},
-    "Rows": {"html": in_html},
     "Label": {"value": said},
     "ToggleButtons": {"_options_labels": said},
 }

@@ -42,10 +42,12 @@ def answers(
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
     the clock of what they are compared with; `stale`: what has changed since the run."""
     told = {row.quantity: row for row in rows}
+    later = "a run tells" * any(row.predicted for row in rows)  # else a lab is still to tell
     slots = [
         slot(
             row,
             clock,
+            later,
             # two clocks compare where they must be equal
             row.pinned
             if clock == pinned or row.exact and {clock, pinned} <= {"predicted", "modelled"}
@@ -56,9 +58,11 @@ def answers(
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
         slots[:1] = [f'<div class="btl-failed">{said}<span>{escape(failed)}</span></div>']
-    shares = [getattr(told[name], clock) for name in report.SHARES if name in told]
-    if all(shares) and shares:
-        slots.insert(1, bar([share.value for share in shares]))
+    shares = [told[name] for name in report.SHARES if name in told]
+    shown = clock if all(getattr(row, clock) for row in shares) else "predicted"
+    if shares and all(getattr(row, shown) for row in shares):
+        amounts = [getattr(row, shown).value for row in shares]
+        slots.insert(1, bar(amounts, pale=shown != clock))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
 
 
@@ -73,13 +77,15 @@ def chosen(rows: list[report.Row], names: tuple[str, ...]) -> list[report.Row]:
     return [told[name] for name in names or list(told) if name in told][:MOST]
 
 
-def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
+def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) -> str:
     """A number, and of which clock where that matters, or against what is pinned. What is not known
-    yet is the prediction, pale; what no prediction knows, such as a loss, is the training's own."""
+    yet is the prediction, pale; what no prediction knows, such as a loss, comes `later`, and is the
+    training's own."""
     amount = getattr(row, clock)
     pale, amount = amount is None, amount or row.predicted
     number, _, unit = str(amount).partition(" ") if amount else ("\u2013", "", "")
-    gap = f"<small>{'predicted' if pale else clock}</small>" * bool(row.predicted)
+    of = ("predicted" if pale else clock) if row.predicted else later * (amount is None)
+    gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
     return (
@@ -90,13 +96,14 @@ def slot(row: report.Row, clock: str, pinned: report.Amount | None) -> str:
     )
 
 
-def bar(shares: list[float]) -> str:
-    """Compute, waits and idle, which are together 100."""
+def bar(shares: list[float], pale: bool) -> str:
+    """Compute, waits and idle, which are together 100; `pale`: of the prediction, while a run's own
+    are not known."""
     drawn = said = ""
     for name, share in zip(LOOKS, shares):
         drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
         said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{name} {share:.1f}%</span>'
-    return f'<div class="btl-shares"><p>{drawn}</p>{said}</div>'
+    return f'<div class="btl-shares {"btl-pale" * pale}"><p>{drawn}</p>{said}</div>'
 
 
 class Rival(NamedTuple):
@@ -200,7 +207,7 @@ def rival_row(
         for kind, colour in palette.MEMORY.items()
         if held and kind in held.held
     ]
-    name += " \u00b7 fastest" * (spent == least < longest)
+    name += " \u00b7 fastest" * (bool(rival.settings) and spent == least < longest)
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (

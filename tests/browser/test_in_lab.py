@@ -30,11 +30,13 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
-    wide = page.evaluate(
-        """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
+    assert (
+        page.evaluate(
+            """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
         .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""
+        )
+        == []
     )
-    assert wide == []
     page.locator(".btl-player canvas").focus()
     page.keyboard.press("p")
     peak = page.get_by_role("region", name="what a rank holds at its peak")
@@ -139,8 +141,8 @@ class Mine(GPipe):
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
 
 
-CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key')]
-    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key, .btl-commands > *')]
+    .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || e.matches('.btl-commands > *') && e.scrollHeight > e.clientHeight + 1)).map(e => e.textContent)"""
 
 
 def test_run_pin_run_again_and_reopen(lab):
@@ -165,6 +167,7 @@ def test_run_pin_run_again_and_reopen(lab):
     page.get_by_role("button", name="more settings").click()
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator(".btl-command code")).to_have_count(4)
+    assert page.evaluate(CUT) == []
     lab.until("said", "value")  # "copied", or that the browser lets no page copy
     page.get_by_role("button", name="History").focus()
     page.keyboard.press(" ")
@@ -304,8 +307,10 @@ def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
     panels = Experiment.all()
     page = lab.panel(
         "lab.ipynb",
-        call="from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
-        " for name in Experiment.all()])",
+        call=(
+            "from ipywidgets import VBox\nfrom bigtrain_lab.experiments import Experiment\nVBox([show(name)"
+            " for name in Experiment.all()])"
+        ),
     )
     played = [
         name

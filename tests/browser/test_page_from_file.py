@@ -13,15 +13,17 @@ from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.view.page import page
 from tests.browser.lab import LAPTOP, Watched
 
-SMALL = "--ranks 2 --micro-batches 4 --layers 2 --width 16 --sequence 8 --schedule pipedream"
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """The page of a run of three steps."""
     folder = tmp_path_factory.mktemp("a run's page & more")  # what an address has to escape
     run, written = str(folder / "run"), folder / "run.html"
-    assert main(["run", "pipeline", *SMALL.split(), "--directory", run]) == 0
+    assert 0 == main(
+        "run pipeline --ranks 2 --micro-batches 4 --layers 2 --width 16 --sequence 8"
+        " --schedule pipedream".split()
+        + ["--directory", run]
+    )
     assert main(["export", run, "--html", str(written)]) == 0
     return written
 

@@ -23,6 +23,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from bigtrain_lab import Impossible, Recompute, Schedule, lesson
+from tools import idea_pictures
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET, Unfit, joined, normal
 from tools.picture_panels import PICTURES, text_of, told
 
@@ -440,7 +441,7 @@ def test_a_sheet_writes_what_it_was_told_in_units():
 
 def untranslated(text: str) -> tuple:
     """What is the same in each language: code, links, numbers, levels of headings, rows."""
-    prose = FENCED.sub("", text)
+    prose = FENCED.sub("", text).replace("pictures/zh/", "pictures/")
     found = (re.findall(each, prose) for each in (r"`[^`\n]+`", r"\]\([^)]+\)", r"\n\|", r"#+ "))
     return (
         FENCED.findall(text),
@@ -463,6 +464,12 @@ def test_an_edition_has_each_text_with_its_code_links_and_numbers(path, language
             text = "".join(other["source"])
             assert text != cell.source, cell.id
             assert untranslated(text) == untranslated(cell.source), cell.id
+
+
+def test_each_edition_has_the_pictures_of_ideas_in_its_language():
+    assert idea_pictures.translated() == {
+        path: path.read_text() for path in (NOTEBOOKS / "pictures").glob("*/idea_*.svg")
+    }, "python tools/idea_pictures.py"
 
 
 def test_copies_in_another_language(tmp_path):

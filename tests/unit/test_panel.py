@@ -89,7 +89,7 @@ def typed(member, **told):
 def test_a_control_fits_its_knob(about, kind, value, expected):
     made = control("micro_batches", Knob("pieces", unit="bytes", **about), kind, value)
     assert type(made) is expected and made.value == value and type(made.value) is kind
-    assert made.description == "micro-batches" and made.tooltip.startswith("pieces (bytes)")
+    assert made.description == "micro-batches, bytes" and made.tooltip.startswith("pieces")
     assert ("low" in about) == (", " in made.tooltip)
 
 
@@ -559,6 +559,7 @@ def test_live_events_and_what_ranks_compute_are_shown_before_the_end(panel, monk
     panel.start()
     until(lambda: panel.player.data and "; rank 1 has computed for 40 s" in panel.status.value)
     assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
+    assert "btl-shares btl-pale" in panel.answers.value  # of the prediction, which stays
     told, planned = json.loads(panel.player.data), panel.traces["predicted"].spans()
     assert sorted(each[1:] for each in told["plan"]) == sorted(
         [s.kind, s.start, s.end] for s in planned
@@ -586,7 +587,7 @@ def test_a_failure_is_told_until_settings_change_or_run_is_pressed(panel):
     panel.read_menus()  # any other cell ran
     assert "the wave broke" in said(panel) and panel.player in parts(panel)
     assert json.loads(panel.player.data)["failed"] == [1]  # its row is crossed out
-    assert "(the run broke off)" in said(panel) and "btl-shares" in panel.answers.value
+    assert "(the run broke off)" in said(panel) and 'btl-shares "' in panel.answers.value
     panel.set(ranks=4)  # what cannot be is told first
     assert panel.problem.startswith("4 ranks need") and panel.problem in said(panel)
     panel.set(ranks=2)

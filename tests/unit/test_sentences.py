@@ -50,19 +50,22 @@ def test_holes_and_lists_are_translated_in_turn_and_what_is_not_known_stays(text
 def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monkeypatch):
     monkeypatch.setenv("BIGTRAIN_LANGUAGE", "zh")
     shown = Panel("pipeline")
-    control, why, run, lenses = (
+    shown.picture.rivals.html = "<b>All predicted.</b>"
+    control, why, run, lenses, rivals = (
         each.get_state()
         for each in (
             shown.controls["micro_batches"],
             shown.foot.why,
             shown.run_button,
             shown.picture.lenses,
+            shown.picture.rivals,
         )
     )
-    assert (control["description"], control["tooltip"], run["description"]) == (
+    assert (control["description"], control["tooltip"], run["description"], rivals["html"]) == (
         "微批数",
         "一个批切成的份数，1 到 32（--micro-batches）",
         "在 4 个 rank 上运行",
+        "<b>全部是预测。</b>",
     )
     assert "总共有 27.3% 的 rank 时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
     assert "of the ranks" in shown.foot.why.value and shown.run_button.description.endswith("ranks")

@@ -133,8 +133,18 @@ function onPointer(d, v, act) {
 }
 const scene_end = (v) => v.scene.end * 0.999;
 
+/** What a screen reader is told of a panel: the name of each slider, and which tab of a row is chosen. */
+function nameParts(panel) {
+  for (const handle of panel?.querySelectorAll(".noUi-handle") ?? [])
+    handle.setAttribute("aria-label", handle.closest(".widget-slider")?.querySelector(".widget-label")?.textContent ?? "");
+  for (const tab of panel?.querySelectorAll(".btl-tabs button") ?? []) tab.setAttribute("aria-pressed", tab.classList.contains("mod-active"));
+}
+
 // In JupyterLab an arrow key moves from cell to cell, and a list of runs or a menu beside this player must keep it.
-document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".btl-panel select")) target.dataset.lmSuppressShortcuts = "true"; });
+document.addEventListener("focusin", ({ target }) => {
+  if (target.matches?.(".btl-panel select")) target.dataset.lmSuppressShortcuts = "true";
+  nameParts(target.closest?.(".btl-panel"));
+});
 
 // ---- render ----------------------------------------------------------------------------------------------------------
 
@@ -299,7 +309,7 @@ function render({ model, el }) {
     const room = Math.floor(d.root.closest(".btl-panel")?.clientWidth ?? 0) - 24;
     if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
   };
-  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) size.observe(panel); }, 300);  // also where a figure stands in its place
+  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) size.observe(panel); nameParts(panel); }, 300);  // also where a figure stands in its place
   const size = new ResizeObserver(() => {
     tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
@@ -336,7 +346,8 @@ function render({ model, el }) {
     setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
-  const onDocument = [["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
+  const onTab = ({ target }) => { if (target.closest?.(".btl-tabs")) setTimeout(() => nameParts(target.closest(".btl-panel")), 100); };
+  const onDocument = [["click", onTab], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
   for (const [what, then] of onDocument) document.addEventListener(what, then, true);
   onControls();
   const say = (text) => {

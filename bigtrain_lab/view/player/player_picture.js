@@ -309,12 +309,25 @@ const COVERED = ["#5F6B7A", "#FFFFFF"];
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || (v.scene.exposes ? COVERED : v.look.other)
   : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
 
-/** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts other boxes, and never
- * stands alone. By version, the second stands over the third. */
-function textsOf(s, lens) {
+/** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts steps: it never stands
+ * alone, nor beside boxes that count layers. By version, the second stands over the third. */
+function textsOf(s, lens, [[which]]) {
   if (lens && s.version != null) return [`${s.label} v${s.version}`, s.label, `v${s.version}`, `${s.version}`];
+  if (s.kind === "U" && which === "stage") return ["U"];
   const bare = s.label.replace(/^\d+(?=[A-Z]\d+$)/, "");
   return [s.label, bare, bare.replace(/^U\d+$|^[A-Za-z](?=\d+$)/, (cut) => (cut.length > 1 ? "U" : ""))];
+}
+
+/** The longest stretch of a box that no wait cuts open: its label stands there. */
+function wholeOf({ scene }, { row, start, end }) {
+  const [rank, lane] = scene.rows[row], waits = lane === "compute" && !scene.chunks ? scene.waits[scene.kept.indexOf(rank)] : [];
+  let best = [start, start], from = start;
+  for (let i = Math.max(0, lastBefore(waits, start, (e) => e[0])); from < end; i++) {
+    const [opens, closes] = waits[i] ?? [end, end], to = Math.min(opens, end);
+    if (to - from > best[1] - best[0]) best = [from, to];
+    from = Math.max(from, closes);
+  }
+  return best;
 }
 
 function paintBoxes(c, v) {
@@ -326,9 +339,10 @@ function paintBoxes(c, v) {
       if (s.end < v.from || (w < 0.5 && half === (half = Math.floor(2 * x)))) continue;  // more boxes than pixels
       const [fill, ink] = colourOf(v, s);
       c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
-      const left = Math.max(x, LEFT), seen = Math.min(x + w, L.width - RIGHT) - left;  // what the view shows of it
-      if (!write || seen < 9) continue;
-      const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens);
+      if (!write || w < 9) continue;
+      const [open, close] = wholeOf(v, s).map((t) => xOf(v, t)), left = Math.max(open, LEFT), seen = Math.min(close, L.width - RIGHT) - left;  // what the view shows of it
+      if (seen < 9) continue;
+      const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens, scene.terms);
       if (!alike.has(key)) alike.set(key, { room: seen - 3, longest: [...texts], boxes: [] });
       const group = alike.get(key);
       texts.forEach((text, k) => { if (text.length > group.longest[k].length) group.longest[k] = text; });
@@ -637,11 +651,11 @@ function nowText(v) {
   if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, t = v.t === v.to ? v.t - 0.5 : v.t;  // at the end of the view the boxes that it shows
   const at = (row, i) => t > untilOf(v, row[0]) ? "done" : spanAt(scene.byRow[i], t)?.label || doing(scene, i, t).split(":")[0];
-  const busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(scene, row)} ${at(row, i)}`);
+  const busy = scene.rows.slice(0, 8).map((row, i) => spoken(`${rowName(scene, row)} ${at(row, i)}`));
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
-  return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
+  return `Now: ${busy.join(patterns.length ? MARKS[", "] : ", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 
