@@ -51,6 +51,10 @@ class Hardware:
                             a GPU, and torch calls a GPU's kernels (train/dry_run.py)
     matmul_share            of the peak FLOP/s, and
     memory_share            of the memory's bandwidth: what large kernels reach
+    multiprocessors         each works on one tile of a product at a time, and a full wave of tiles
+    wave_share              reaches this share of the peak in half precision; where they are not
+                            known all products reach `matmul_share`
+    cache_bytes_per_s       that all multiprocessors together read from the last cache
     overlap_slowdown        factor on kernels beside which the device communicates
     collective_bytes_per_s  (nodes, bandwidth of a collective over so many whole nodes), ...;
                             () where nothing is published: the slowest link of the ring counts
@@ -73,6 +77,9 @@ class Hardware:
     launches_ahead: bool = True
     matmul_share: Share = 1.0
     memory_share: Share = 1.0
+    multiprocessors: Annotated[int, Field(ge=1)] | None = None
+    wave_share: Share = 1.0
+    cache_bytes_per_s: Amount | None = None
     overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
     collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
     protocols: tuple[tuple[Share, Amount], ...] = ((1.0, 1.0),)
@@ -312,6 +319,18 @@ PROFILES = {
             ),
             alphas(3e-6, 5e-6),
             published(f"{MATMULS}: 267.9 of 312 TFLOP/s", matmul_share=0.859),
+            published("NVIDIA A100 architecture whitepaper, table 4", multiprocessors=108),
+            derived(
+                "He 2024, Strangely, Matrix Multiplications on GPUs Run Faster When Given "
+                "Predictable Data: 257 TFLOP/s of normal numbers at 8,192 x 8,192 x 8,192, where "
+                "99.8% of all waves is filled",
+                wave_share=0.826,
+            ),
+            published(
+                "NVIDIA Developer Forums, How to reach peak bandwidth of L2 cache on A100: 4,830 "
+                "of 7,219 GB/s",
+                cache_bytes_per_s=4830e9,
+            ),
             published(
                 "Isaev et al. 2023, Calculon, systems/a100_80g.json: 0.90 from 100 MB on",
                 memory_share=0.9,
