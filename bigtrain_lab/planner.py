@@ -25,10 +25,10 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial, reduce
-from itertools import accumulate, chain, product
-from math import log
+from itertools import accumulate, chain, pairwise, product
+from math import ceil, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,18 +44,22 @@ from .core import (
     refuse,
     size,
 )
+from .core.formats import DType
 from .core.later import later
 from .order.plan import collector_paused
-from .order.schedule import Action, Schedule
+from .order.schedule import Action, Schedule, by_layers
 from .order.simulate import simulate
 from .techniques.precision_levels import LEVELS
 from .techniques.reducers import BUCKET_BYTES
+from .techniques.replica_plan import with_replicas
+from .techniques.weight_shapes import Shapes, Weight
 from .train import Acted, DryRun, Optimizer, Work
 
 with later():
     from .train import pieces
 
 # The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
+BYTE = DType("byte", 1)
 NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no rate, and no latency
 TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
@@ -117,6 +121,7 @@ class Facts(NamedTuple):
     work          a row each for F, B and U
     called        of F and of B, for each of COLLECTIVES: how many they call, and bytes of all those
     products      of each: 0 of F or 1 of B, then b, m, n, k
+    sizes         bytes of each weight
     first, again  bytes at the moments of a backward, beyond those at its start; of one that finds
                   gradients to add to
     update        of an update
@@ -128,6 +133,7 @@ class Facts(NamedTuple):
     work: np.ndarray
     called: np.ndarray
     products: np.ndarray
+    sizes: np.ndarray
     first: np.ndarray
     again: np.ndarray
     update: np.ndarray
@@ -158,6 +164,7 @@ class Facts(NamedTuple):
             np.array(
                 [(b, *of) for b, each in enumerate(acted[:2]) for of in each.products], int
             ).reshape(-1, 5),
+            np.array(held.weights, int),
             levels(backward),
             levels(backward, "gradients"),
             levels(update),
@@ -246,12 +253,13 @@ class Job:
             ]
             for each in ways
         ]
-        work, called, products, *moments, held = (
+        *shown, first, again, update, held = (
             [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
             if way.tp > most
             else lines[0]
         )
-        return Facts(work, called, products, *(each.max(0) for each in moments), held)
+        moments = (each.max(0) for each in (first, again, update))
+        return Facts(*shown, *moments, held)
 
     def cut(self, stages: int) -> list[tuple[tuple[str, int], ...]]:
         """Name and number of the pieces of each stage: left-over blocks go to those just before the
@@ -395,15 +403,10 @@ class Search:
         return self.priced([plan])[0].bytes
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by another schedule, simulated; one that halves backwards is refused.
-        Beyond 3 pp micro-batches a step is affine in them. A stage's first forward (at stage 3 of
-        ZeRO) and its last backward take what a `Turn` says."""
+        """Seconds of a step by this schedule, simulated piece by piece, with the messages of two
+        replicas at the price of all; one that halves backwards is refused. Beyond 3 pp
+        micro-batches a step is affine in them."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
-        links = {
-            (a, b): wire.link()
-            for a, b in product(range(pp), repeat=2)
-            if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
-        }
         made = partial(Schedule.named(schedule), pp, **options)
         whole = made(micro_batches=m)  # which is refused here, where none of so many can be
         refuse(
@@ -417,48 +420,56 @@ class Search:
                 f"{whole.stages} stages need as many blocks, and there are fewer.",
             ),
         )
-        alike = Alike(self, [plan])
+        cost, stages, layers = self.cost_of(plan, whole.stages)
 
         def step(count: int) -> float:
-            order = made(micro_batches=count)
-            stages = alike.stages(order.stages)
-            turns = [Turn(*map(np.sum, alike.turn(stage))) for stage in stages]
-            times = {
-                "F": [turn.forward for turn in turns],
-                "B": [turn.backward for turn in turns],
-                "U": [turn.after for turn in turns],
-            }
-            acted: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-            for rank, steps in enumerate(order.over(1)):
-                for kind, stage, number in chain(*steps):
-                    acted[kind, stage].append((rank, number))
-            apart = [  # (kind, stage), which of its actions, how much longer that takes
-                *(
-                    (("F", s), 0, (plan.zero == 3) * (each.first - each.forward))
-                    for s, each in enumerate(turns)
-                ),
-                *((("B", s), -1, each.last - each.backward) for s, each in enumerate(turns)),
-                (("F", 0), 0, turns[0].begin),
-                (("B", len(turns) - 1), 0, turns[-1].turn),
-            ]
-            own: dict[tuple[int, int], dict[str, list]] = {}
-            for (kind, stage), at, longer in apart:
-                place = acted[kind, stage][at]
-                of_batch = own.setdefault(place, {each: [*times[each]] for each in "FB"})
-                of_batch[kind][stage] += longer
-            cost = Cost(
-                times,
-                dict.fromkeys("FB", stages[0].message.item()),
-                links=links,
-                of_batch=own,
-                **self.hardware.clock(1),
-            )
-            return simulate(order, cost).step_time
+            order = by_layers(made(micro_batches=count), layers)
+            lowered = with_replicas(order, 1, min(plan.dp, 2), stages, zero=plan.zero)
+            return simulate(lowered, cost).makespan
 
         if m <= 3 * pp:
             return step(m)
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
+
+    def cost_of(self, plan: Plan, count: int) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
+        """What the pieces of so many stages cost, the weights of each, and the pieces of each
+        stage."""
+        alike, cut = Alike(self, [plan]), self.job.cut(count)
+        kinds = {name: Run(*map(np.sum, alike.run(name))) for name in PIECES}
+        names = [name for each in cut for name, number in each for _ in range(number)]
+        runs, shapes = [kinds[name] for name in names], {}
+        for name, run in kinds.items():
+            sizes = self.facts(name, plan.way).sizes[:, 0]
+            if not plan.zero:  # of gradients, which may be of another format
+                sizes = sizes * int(run.gradients) // max(1, int(run.weights))
+            shapes[name] = Shapes(
+                {str(n): Weight((int(own),), BYTE, True, None) for n, own in enumerate(sizes)}
+            )
+        ends = [0, *accumulate(sum(number for _, number in each) for each in cut)]
+        ring = self.ring(
+            range(0, plan.dp * plan.pp * plan.way.tp, plan.pp * plan.way.tp),
+            "reduce_scatter" if plan.zero else "all_reduce",
+        )
+        links = {
+            (first + a, first + b): wire.link()
+            for first in (0, plan.pp)
+            for a, b in product(range(plan.pp), repeat=2)
+            if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
+        }
+        cost = Pieces(
+            {
+                kind: [getattr(run, of) for run in runs]
+                for kind, of in zip("FBU", ("forward", "backward", "update"))
+            },
+            dict.fromkeys("FB", int(runs[0].message)),
+            links=links,
+            **self.hardware.clock(1),
+            beside={"F": [run.ahead for run in runs], "B": [run.back for run in runs]},
+            ring=ring.seconds,
+        )
+        stages = {at: shapes[name] for at, name in enumerate(names)}
+        return cost, stages, [range(*each) for each in pairwise(ends)]
 
     # -- what would move a plan --------------------------------------------------------------------
 
@@ -627,6 +638,23 @@ def product_seconds(hardware: Hardware, dtype: str, b: Any, m: Any, n: Any, k: A
     return np.maximum(
         np.min(waves, 0), moved / (hardware.memory_share * hardware.memory_bytes_per_s)
     )
+
+
+@dataclass(frozen=True)
+class Pieces(Cost):
+    """Of one replica, piece by piece. `beside`: durations of actions beside messages; `ring`:
+    seconds of a message of so many bytes among the replicas."""
+
+    beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    ring: Callable[[int], float] = float
+
+    def duration(self, step, rank, beside=False):
+        ((kind, stage, _),) = step
+        prices = self.beside if beside and kind in self.beside else self.durations
+        return ceil(prices[kind][stage] * self.ticks_per_unit)
+
+    def collective(self, kind, size_bytes, ranks, lane="compute"):
+        return ceil(self.ring(size_bytes) * self.ticks_per_unit)
 
 
 class Run(NamedTuple):
