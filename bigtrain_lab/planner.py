@@ -12,10 +12,9 @@ and sends is affine in the rows. Closed forms then give the time and memory of a
 Stage s of p stages under 1F1B with m micro-batches; a hop is a message between two stages. State is
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
-least what their messages take. Beside the labs' own predictions of 64 plans drawn at random, times
-are 0.1% off on average and 0.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
-7% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
-search with on_device=False.
+least what their messages take. benchmarks/results/plan.md compares plans drawn at random with what
+the labs predict. Labs leave inputs of layers out of memory, and so does a search with
+on_device=False. `scheduled` simulates one plan, by any schedule, as the labs do.
 
 Cost: some 15 dry runs, then some 20 microseconds a plan.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
