@@ -12,10 +12,9 @@ and sends is affine in the rows. Closed forms then give the time and memory of a
 Stage s of p stages under 1F1B with m micro-batches; a hop is a message between two stages. State is
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
 Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
-least what their messages take. Beside the labs' own predictions of 64 plans drawn at random, times
-are 0.1% off on average and 0.6% at worst, with ZeRO 0.2% and 1.1%; memory is 1% off on average and
-7% at worst (benchmarks/results/plan.md). Labs leave inputs of layers out of memory, and so does a
-search with inputs=False.
+least what their messages take. benchmarks/results/plan.md compares plans drawn at random with what
+the labs predict. Labs leave inputs of layers out of memory, and so does a search with
+on_device=False. `scheduled` simulates one plan, by any schedule, as the labs do.
 
 Cost: some 15 dry runs, then some 20 microseconds a plan.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
@@ -25,10 +24,10 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial, reduce
-from itertools import accumulate, chain, product
-from math import log
+from itertools import accumulate, chain, pairwise, product
+from math import ceil, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,17 +43,24 @@ from .core import (
     refuse,
     size,
 )
+from .core.formats import DType
 from .core.later import later
 from .order.plan import collector_paused
-from .order.schedule import Action, Schedule
+from .order.schedule import Action, Schedule, by_layers
 from .order.simulate import simulate
 from .techniques.precision_levels import LEVELS
 from .techniques.reducers import BUCKET_BYTES
+from .techniques.replica_plan import with_replicas
+from .techniques.weight_shapes import Shapes, Weight
 from .train import Acted, DryRun, Optimizer, Work
 
 with later():
     from .train import pieces
 
+# The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
+BYTE = DType("byte", 1)
+NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no rate, and no latency
+TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
 
 
@@ -113,6 +119,8 @@ class Facts(NamedTuple):
 
     work          a row each for F, B and U
     called        of F and of B, for each of COLLECTIVES: how many they call, and bytes of all those
+    products      of each: 0 of F or 1 of B, then b, m, n, k
+    sizes         bytes of each weight
     first, again  bytes at the moments of a backward, beyond those at its start; of one that finds
                   gradients to add to
     update        of an update
@@ -123,6 +131,8 @@ class Facts(NamedTuple):
 
     work: np.ndarray
     called: np.ndarray
+    products: np.ndarray
+    sizes: np.ndarray
     first: np.ndarray
     again: np.ndarray
     update: np.ndarray
@@ -150,6 +160,10 @@ class Facts(NamedTuple):
         return Facts(
             np.array([each.work.on_gpu()[:3] for each in acted]),
             np.array([[(len(sizes), sum(sizes)) for sizes in kinds] for kinds in called]),
+            np.array(
+                [(b, *of) for b, each in enumerate(acted[:2]) for of in each.products], int
+            ).reshape(-1, 5),
+            np.array(held.weights, int),
             levels(backward),
             levels(backward, "gradients"),
             levels(update),
@@ -238,12 +252,13 @@ class Job:
             ]
             for each in ways
         ]
-        work, called, *moments, held = (
+        *shown, first, again, update, held = (
             [through(four, two, 4 - way.tp, way.tp) for two, four in zip(*lines)]
             if way.tp > most
             else lines[0]
         )
-        return Facts(work, called, *(each.max(0) for each in moments), held)
+        moments = (each.max(0) for each in (first, again, update))
+        return Facts(*shown, *moments, held)
 
     def cut(self, stages: int) -> list[tuple[tuple[str, int], ...]]:
         """Name and number of the pieces of each stage: left-over blocks go to those just before the
@@ -281,8 +296,8 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
 
 class Search:
     """All plans of a job on so many devices: `.fitting`, the fastest first, those that are too
-    `.large` for the memory, and products that are `.refused`, each with the first reason. `inputs`:
-    whether the inputs of pieces count, as on a device; what labs tell leaves them out."""
+    `.large` for the memory, and products that are `.refused`, each with the first reason.
+    `on_device`: inputs of pieces count, and products by their shapes; labs leave both out."""
 
     def __init__(
         self,
@@ -290,11 +305,11 @@ class Search:
         hardware: Hardware,
         devices: int,
         memory_bytes: int | None = None,
-        inputs: bool = True,
+        on_device: bool = True,
     ):
         if devices < 1:
             raise Impossible(f"{devices} devices train nothing: take at least one.")
-        self.job, self.hardware, self.devices, self.inputs = job, hardware, devices, inputs
+        self.job, self.hardware, self.devices, self.on_device = job, hardware, devices, on_device
         self.memory_bytes = memory_bytes or hardware.memory_bytes
         self.facts, self.run, self.update, self.ring = map(
             cache, (self.facts, self.run, self.update, self.ring)
@@ -304,7 +319,7 @@ class Search:
     @property
     def all(self) -> list[Planned]:
         """The fastest first: the same whatever memory a device has."""
-        return priced(self.job, self.hardware, self.devices, self.inputs)
+        return priced(self.job, self.hardware, self.devices, self.on_device)
 
     @cached_property
     def fitting(self) -> list[Planned]:
@@ -387,15 +402,10 @@ class Search:
         return self.priced([plan])[0].bytes
 
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by another schedule, simulated; one that halves backwards is refused.
-        Beyond 3 pp micro-batches a step is affine in them. A stage's first forward (at stage 3 of
-        ZeRO) and its last backward take what a `Turn` says."""
+        """Seconds of a step by this schedule, simulated piece by piece, with the messages of two
+        replicas at the price of all; one that halves backwards is refused. Beyond 3 pp
+        micro-batches a step is affine in them."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
-        links = {
-            (a, b): wire.link()
-            for a, b in product(range(pp), repeat=2)
-            if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
-        }
         made = partial(Schedule.named(schedule), pp, **options)
         whole = made(micro_batches=m)  # which is refused here, where none of so many can be
         refuse(
@@ -409,48 +419,56 @@ class Search:
                 f"{whole.stages} stages need as many blocks, and there are fewer.",
             ),
         )
-        alike = Alike(self, [plan])
+        cost, stages, layers = self.cost_of(plan, whole.stages)
 
         def step(count: int) -> float:
-            order = made(micro_batches=count)
-            stages = alike.stages(order.stages)
-            turns = [Turn(*map(np.sum, alike.turn(stage))) for stage in stages]
-            times = {
-                "F": [turn.forward for turn in turns],
-                "B": [turn.backward for turn in turns],
-                "U": [turn.after for turn in turns],
-            }
-            acted: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-            for rank, steps in enumerate(order.over(1)):
-                for kind, stage, number in chain(*steps):
-                    acted[kind, stage].append((rank, number))
-            apart = [  # (kind, stage), which of its actions, how much longer that takes
-                *(
-                    (("F", s), 0, (plan.zero == 3) * (each.first - each.forward))
-                    for s, each in enumerate(turns)
-                ),
-                *((("B", s), -1, each.last - each.backward) for s, each in enumerate(turns)),
-                (("F", 0), 0, turns[0].begin),
-                (("B", len(turns) - 1), 0, turns[-1].turn),
-            ]
-            own: dict[tuple[int, int], dict[str, list]] = {}
-            for (kind, stage), at, longer in apart:
-                place = acted[kind, stage][at]
-                of_batch = own.setdefault(place, {each: [*times[each]] for each in "FB"})
-                of_batch[kind][stage] += longer
-            cost = Cost(
-                times,
-                dict.fromkeys("FB", stages[0].message.item()),
-                links=links,
-                of_batch=own,
-                **self.hardware.clock(1),
-            )
-            return simulate(order, cost).step_time
+            order = by_layers(made(micro_batches=count), layers)
+            lowered = with_replicas(order, 1, min(plan.dp, 2), stages, zero=plan.zero)
+            return simulate(lowered, cost).makespan
 
         if m <= 3 * pp:
             return step(m)
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
+
+    def cost_of(self, plan: Plan, count: int) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
+        """What the pieces of so many stages cost, the weights of each, and the pieces of each
+        stage."""
+        alike, cut = Alike(self, [plan]), self.job.cut(count)
+        kinds = {name: Run(*map(np.sum, alike.run(name))) for name in PIECES}
+        names = [name for each in cut for name, number in each for _ in range(number)]
+        runs, shapes = [kinds[name] for name in names], {}
+        for name, run in kinds.items():
+            sizes = self.facts(name, plan.way).sizes[:, 0]
+            if not plan.zero:  # of gradients, which may be of another format
+                sizes = sizes * int(run.gradients) // max(1, int(run.weights))
+            shapes[name] = Shapes(
+                {str(n): Weight((int(own),), BYTE, True, None) for n, own in enumerate(sizes)}
+            )
+        ends = [0, *accumulate(sum(number for _, number in each) for each in cut)]
+        ring = self.ring(
+            range(0, plan.dp * plan.pp * plan.way.tp, plan.pp * plan.way.tp),
+            "reduce_scatter" if plan.zero else "all_reduce",
+        )
+        links = {
+            (first + a, first + b): wire.link()
+            for first in (0, plan.pp)
+            for a, b in product(range(plan.pp), repeat=2)
+            if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
+        }
+        cost = Pieces(
+            {
+                kind: [getattr(run, of) for run in runs]
+                for kind, of in zip("FBU", ("forward", "backward", "update"))
+            },
+            dict.fromkeys("FB", int(runs[0].message)),
+            links=links,
+            **self.hardware.clock(1),
+            beside={"F": [run.ahead for run in runs], "B": [run.back for run in runs]},
+            ring=ring.seconds,
+        )
+        stages = {at: shapes[name] for at, name in enumerate(names)}
+        return cost, stages, [range(*each) for each in pairwise(ends)]
 
     # -- what would move a plan --------------------------------------------------------------------
 
@@ -459,7 +477,7 @@ class Search:
         grows by one percent: d log step / d log constant. Those that move it most first."""
         step, found, more = self.seconds(plan), [], 1.01
         for each in self.hardware.constants():
-            if each.value and each.name not in ("node_size", "protocols", "trees"):
+            if each.value and each.name not in NO_RATES:
                 other = Search(self.job, scaled(self.hardware, each.name, more), self.devices)
                 found.append((each, log(other.seconds(plan) / step) / log(more)))
         return sorted(found, key=lambda each: -abs(each[1]))
@@ -480,7 +498,7 @@ class Search:
         """What is changed, the search with it, its best plan, and how many times as many samples
         a step has."""
         search = partial(
-            Search, devices=self.devices, memory_bytes=self.memory_bytes, inputs=self.inputs
+            Search, devices=self.devices, memory_bytes=self.memory_bytes, on_device=self.on_device
         )
         room = [each for each in self.large if each.bytes <= 2 * self.memory_bytes]
         if room:
@@ -511,15 +529,28 @@ class Search:
         """Of a piece, with a last dim for each number of `rows`, and the most that is held in place
         of the moments. They are affine in the rows, but for a copy that one row alone does without:
         it is run where launches may bound it, since it needs fewer."""
-        found = self.job.drawn(name, way, (2, 3))
+        found = self.charged(name, way, (2, 3))
         if any(
             self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
         ):
-            one = self.job.drawn(name, way, (1, 1))
+            one = self.charged(name, way, (1, 1))
             found = Facts(*(np.where(self.job.rows == 1, *each) for each in zip(one, found)))
         return found
 
-    def time(self, work: Iterable[int], tensors: int = 1) -> float:
+    def charged(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
+        """Facts of a piece. On a device products are charged by their shapes: as FLOPs that take as
+        long at the share of the peak that large products reach."""
+        facts, hardware = self.job.drawn(name, way, sizes), self.hardware
+        work, (of, *shapes) = facts.work * 1.0, facts.products.swapaxes(0, 1)
+        if self.on_device and hardware.multiprocessors and "16" in self.job.dtype:
+            rate = hardware.matmul_share * hardware.flops_per_s[self.job.dtype]
+            apart = rate * product_seconds(hardware, self.job.dtype, *shapes) - 2 * np.prod(
+                shapes, 0
+            )
+            work[:2, 0] += [(apart * (of == at)).sum(0) for at in (0, 1)]
+        return facts._replace(work=work, products=0)
+
+    def time(self, work: Iterable[float], tensors: int = 1) -> float:
         return Work(*work).seconds(self.hardware, self.job.dtype, tensors)
 
     def run(self, name: str, way: Way, copying: bool) -> np.ndarray:
@@ -539,7 +570,7 @@ class Search:
             [
                 *seconds + calls,
                 *slow * seconds + calls,
-                *(facts.first, facts.again, facts.update, kept + self.inputs * message),
+                *(facts.first, facts.again, facts.update, kept + self.on_device * message),
                 *facts.held[1:-2],
                 np.maximum(bucket, BUCKET_BYTES // 2),
             ]
@@ -583,6 +614,46 @@ class Ring(NamedTuple):
             np.minimum,
             (messages * alpha + gap * size_bytes for alpha, gap in zip(self.alpha, self.gap)),
         )
+
+
+def product_seconds(hardware: Hardware, dtype: str, b: Any, m: Any, n: Any, k: Any) -> np.ndarray:
+    """Seconds of b products of (m, k) by (k, n) in half precision. A product is cut into tiles (x,
+    y), of which each multiprocessor has one at a time; the best of TILES is taken.
+
+        a tile     max(2 x y k / FLOP/s, 2 (x + y) k / the cache's bytes/s), of a multiprocessor
+        a product  max(ceil(tiles / multiprocessors) tile, 2 (m k + k n + m n) / memory's bytes/s)
+
+    Source: NVIDIA, Matrix Multiplication Background, sections 2 and 3."""
+    each = hardware.multiprocessors
+    rate = hardware.wave_share * hardware.flops_per_s[dtype]
+    waves = [
+        -(-b * -(-m // x) * -(-n // y) // each)
+        * np.maximum(
+            2 * x * y * k * each / rate, 2 * (x + y) * k * each / hardware.cache_bytes_per_s
+        )
+        for x, y in TILES
+    ]
+    moved = 2 * b * (m * k + k * n + m * n)
+    return np.maximum(
+        np.min(waves, 0), moved / (hardware.memory_share * hardware.memory_bytes_per_s)
+    )
+
+
+@dataclass(frozen=True)
+class Pieces(Cost):
+    """Of one replica, piece by piece. `beside`: durations of actions beside messages; `ring`:
+    seconds of a message of so many bytes among the replicas."""
+
+    beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    ring: Callable[[int], float] = float
+
+    def duration(self, step, rank, beside=False):
+        ((kind, stage, _),) = step
+        prices = self.beside if beside and kind in self.beside else self.durations
+        return ceil(prices[kind][stage] * self.ticks_per_unit)
+
+    def collective(self, kind, size_bytes, ranks, lane="compute"):
+        return ceil(self.ring(size_bytes) * self.ticks_per_unit)
 
 
 class Run(NamedTuple):
@@ -838,9 +909,9 @@ class Alike:
 
 @lru_cache(maxsize=16)
 @collector_paused()
-def priced(job: Job, hardware: Hardware, devices: int, inputs: bool) -> list[Planned]:
+def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[Planned]:
     """All plans, the fastest first."""
-    search = Search(job, hardware, devices, inputs=inputs)
+    search = Search(job, hardware, devices, on_device=on_device)
     alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
     for plan in search.plans():
         alike[plan.pp, plan.zero].append(plan)

@@ -51,6 +51,10 @@ class Hardware:
                             a GPU, and torch calls a GPU's kernels (train/dry_run.py)
     matmul_share            of the peak FLOP/s, and
     memory_share            of the memory's bandwidth: what large kernels reach
+    multiprocessors         each works on one tile of a product at a time, and a full wave of tiles
+    wave_share              reaches this share of the peak in half precision; where there are 0
+                            all products reach `matmul_share`
+    cache_bytes_per_s       that all multiprocessors together read from the last cache
     overlap_slowdown        factor on kernels beside which the device communicates
     collective_bytes_per_s  (nodes, bandwidth of a collective over so many whole nodes), ...;
                             () where nothing is published: the slowest link of the ring counts
@@ -73,6 +77,9 @@ class Hardware:
     launches_ahead: bool = True
     matmul_share: Share = 1.0
     memory_share: Share = 1.0
+    multiprocessors: Annotated[int, Field(ge=0)] = 0
+    wave_share: Share = 1.0
+    cache_bytes_per_s: Annotated[float, Field(ge=0, lt=1e30)] = 0.0
     overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
     collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
     protocols: tuple[tuple[Share, Amount], ...] = ((1.0, 1.0),)
@@ -194,7 +201,12 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 
 def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
-    told = ONE_PROTOCOL | NO_TREE | {key: each for fact in facts for key, each in fact.items()}
+    told = (
+        ONE_PROTOCOL
+        | NO_TREE
+        | BY_FLOPS
+        | {key: each for fact in facts for key, each in fact.items()}
+    )
     values = {key: value for key, (value, _) in told.items()}
     sources = {
         re.sub("^(inside|between)_", r"\1.", key): source for key, (_, source) in told.items()
@@ -227,6 +239,12 @@ OVERLAP = fitted(
 )
 BY_LINKS = derived("nothing published: the slowest link of the ring", collective_bytes_per_s=())
 ONE_PROTOCOL = derived("nothing published: one protocol for all sizes", protocols=((1.0, 1.0),))
+BY_FLOPS = derived(
+    "not described: all products reach matmul_share",
+    multiprocessors=0,
+    wave_share=1.0,
+    cache_bytes_per_s=0.0,
+)
 NO_TREE = derived("nothing published: rings alone", trees=())
 BY_NODES = (
     (1, 436e9),
@@ -312,6 +330,18 @@ PROFILES = {
             ),
             alphas(3e-6, 5e-6),
             published(f"{MATMULS}: 267.9 of 312 TFLOP/s", matmul_share=0.859),
+            published("NVIDIA A100 architecture whitepaper, table 4", multiprocessors=108),
+            derived(
+                "He 2024, Strangely, Matrix Multiplications on GPUs Run Faster When Given "
+                "Predictable Data: 257 TFLOP/s of normal numbers at 8,192 x 8,192 x 8,192, where "
+                "99.8% of all waves is filled",
+                wave_share=0.826,
+            ),
+            published(
+                "NVIDIA Developer Forums, How to reach peak bandwidth of L2 cache on A100: 4,830 "
+                "of 7,219 GB/s",
+                cache_bytes_per_s=4830e9,
+            ),
             published(
                 "Isaev et al. 2023, Calculon, systems/a100_80g.json: 0.90 from 100 MB on",
                 memory_share=0.9,

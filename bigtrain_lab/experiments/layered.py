@@ -20,7 +20,7 @@ from ..order import (
     Plan,
     Schedule,
     Together,
-    Written,
+    by_layers,
     with_calls,
 )
 from ..runtime.kept import kept
@@ -377,25 +377,6 @@ class Layered(OfGPT, Pipelined):
 def whole_layers(layer: Callable, /, *given, **named):
     """Recompute each layer whole in its backward: the `recompute` of a Recipe."""
     return techniques.checkpoint.checkpoint(layer, *given, **named)
-
-
-def by_layers(order: Schedule, layers: list[range]) -> Schedule:
-    """The schedule with each action cut into those of its stage's layers, which are the stages of
-    the result."""
-
-    def cut(action: Action):
-        own = layers[action.stage]
-        return [
-            action._replace(stage=layer) for layer in (own if action.kind == "F" else reversed(own))
-        ]
-
-    if order.asynchronous:  # which a recipe refuses
-        return order
-    orders = (
-        tuple((each,) for step in steps for action in step for each in cut(action))
-        for steps in order.over(1)
-    )
-    return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
 
 
 def on_meta(

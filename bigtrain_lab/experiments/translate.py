@@ -19,11 +19,10 @@ from typing import Any, ClassVar
 from .. import data, models, techniques, train
 from ..core import Trace, Wire, duration, knob
 from ..core.later import np, torch
-from ..order import Action, Compute, Plan, Schedule, Together, exposed, last
+from ..order import Action, Compute, Plan, Schedule, Together, by_layers, exposed, last
 from ..order.simulate import simulate
 from ..runtime.kept import kept
 from .experiment import MB, Quantity
-from .layered import by_layers
 from .replicated import Replicated
 from .translation import Translation
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from .. import data, models, runtime, techniques, train
 from ..core import Impossible
 from ..core.later import np, torch
-from ..order import Action, Schedule
-from .layered import by_layers
+from ..order import Action, Schedule, by_layers
 
 
 def adam(weights):

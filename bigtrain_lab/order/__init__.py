@@ -50,6 +50,16 @@ __all__, __getattr__, __dir__ = offered(
             "samples",
             "sent_so_far",
         ),
-        "schedule": ("Action", "B", "F", "Schedule", "Step", "U", "Written", "name_of"),
+        "schedule": (
+            "Action",
+            "B",
+            "F",
+            "Schedule",
+            "Step",
+            "U",
+            "Written",
+            "by_layers",
+            "name_of",
+        ),
     },
 )

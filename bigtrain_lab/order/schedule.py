@@ -317,3 +317,22 @@ def B(stage: int, micro_batch: int) -> Step:
 
 def U(stage: int, micro_batch: int) -> Step:
     return (Action("U", stage, micro_batch),)
+
+
+def by_layers(order: Schedule, layers: list[range]) -> Schedule:
+    """The schedule with each action cut into those of its stage's layers, which are the stages of
+    the result."""
+
+    def cut(action: Action):
+        own = layers[action.stage]
+        return [
+            action._replace(stage=layer) for layer in (own if action.kind == "F" else reversed(own))
+        ]
+
+    if order.asynchronous:  # which a recipe refuses
+        return order
+    orders = (
+        tuple((each,) for step in steps for action in step for each in cut(action))
+        for steps in order.over(1)
+    )
+    return Written(order.ranks, order.micro_batches, tuple(orders), order.name)

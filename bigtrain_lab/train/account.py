@@ -64,7 +64,8 @@ class Called(NamedTuple):
 class Acted(NamedTuple):
     """One action. `before`, `after`: kind -> bytes at its start and its end. `inside`: the levels
     of the `kinds` that change at all moments in it, in order; the first `early` of them are of what
-    was there before, and only then found to be declared."""
+    was there before, and only then found to be declared. `products`: (b, m, n, k) of each, b times
+    (m, k) by (k, n)."""
 
     work: Work
     before: dict[str, int]
@@ -73,6 +74,7 @@ class Acted(NamedTuple):
     inside: tuple[tuple[int, ...], ...]
     early: int = 0
     called: tuple[Called, ...] = ()
+    products: tuple[tuple[int, int, int, int], ...] = ()
 
     def from_start(self) -> tuple[tuple[int, ...], ...]:
         """The levels of its kinds at all moments, beyond those at its start."""

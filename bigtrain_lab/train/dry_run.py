@@ -141,6 +141,7 @@ class DryRank:
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, self._done = self._ledger, self._operators.work()
+        first = len(self._operators.products)
         ledger.begin(name, look=ledger.pending or self._loaded or self._looks)
         self._loaded, began = False, ledger.looked
         for journal in self._journals:
@@ -148,7 +149,8 @@ class DryRank:
         yield
         ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
         for journal in self._journals:
-            journal.end(name, self._operators.work() - self._done, began)
+            work = self._operators.work() - self._done
+            journal.end(name, work, began, tuple(self._operators.products[first:]))
 
     @contextmanager
     def only(self, replica: int):
@@ -204,9 +206,11 @@ class DryRank:
     def aside(self):
         """What is done within is not followed, and has no values either."""
         self._loaded, before = True, self._operators.work()
+        first = len(self._operators.products)
         with self._ledger.aside(), Aside(self._operators):
             yield
         self._operators.done(before)
+        del self._operators.products[first:]
 
 
 class OnMeta(Alone):
@@ -337,6 +341,7 @@ class Operators:
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         self._ways: dict[object, str] = {}
+        self.products: list[tuple[int, int, int, int]] = []
         self.done(Work())
         self.copied: Callable = lambda tensor: None
 
@@ -365,7 +370,8 @@ class Operators:
             return self._first(key, way, operator, args, kwargs)
         if known is VIEW:
             return operator(*args, **kwargs)
-        alone, looks, flops, moved, started = known
+        alone, looks, flops, moved, started, products = known
+        self.products += products
         self.flops += flops
         self.moved_bytes += moved
         self.operators += started
@@ -419,7 +425,7 @@ class Operators:
     def _first(self, key, way, operator, args, kwargs):
         """Called for the first time with such arguments. A result that is a view, or is more than
         its shape tells, is not remembered."""
-        before = self.work()
+        before, first = self.work(), len(self.products)
         result = self._called(operator, args, kwargs)
         tensors = (result,) if isinstance(result, torch.Tensor) else result
         looks = ()
@@ -443,7 +449,8 @@ class Operators:
             ):
                 self._ways[operator] = CALL
                 return result
-        self._known[key] = isinstance(result, torch.Tensor), looks, *(self.work() - before)[:3]
+        done = *(self.work() - before)[:3], self.products[first:]
+        self._known[key] = isinstance(result, torch.Tensor), looks, *done
         return result
 
     def _called(self, operator, args, kwargs):
@@ -474,6 +481,10 @@ class Operators:
         kernel = operator.overloadpacket
         if formula := flop_registry.get(SAME_WORK.get(kernel, kernel)):
             self.flops += formula(*args, **kwargs, out_val=result)
+            if kernel in FACTORS:
+                one, other = args[FACTORS[kernel] :][:2]
+                m, k = one.shape[-2:]
+                self.products.append((one.numel() // (m * k), m, other.shape[-1], k))
         else:
             size = sum(t.nbytes for t in made)
             if name.endswith("_like") or name.startswith("new_") or name in UNREAD:
@@ -631,6 +642,12 @@ SAME_WORK = {  # the CPU's fused attention, for which torch has no formula
         torch.ops.aten._scaled_dot_product_flash_attention_backward
     ),
 }
+FACTORS = {  # products, and which argument is the first factor
+    torch.ops.aten.mm: 0,
+    torch.ops.aten.bmm: 0,
+    torch.ops.aten.addmm: 1,
+    torch.ops.aten.baddbmm: 1,
+}
 READ, COPY = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default
 
 
@@ -703,8 +720,8 @@ class Journal(Balance):
         self.action, self._found = action, self.held
         self.work, self.called = Work(), []
 
-    def end(self, action: str, work: Work, began: int) -> None:
-        """`work`: what all replicas do alike; `began`: the wall when the action did."""
+    def end(self, action: str, work: Work, began: int, products: tuple) -> None:
+        """`work`, `products`: what all replicas do alike; `began`: the wall when the action did."""
         kinds, walls, rows = self.readings()
         kinds, rows = with_units(kinds, rows, self._found, self._boundary)
         if self.peak_bytes > self._peak[2]:  # it was at one of these moments, or is now
@@ -720,6 +737,7 @@ class Journal(Balance):
             tuple(rows),
             sum(wall <= began for wall in walls),
             tuple(self.called),
+            products,
         )
         self._changes.append((action, None, None, None))
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bigtrain_lab import Impossible, Mesh, Rank, RankFailed, Recipe, Schedule, launch
-from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.models import Classifier, MLPStage
+from bigtrain_lab.order import by_layers
 from bigtrain_lab.techniques import LAMB
 from bigtrain_lab.train.recipe import Lens, train
 
