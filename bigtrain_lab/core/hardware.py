@@ -201,12 +201,8 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 
 def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
-    told = (
-        ONE_PROTOCOL
-        | NO_TREE
-        | BY_FLOPS
-        | {key: each for fact in facts for key, each in fact.items()}
-    )
+    told = ONE_PROTOCOL | NO_TREE | {key: each for fact in facts for key, each in fact.items()}
+    told |= BY_FLOPS | told
     values = {key: value for key, (value, _) in told.items()}
     sources = {
         re.sub("^(inside|between)_", r"\1.", key): source for key, (_, source) in told.items()
