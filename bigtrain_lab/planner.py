@@ -57,9 +57,9 @@ from .train import Acted, DryRun, Optimizer, Work
 with later():
     from .train import pieces
 
-# The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
 BYTE = DType("byte", 1)
 NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no rate, and no latency
+# The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
 TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
 

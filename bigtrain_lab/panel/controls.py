@@ -26,11 +26,9 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     """The widget of one setting, of Python type `kind`."""
     option = name.replace("_", "-")
     unit = f", {knob.unit}" * (not option.endswith(knob.unit.lower().replace("/", "-")))
-    bounded = None not in (knob.low, knob.high)
-    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if bounded else ""
     about = {
         "description": option + unit,
-        "tooltip": f"{knob.help}{ends} (--{option})",
+        "tooltip": f"{told(knob)} (--{option})",
         "style": STYLE,
         "layout": CELL,
     }
@@ -38,7 +36,8 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
         return widgets.Checkbox(value, indent=True, **about)
     if (menu := knob.menu()) is not None:
         return widgets.Dropdown(options=menu, value=value, **about)
-    if kind not in (int, float) or not bounded or not by_hand(knob, kind):
+    bounded = kind in (int, float) and None not in (knob.low, knob.high)
+    if not bounded or not by_hand(knob, kind):
         # what is out of range is refused in a sentence: a bounded box would take the nearest
         # number, and say nothing
         typed = {int: widgets.IntText, float: widgets.FloatText}.get(kind, widgets.Text)
@@ -53,6 +52,13 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     return widgets.IntSlider(
         value, min=low, max=int(knob.high), step=math.gcd(step, value - low), **about
     )
+
+
+def told(knob: Knob) -> str:
+    """The knob's help, its unit and its range."""
+    bounded = None not in (knob.low, knob.high)
+    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if bounded else ""
+    return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 
 def by_hand(knob: Knob, kind: type) -> bool:
