@@ -2,6 +2,7 @@
 asked, the settings that say it to another library."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
@@ -14,6 +15,7 @@ from ..core import Hardware, Impossible, counted, duration, size
 if TYPE_CHECKING:
     from ..planner import Plan
 
+HERE_BYTES = 4e9  # of a plan that any machine can run
 MEGATRON = {2: "optim_grads", 3: "optim_grads_params"}  # its sharding strategy, by stage of ZeRO
 
 
@@ -47,9 +49,10 @@ def plan(
     """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO. In a file of your own
     `make()` returns a module, (inputs, targets) with samples along dim 0, and a
     loss(output, targets); its blocks are like modules in a row."""
-    from ..experiments.plan import gpt_job, what_next
+    from ..experiments.plan import PlanACluster, gpt_job, what_next
     from ..models import GPTConfig
     from ..planner import Search, model_job
+    from ..view.report import command
     from .screen import screen, table
 
     profile = Hardware.named(hardware)
@@ -99,6 +102,25 @@ def plan(
         told = f"{'#' * round(20 * abs(moves)):20} {each.name}, {each.tag}: {each.source}"
         out.print(f"{moves:+.2f}% {told}", no_wrap=True, overflow="ellipsis")
     out.print(f"To train it: {for_recipe(plan, batch)}")
+    here = devices <= 8 and devices * best.bytes < HERE_BYTES
+    if here and not model and plan.way.recompute != "selective":
+        with suppress(Impossible):  # it is beyond what the lab's settings say
+            lab = PlanACluster(
+                devices=devices,
+                batch=batch,
+                layers=layers,
+                width=width,
+                heads=heads,
+                sequence=sequence,
+                vocabulary=vocabulary,
+                fused_attention=fused_attention,
+                precision=precision,
+                optimizer=optimizer,
+                hardware=hardware,
+                memory_mb=1e3 * memory_gb,
+                **PlanACluster.settings_of(plan),
+            )
+            out.print(f"To run it on processes here: {command(lab)}", soft_wrap=True)
     if settings_for:
         write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}
         print(write[settings_for](plan, batch))

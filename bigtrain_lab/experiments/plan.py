@@ -111,7 +111,8 @@ class PlanACluster(Combined):
         )
         return searched(job, self.profile, self.devices, self.capacity_bytes)
 
-    def settings_of(self, plan: "planner.Plan") -> dict[str, Any]:
+    @staticmethod
+    def settings_of(plan: "planner.Plan") -> dict[str, Any]:
         """The settings that say this plan."""
         return {
             "pipeline": plan.pp,

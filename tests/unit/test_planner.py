@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shlex
 import tomllib
 from dataclasses import replace
 from itertools import chain, product
@@ -382,6 +384,14 @@ def test_the_command_plans_a_file(own, capsys):
     assert main(["plan", f"{own}:make", "--devices", "2", "--memory", "2", "--batch", "8"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "The fastest is" in out and "To train it: Recipe(..., ranks=" in out
+
+
+def test_the_plan_of_a_small_gpt_trains_by_the_command_that_it_tells(cli):
+    sizes = "--layers 2 --width 32 --heads 2 --sequence 16 --vocabulary 256 --batch 8".split()
+    told = " ".join(cli("plan", "--devices", 2, *sizes)[1].split())
+    step = re.search(r"The fastest is .*?: (.*?) a step", told)[1]
+    code, ran, _ = cli(*shlex.split(re.search(r"processes here: bigtrain (.*)", told)[1]))
+    assert code == 0 and f"modelled: {step} a step" in " ".join(ran.split())
 
 
 def test_a_plan_is_said_to_other_libraries():
