@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigtrain_lab import Cost, Hardware, Impossible, Schedule, simulate
+from bigtrain_lab import Hardware, Impossible
 from bigtrain_lab.cli import main
 from bigtrain_lab.cli.plan import for_deepspeed, for_megatron, for_torchtitan
 from bigtrain_lab.core import Wire, readings
@@ -104,35 +104,22 @@ def test_another_schedule_is_simulated(search):
     ones, whose steps are affine in the micro-batches."""
     plan = Plan(1, 2, Way(recompute="full"), 1, 0)
     lab = LAB.replace(**LAB.settings_of(plan), devices=2)
-    small = Search(search.job, search.hardware, 2)
-    one = small.scheduled(plan, "1f1b")
-    assert one == pytest.approx(lab.predict().step_time, rel=0.015)
-    two, three = (order_step(small, plan, m) for m in (4, 6))
-    assert small.scheduled(plan, "interleaved", chunks=2) == pytest.approx(2 * three - two)
-    eight = order_step(small, plan, 8)
-    assert eight == pytest.approx(2 * three - two) and eight < one
+
+    def step(micro_batches, schedule="1f1b", **chunks):
+        few = Search(replace(search.job, batch=micro_batches), search.hardware, 2)
+        return few.scheduled(plan, schedule, **chunks)
+
+    assert step(8) == pytest.approx(lab.predict().step_time, rel=0.005)
+    assert step(5) == pytest.approx((step(4) + step(6)) / 2)
+    two, three, four = (step(m, "interleaved", chunks=2) for m in (4, 6, 8))
+    assert four == pytest.approx(2 * three - two) and four < step(8)
     for batch, schedule, chunks, told in (
         (15, "interleaved", {"chunks": 2}, "do not divide 15 micro-batches"),
         (8, "interleaved", {"chunks": 4}, "8 stages need as many blocks"),
         (8, "zb-h1", {}, "halves backwards"),
     ):
         with pytest.raises(Impossible, match=told):
-            Search(replace(search.job, batch=batch), search.hardware, 2).scheduled(
-                plan, schedule, **chunks
-            )
-
-
-def order_step(search, plan, micro_batches):
-    few = Search(replace(search.job, batch=micro_batches), search.hardware, 2)
-    order, alike = Schedule.named("interleaved")(2, micro_batches, chunks=2), Alike(few, [plan])
-    stages = alike.stages(4)
-    times = {"F": [s.forward.item() for s in stages], "B": [s.backward.item() for s in stages]}
-    times["U"] = [alike.turn(stage).after.item() for stage in stages]
-    sent = dict.fromkeys("FB", int(stages[0].message.item()))
-    hardware = search.hardware
-    return simulate(
-        order, Cost(times, sent, links=hardware.links(2), **hardware.clock(1))
-    ).step_time
+            step(batch, schedule, **chunks)
 
 
 def test_steps_that_were_published():
