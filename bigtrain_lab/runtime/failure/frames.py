@@ -10,7 +10,8 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-RUNTIME, PACKAGE = (f"{folder}{os.sep}" for folder in Path(__file__).parents[1:3])
+RUNTIME = f"{Path(__file__).parent.parent}{os.sep}"
+PACKAGE = f"{Path(RUNTIME).parent}{os.sep}"
 LIBRARIES = tuple(
     {
         *map(
