@@ -68,16 +68,19 @@ def refuse_across(optimizer: Optimizer) -> None:
     ways, told = {}, getattr(optimizer, "element_wise", False)
     ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
     for number, p in every:
+        sharers = PIECES.get(p)
         refuse(
             (
-                isinstance(PIECES.get(p), str),
-                f"An optimizer on {PIECES.get(p)} has the module's own parameters, "
+                isinstance(sharers, str),
+                f"An optimizer on {sharers} has the module's own parameters, "
                 "which are empty between uses: build it over model.parameters(), of "
                 "the FullyShardedDataParallel.",
             )
         )
-        cut = None if p in PIECES else cut_of(p)
-        if (p in PIECES or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
+        cut = None if sharers else cut_of(p)
+        # of more ranks than have its pieces others may count them: those of another slice
+        counted = ranks and (optimizer.pieces(p) or ranks.size > (sharers or ranks.size))
+        if (sharers or cut) and not (p.is_meta or told or counted):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
         try:
