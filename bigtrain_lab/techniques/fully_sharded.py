@@ -19,7 +19,6 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -156,10 +155,8 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self.replicas)
         watch = nullcontext() if self.replicas.rules.numbers else guard.Watch(self)
-        # A compiled backward would keep the memory of weights that are dropped in between.
-        stance = torch.compiler.set_stance if "torch._dynamo" in sys.modules else nullcontext
         learns = replaced(self, "recorded", lambda _: torch.is_grad_enabled())
-        with learns, watch, stance("force_eager"):
+        with learns, watch, guard.as_written():
             return self.module(*args, **kwargs)
 
     def _open(self, unit: "Unit", kind: str) -> None:

@@ -226,7 +226,8 @@ def rehearse(
     work, acted, later = order.whole(stage), {}, {}
     for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):
         if like not in acted:
-            acted[like] = now = run.actions[str(action)]
+            now = run.actions[str(action)]
+            acted[like] = now._replace(products=())  # which only a planner asks for
             then = run.actions[str(after[0])].before if after else now.after
             later[like] = difference(now.after, then)
     return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later, run.sent)

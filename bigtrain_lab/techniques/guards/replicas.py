@@ -4,7 +4,10 @@ gradients that they would average wrongly, and reads of what is elsewhere.
 A module is refused on every rank in one sentence, before anything hangs.
 """
 
+import sys
+import threading
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -29,6 +32,28 @@ from .optimizers import PIECES, TRIED, refuse_across
 
 # a weight -> a weak reference to the Replicas that average its gradient
 WRAPPED = WeakIdKeyDictionary()
+
+
+EAGER = threading.Lock()
+STANCES = []  # of torch's compiler, one for each call that is going on
+
+
+@contextmanager
+def as_written():
+    """What is compiled runs as it is written: a compiled backward would keep the memory of weights
+    that are dropped in between. The stance is torch's one, also of ranks that are threads: the
+    first call takes it, and the last gives it back."""
+    with EAGER:
+        compiles = "torch._dynamo" in sys.modules
+        made = STANCES[0] if STANCES else compiles and torch.compiler.set_stance("force_eager")
+        STANCES.append(made)
+    try:
+        yield
+    finally:
+        with EAGER:
+            stance = STANCES.pop()
+            if stance and not STANCES:
+                stance.__exit__(None, None, None)
 
 
 class Uncopied:
