@@ -66,7 +66,7 @@ def refuse_across(optimizer: Optimizer) -> None:
     class may say by an attribute `element_wise` that it does not, as one that draws noise must."""
     every = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
     ways, told = {}, getattr(optimizer, "element_wise", False)
-    ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
+    ranks = optimizer.ranks if hasattr(optimizer, "among") else None  # of LAMB and LARS
     for number, p in every:
         sharers = PIECES.get(p)
         refuse(
