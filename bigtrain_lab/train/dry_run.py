@@ -483,8 +483,8 @@ class Operators:
             self.flops += formula(*args, **kwargs, out_val=result)
             if kernel in FACTORS:
                 one, other = args[FACTORS[kernel] :][:2]
-                m, k = one.shape[-2:]
-                self.products.append((one.numel() // (m * k), m, other.shape[-1], k))
+                *several, m, k = one.shape
+                self.products.append((math.prod(several), m, other.shape[-1], k))
         else:
             size = sum(t.nbytes for t in made)
             if name.endswith("_like") or name.startswith("new_") or name in UNREAD:

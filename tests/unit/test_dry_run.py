@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import prod
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigtrain_lab import Hardware, Impossible, Optimizer
+from bigtrain_lab import Action, Hardware, Impossible, Optimizer
 from bigtrain_lab.core.later import compiler_asleep
 from bigtrain_lab.experiments.layered import whole_layers
 from bigtrain_lab.experiments.pipeline import run_slice, slice_run
@@ -488,6 +489,22 @@ def really(program):
     with ledger:
         program(Real(ledger, operators, [journal]))
     return journal.actions
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+@pytest.mark.parametrize(
+    "made", [nn.Linear, lambda *sizes: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)]
+)
+def test_shapes_of_products_are_told_of_no_rows_too(made, rows):
+    def program(rank):
+        with torch.device("meta"):
+            module, x = made(4, 4), torch.zeros(rows, 5, 4)
+        with rank.span((Action("F", 0, 0),)):
+            module(x)
+        return {}
+
+    acted = dry_run(program).actions["0F0"]
+    assert acted.products and sum(2 * prod(shape) for shape in acted.products) == acted.work.flops
 
 
 UNSEEN = {"work": None, "products": ()}  # of an action on real tensors
