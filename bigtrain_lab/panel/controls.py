@@ -149,23 +149,6 @@ def nearby(knob: Knob, kind: type, value) -> list:
     ]
 
 
-def ahead(made: widgets.ValueWidget, before=None) -> list:
-    """Where a hand may come next on a slider, the likeliest first: on as far as it came from
-    `before`; where it has not moved yet, one place on or back, an end, then whatever is near. Not
-    in a menu, which may hold a class typed in a cell."""
-    places = getattr(made, "positions", getattr(made, "options", ()))
-    if isinstance(made, widgets.IntSlider):
-        places = range(made.min, made.max + 1, made.step)
-    if isinstance(made, widgets.Dropdown) or made.value not in places:
-        return []
-    at, last = places.index(made.value), len(places) - 1
-    far = 2 * at - places.index(before) if before in places else at
-    near = sorted(range(last + 1), key=lambda place: abs(place - far))
-    if far == at:
-        near = [*near[:3], 0, last, *near[3:]]
-    return [places[place] for place in dict.fromkeys(near) if place != at]
-
-
 def follow_cells(panel) -> None:
     """After each cell, let the panel read its menus again: a cell may have typed or changed a
     member of a family."""

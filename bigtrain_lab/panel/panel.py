@@ -335,7 +335,6 @@ class Panel(widgets.VBox):
                 return None
             self._fail("")
             self._broken = ""
-            self.settings.give_way()
             self.bar.tell("starting")
             try:
                 self.run = self.experiment.run(**options)

@@ -1,19 +1,15 @@
 """The controls of an experiment, and what each move of one asks for: the prediction, or the nearest
 settings that can be."""
 
-import os
 import threading
 from collections.abc import Callable
-from itertools import chain, islice, zip_longest
 from typing import Any
 
-from ..experiments.ahead import ahead as process
 from ..order.plan import collector_paused
 from . import widgets
 from .controls import (
     IDLE,
     WRONG,
-    ahead,
     controls_of,
     leaves,
     mark,
@@ -28,8 +24,6 @@ PATIENCE_S = (
 )
 # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 STUCK_S = 10.0
-REST_S = 0.2  # a hand that rests so long looks at what is shown
-MOST_AHEAD = 64  # places that are predicted meanwhile
 GRID = {
     "grid_template_columns": "repeat(auto-fit, minmax(164px, 1fr))",
     "grid_gap": "0 20px",
@@ -43,9 +37,8 @@ class Settings(widgets.GridBox):
     shown elsewhere.
 
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where
-    the answer takes long; the offer is {setting: value} that mends what cannot be. While the hand
-    rests, another process predicts the places to which it would move next (experiments/ahead.py);
-    `give_way()` ends that. `leaves`: what a hand can move, by its model's id.
+    the answer takes long; the offer is {setting: value} that mends what cannot be. `leaves`: what a
+    hand can move, by its model's id.
     """
 
     def __init__(
@@ -57,8 +50,7 @@ class Settings(widgets.GridBox):
     ):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
-        self._quiet, self._moved, self._before = False, None, None
-        self._ahead, self._goes_on = Newest(), threading.Event()
+        self._quiet, self._moved = False, None
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
@@ -97,7 +89,7 @@ class Settings(widgets.GridBox):
                 put(self.controls[name], value)
                 self._moved = name
         finally:
-            self._quiet, self._before = False, None
+            self._quiet = False
         self.predict()
 
     def take(self, moves: dict[str, dict]) -> None:
@@ -131,7 +123,7 @@ class Settings(widgets.GridBox):
     def _on_move(self, name: str):
         def move(change):
             if not self._quiet:
-                self._moved, self._before = name, change["old"]
+                self._moved = name
                 self.predict(PATIENCE_S, {name: change["new"]})
 
         return move
@@ -146,7 +138,6 @@ class Settings(widgets.GridBox):
             first, moved = self.experiment, self._moved
             mark(self.controls, first.idle_settings(settings), IDLE)
             self._asked = asked = self._asked + 1
-            self._goes_on.set()
 
             def compute():
                 tried = attempt(first, settings)
@@ -167,29 +158,7 @@ class Settings(widgets.GridBox):
         with self._lock:
             self._answered, tried, offer = answer
             mark(self.controls, offer, WRONG)
-            if not self.predicting:
-                self._goes_on.clear()
-                self._ahead.ask(self._look_ahead, lambda _: None, 0)
             self._tell(tried, offer)
-
-    def _look_ahead(self) -> None:
-        """Ask for where the hand may come next: on along its control, or to one of those in
-        sight."""
-        now = {name: made.value for name, made in self.controls.items()}
-        (moved, before), ways = (self._moved, self._before), []
-        for name in sorted(now, key=lambda name: name != moved):
-            made = self.controls[name]
-            if name == moved or made in self.children and IDLE not in made._dom_classes:
-                places = ahead(made, before if name == moved else None)
-                ways.append([now | {name: at} for at in places])
-        if not self._goes_on.wait(REST_S):
-            turns = filter(None, chain.from_iterable(zip_longest(*ways)))
-            process(os.getpid()).ask(self.experiment_class, [*islice(turns, MOST_AHEAD)])
-
-    def give_way(self) -> None:
-        """Predict nothing more ahead: the processors are the ranks' now."""
-        self._goes_on.set()
-        threading.Thread(target=process(os.getpid()).end, daemon=True).start()
 
 
 class Newest:

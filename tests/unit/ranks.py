@@ -26,13 +26,13 @@ def warm_up() -> None:
 
 
 def ranks_alive() -> list:
-    """Processes of ranks that this process launched: the fork server's children, but the one that
-    predicts ahead, and nobody else's (a browser's, say)."""
+    """Processes of ranks that this process launched: the fork server's children, and
+    nobody else's (a browser's, say)."""
     server = psutil.Process(fork_server.running().process.pid)
     return [
         p
         for p in server.children(recursive=True)
-        if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and p.nice() == server.nice()
+        if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
     ]
 
 

@@ -2,12 +2,9 @@
 table."""
 
 import json
-import os
-import random
 import re
 import threading
 
-import psutil
 import pytest
 
 from bigtrain_lab import (
@@ -22,7 +19,6 @@ from bigtrain_lab import (
     show,
 )
 from bigtrain_lab.core import Knob, Scalar
-from bigtrain_lab.experiments.ahead import ahead as process_ahead
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
@@ -32,7 +28,6 @@ from bigtrain_lab.panel.controls import (
     IDLE,
     WRONG,
     Graded,
-    ahead,
     control,
     controls_of,
     nearby,
@@ -40,7 +35,6 @@ from bigtrain_lab.panel.controls import (
     put,
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
-from bigtrain_lab.train import dry_run
 from bigtrain_lab.view import report, table
 from bigtrain_lab.view.curves import curves
 from tests.unit.ranks import until
@@ -184,45 +178,10 @@ def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(pan
     assert panel.player.data != before and panel.run is None
 
 
-@pytest.mark.parametrize(
-    "about, first, before, wanted",
-    [
-        ({"low": 1, "high": 8}, 3, 2, [4, 5, 2, 6, 1]),
-        ({"low": 1, "high": 8}, 8, 5, [7, 6, 5, 4, 3]),  # at the end a hand turns back
-        ({"low": 1, "high": 64, "logarithmic": True}, 8, 16, [4, 2, 1, 16, 32]),
-        ({"choices": (1, 2, 3)}, 2, 1, []),
-        ({"low": 1, "high": 8}, 3, None, [2, 4, 1, 8, 5]),  # it has not moved yet
-        ({}, 3, 2, []),
-    ],
-)
-def test_a_hand_that_moved_goes_on(about, first, before, wanted):
-    assert ahead(control("rows", Knob("", **about), int, first), before)[:5] == wanted
-
-
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):
     panel.set(ranks=3, micro_batches=3, gate="never")
     panel.settings.defaults.click()
     assert panel.experiment == Waves() and panel.settings.defaults in panel.settings.more.children
-
-
-def test_while_a_hand_rests_another_process_makes_the_dry_runs_of_its_next_places(
-    monkeypatch, tmp_path
-):
-    """The kernel finds them; a run has the processors to itself."""
-    monkeypatch.chdir(tmp_path)
-    # of a size that was kept by no test before
-    shown = show(
-        "memory", layers=1, width=16, vocabulary=256 + random.SystemRandom().randrange(30_000)
-    )
-    monkeypatch.setattr(dry_run, "followed", None)
-    found = shown.experiment, shown.experiment.model_dump() | {"layers": 2}
-    until(lambda: not isinstance(attempt(*found), str))
-    monkeypatch.undo()
-    made = process_ahead(os.getpid())
-    process = psutil.Process(made.process.pid)
-    shown.start()
-    until(lambda: made.process is None and not process.is_running())
-    shown.wait()
 
 
 def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
