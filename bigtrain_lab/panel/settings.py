@@ -103,8 +103,11 @@ class Settings(widgets.GridBox):
     def take(self, moves: dict[str, dict]) -> None:
         """Move what a page has moved, the last move last: {id of a leaf's model: its state}."""
         for model_id, state in moves.items():
-            if model_id in self.leaves:
-                self.leaves[model_id].set_state(state)
+            if leaf := self.leaves.get(model_id):
+                # set_state would echo it: over what the page has moved since, and not sent yet
+                with leaf._lock_property(**state), leaf.hold_trait_notifications():
+                    for name, value in state.items():
+                        leaf.set_trait(name, value)
 
     def settle(self) -> None:
         """Wait until what the controls say is predicted, unless it takes very long."""

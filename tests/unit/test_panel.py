@@ -495,11 +495,15 @@ def test_a_press_waits_for_a_prediction_that_takes_very_long(panel, monkeypatch)
     assert panel.pinned.experiment.micro_batches == 5
 
 
-def test_a_page_learns_that_its_move_is_heard(panel):
-    sent = []
+def test_a_page_learns_that_its_move_is_heard_and_nothing_overwrites_its_next(panel, monkeypatch):
+    sent, told = [], []
     panel.player.send = sent.append
+    monkeypatch.setattr(
+        "ipywidgets.Widget._send", lambda self, each, buffers=None: told.append(each)
+    )
     page(panel, {"heard": 3}, micro_batches=5, ranks=3)
     assert sent == [{"do": "heard", "text": 3}]
+    assert not any("echo" in message["method"] for message in told)
     assert (panel.experiment.micro_batches, panel.experiment.ranks) == (5, 3)
 
 

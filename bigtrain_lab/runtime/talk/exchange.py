@@ -1,8 +1,9 @@
 """All-gather and reduce-scatter over gloo, each part sent straight from where it is to where it
-belongs.
+belongs; and the highest of a few numbers in ceil(log2 N) rounds.
 
     gathering  rank r sends its part to all others, which receive it in row r
     scatter    rank r sends row k to rank k, which adds up what arrives to its own
+    Highest    in round k rank r sends rank r + 2^k the highest that it knows
 
 Gloo's own gather writes to a buffer first, and its reduce-scatter is an all-reduce of which parts
 are dropped: half as fast. Bytes sent a rank: (N-1)/N of the whole. Memory: for a reduce-scatter
@@ -10,6 +11,7 @@ the rows that arrive, as much as is sent.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -60,6 +62,33 @@ def scatter(
         INTO[op](own, row)
     for work in sent:
         work.wait()
+
+
+class Highest:
+    """`own` becomes, once waited for, the elementwise highest of every rank's, by dissemination
+    (Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988): after round k a
+    rank knows that of the 2^(k+1) ranks up to itself. A rank sends ceil(log2 N) messages, all but
+    the first in `wait`. Gloo's own all-reduce of so few bytes wakes more threads."""
+
+    def __init__(self, own: torch.Tensor, rank: int, ranks: int, process_group):
+        self.own, self.to = own, ("agreement", process_group)
+        distances = [2**k for k in range((ranks - 1).bit_length())]
+        rows = [torch.empty_like(own) for _ in distances]
+        sources = [(rank - distance) % ranks for distance in distances]
+        self.coming = [(row, receive(row, src, *self.to)) for row, src in zip(rows, sources)]
+        first, *self.then = [(rank + distance) % ranks for distance in distances]
+        self.sent = [send(own, first, *self.to)]
+
+    def wait(self) -> None:
+        known = self.own
+        for (row, work), dst in zip_longest(self.coming, self.then):
+            work.wait()
+            known = torch.maximum(known, row)
+            if dst is not None:
+                self.sent.append(send(known, dst, *self.to))
+        for work in self.sent:  # who goes on may end, and the others come to know it too
+            work.wait()
+        self.own.copy_(known)
 
 
 def around(rank: int, ranks: int) -> list[int]:

@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
+from hashlib import blake2b
 from math import isfinite
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -683,37 +683,39 @@ class Alone(Group):
 
 
 class Agreement:
-    """What each rank is about to do, in words: a checksum of them goes to all, beside the first
-    messages of what is to be done. It takes no modelled time. Over gloo the checksums go straight
-    to everyone, where a collective of gloo's wakes threads. Nothing that came from another rank is
-    unpickled."""
+    """What each rank is about to do, in words: a hash of them is compared by all, beside the first
+    messages of what is to be done. It takes no modelled time. Who says another thing than the rest
+    differs in the hash or in its negative from the highest of all. Nothing that came from another
+    rank is unpickled."""
 
     def __init__(self, group: Group, text: str, name: str = "", start: int = 0):
-        self.group, self.name, self.code = group, name, text.encode()
+        self.group, self.name, self.text = group, name, text.encode()
         group.agreements += 1
         self.site = f"{group.agreements} {text}"  # of messages of those who say the same
+        code = int.from_bytes(blake2b(self.text, digest_size=7).digest())
         gloo = "gloo" in dist.get_backend(group._pg)
         with group.recorder.aside():
-            about = start, crc32(self.code), len(self.code)
-            self.own = torch.tensor(about, device="cpu" if gloo else "cuda")
-            self.found, self.works = self.own.new_empty(group.size, 3), []
+            self.found = torch.tensor((start, code, -code), device="cpu" if gloo else "cuda")
             if gloo:
-                to = group.rank, group._pg, "agreement"
-                self.works = exchange.gathering(self.found, self.own, *to)
+                self.work = exchange.Highest(self.found, group.rank, group.size, group._pg)
             else:
-                dist.all_gather_into_tensor(self.found.view(-1), self.own, group=group._pg)
+                self.work = dist.all_reduce(self.found, dist.ReduceOp.MAX, group._pg, True)
 
     def wait(self) -> tuple[int, list[str]]:
         """(the latest start of all, [] where every rank says the same, else each rank's text)."""
-        for work in self.works:  # who goes on may end, and the others come to know it too
-            work.wait()
-        starts, codes, lengths = self.found.T.tolist()
-        if len(set(codes)) == 1:
-            return max(starts), []
-        own = torch.tensor([*self.code], dtype=torch.uint8, device=self.found.device)
-        rows = [own.new_empty(length) for length in lengths]
+        self.work.wait()
+        latest, highest, lowest = self.found.tolist()
+        if highest == -lowest:
+            return latest, []
+        own = torch.tensor([*self.text], dtype=torch.uint8, device=self.found.device)
+        length, lengths = (
+            self.found.new_tensor([len(own)]),
+            self.found.new_empty(self.group.size, 1),
+        )
+        self.group._gather(lengths.unbind(), length)
+        rows = [own.new_empty(length) for length in lengths.flatten().tolist()]
         self.group._gather(rows, own)
-        return max(starts), [bytes(row.tolist()).decode() for row in rows]
+        return latest, [bytes(row.tolist()).decode() for row in rows]
 
     def differing(self) -> list[str]:
         """Like Group.differing, and nobody waits for what was sent beside, where they differ."""
