@@ -22,7 +22,6 @@ from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.cli.site.python import UNUSABLE
 from bigtrain_lab.course import build
 from bigtrain_lab.grading import (
-    assert_right,
     box,
     check,
     folder as folders,
@@ -543,12 +542,6 @@ def test_an_order_is_played_up_to_the_first_action_that_no_right_order_has_there
     if replay:
         trace, tick = replay
         assert first <= {span.name for span in trace.spans() if span.start == tick}
-
-
-def test_assert_right_is_silent_or_an_assertion_with_the_findings():
-    assert_right("double", lambda x: 2 * x)
-    with pytest.raises(AssertionError, match="three times the number"):
-        assert_right("double", lambda x: 3 * x)
 
 
 def test_a_right_answer_that_fails_is_the_exercise_s_fault(monkeypatch):
