@@ -373,6 +373,12 @@ THERE = {
         " stage + 1), updates + 1)",
         "takes bigtrain_lab.order.schedules.pipedream.PipeDream.version",
     ),
+    "the text of a method": (
+        "stashing",
+        "import inspect\nfrom bigtrain_lab.order.schedules import pipedream\nanswer ="
+        " pipedream.PipeDream\nexec(inspect.getsource(pipedream))",
+        "raised OSError",
+    ),
     "a class of a module that may stay": (
         "bounded-staleness",
         "import bigtrain_lab.order.plan as plan\ndef answer(*given, **settings):\n    return"
