@@ -15,7 +15,6 @@ The instructor's copy has the right answers: it is the key. A student gets the s
 whose metadata have a `start` begin with that. nbgrader_config.py tells nbgrader this rule.
 """
 
-import ast
 import random
 import re
 import shutil
@@ -118,7 +117,7 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
+    name = topic.called()
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")
