@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from ..core.later import later
 from . import inside
-from .inside import MAIN, plain, receive, send
+from .inside import MAIN, described, plain, receive, send
 from .text import Piece
 from .trainings import Refused
 
@@ -455,11 +455,8 @@ def shown(exercise, name: str, inputs: list, came, ranks) -> Row:
             value = exercise.shown(*inputs, came, *filter(None, [ranks]))
         replay = exercise.replay and partial(exercise.replay, *inputs, came)
         return Row(name, plain(value), exercise.near, replay=replay)
-    except Refused as error:
-        return Row(name, None, exercise.near, "Refused", str(error))
     except Exception as error:
-        told = f"What your answer gave cannot be used ({type(error).__name__}: {error})."
-        return Row(name, None, exercise.near, "Refused", told)
+        return Row(name, None, exercise.near, *said_of(*described(error), [], 0))
 
 
 def sentence(why: Exception, pieces: list[Piece], children: list[Child]) -> tuple[str, str]:
