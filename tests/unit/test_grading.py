@@ -376,9 +376,9 @@ THERE = {
     ),
     "the text of a method": (
         "stashing",
-        "import inspect\nfrom bigtrain_lab.order.schedules import pipedream\nanswer ="
-        " pipedream.PipeDream\nexec(inspect.getsource(pipedream))",
-        "raised OSError",
+        "import bigtrain_lab.order.schedules.pipedream as own\nexec(own.__loader__.get_source("
+        "own.__name__), vars(own))\nanswer = own.PipeDream",
+        "takes bigtrain_lab.order.schedules.pipedream.PipeDream.version",
     ),
     "a class of a module that may stay": (
         "bounded-staleness",
