@@ -95,6 +95,9 @@ def main(index: int, where: str, words: list[str], each: list[dict[str, str]]) -
         code = 0
     except SystemExit as error:
         code = error.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
     finally:
         sys.stdout.flush()
     os._exit(code)
