@@ -36,19 +36,19 @@ class Ahead:
 
     def ask(self, cls: type, places: list[dict]) -> None:
         """Let it predict these settings in their order, where the lab is of this library: another
-        one may print, or never end. Waits where the server still loads torch."""
+        one may print, or never end."""
         if not cls.__module__.startswith("bigtrain_lab."):
             return
-        with self._lock, suppress(Impossible, server.CannotStart, OSError):
+        with self._lock, suppress(Impossible, OSError):
             wanted = server.room() / "ahead"
             write_whole(wanted, pickle.dumps((str(wanted), cls, places)))
             if self.process:
-                self.process.join(0)
+                self.process.join()
             if self.process is None or self.process.exitcode is not None:
-                self.process = next(server.start(1, str(wanted), module=__name__))
+                (self.process,) = server.start(1, str(wanted), __name__)
 
     def end(self) -> None:
-        """End it. Waits as `ask` does."""
+        """End it."""
         with self._lock:
             if self.process:
                 self.process.close()
