@@ -71,7 +71,7 @@ def struck(lab: str, fault: str) -> dict:
                 if slow
                 else next(s for s in asked.explain(trace) if s.startswith("Not finite"))
             )
-        broken = sum(Log.read(path).state != ended for path in logs)
+        broken = sum(Log(path).read().state != ended for path in logs)
         sound = (
             trace.step_time == asked.predict().step_time
             if ended == "done"

@@ -15,12 +15,9 @@ The instructor's copy has the right answers: it is the key. A student gets the s
 whose metadata have a `start` begin with that. nbgrader_config.py tells nbgrader this rule.
 """
 
-import ast
-import io
 import random
 import re
 import shutil
-import tokenize
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -120,7 +117,7 @@ def filled(text: str, names: dict) -> str:
 
 
 def exercise_cells(topic: type[Topic], playground: str) -> Iterator[NotebookNode]:
-    *_, name = (each.name for each in ast.parse(topic.start).body if hasattr(each, "name"))
+    name = topic.called()
     steps = [f"{step.title} ({counted(step.points, 'point')})" for step in topic.steps]
     listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     yield cell("markdown", f"#{topic.asked}\n\n### Steps\n\n{listed}", f"asked-{topic.name}")
@@ -163,12 +160,7 @@ def cell(kind: str, source: str, name: str, nbgrader=(), own=()) -> NotebookNode
 
 def renamed(answer: str, name: str) -> str:
     """A right answer's text, which defines `answer`, under another name."""
-    tokens = tokenize.generate_tokens(io.StringIO(answer).readline)
-    lines = answer.splitlines()
-    for token in reversed([each for each in tokens if each.string == "answer"]):
-        (row, start), (_, end) = token.start, token.end
-        lines[row - 1] = lines[row - 1][:start] + name + lines[row - 1][end:]
-    return "\n".join(lines).strip()
+    return re.sub(r"\banswer\b", name, answer).strip()
 
 
 def folded(hints: Iterable[str]) -> str:

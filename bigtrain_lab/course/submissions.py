@@ -30,23 +30,14 @@ class Cell(NamedTuple):
     source: str
 
 
-class Exercise(NamedTuple):
+class Scored(NamedTuple):
+    """A cell of the instructor's that counts: an exercise, a check of a step, or a question, which
+    a person marks."""
+
     id: str
     topic: str
-    answer: str  # the name that the student defines
-
-
-class Check(NamedTuple):
-    id: str
-    topic: str
-    step: int
-    points: float
-
-
-class Question(NamedTuple):
-    """What a person marks."""
-
-    id: str
+    answer: str  # the name that the student of an exercise defines
+    step: int  # of a check
     points: float
 
 
@@ -58,9 +49,9 @@ class Source:
     path: Path
     notebook: Mapping
     cells: tuple[Cell, ...]
-    exercises: tuple[Exercise, ...]
-    checks: tuple[Check, ...]
-    questions: tuple[Question, ...]
+    exercises: tuple[Scored, ...]
+    checks: tuple[Scored, ...]
+    questions: tuple[Scored, ...]
 
     def text(self, id: str) -> str:
         return next(cell.source for cell in self.cells if cell.id == id)
@@ -133,18 +124,16 @@ def source_at(path: Path, assignment: str) -> Source:
         notebook = read(path)
     except ValueError as error:
         raise Impossible(f"{path}: {error}") from error
-    exercises, checks, questions = [], [], []
+    found = {"answer": [], "step": [], "grade": []}  # what cells of each kind have
     for raw in notebook["cells"]:
-        ours, theirs = inside(raw, "metadata", "bigtrain"), inside(raw, "metadata", "nbgrader")
-        id, points = inside(theirs, "grade_id"), float(inside(theirs, "points") or 0)
-        if inside(ours, "answer"):
-            exercises.append(Exercise(id, ours["topic"], ours["answer"]))
-        elif inside(ours, "step"):
-            checks.append(Check(id, ours["topic"], ours["step"], points))
-        elif inside(theirs, "grade"):
-            questions.append(Question(id, points))
-    found = map(tuple, (exercises, checks, questions))
-    return Source(assignment, path, notebook, tuple(map(cell, notebook["cells"])), *found)
+        told = inside(raw, "metadata", "nbgrader") or {}
+        told = told | (inside(raw, "metadata", "bigtrain") or {})
+        names = "grade_id", "topic", "answer", "step"
+        part = Scored(*map(told.get, names), float(told.get("points") or 0))
+        if kind := next(filter(told.get, found), None):
+            found[kind].append(part)
+    cells = tuple(map(cell, notebook["cells"]))
+    return Source(assignment, path, notebook, cells, *map(tuple, found.values()))
 
 
 def faults(source: Source) -> Iterator[str]:
@@ -266,7 +255,7 @@ def submission(student, source: Source, path, cells: list[Cell], defects: list[s
     return Submission(student, source, path, pieces, why, texts, tuple(defects))
 
 
-def chosen(cells: list[Cell], exercise: Exercise, start: str) -> Cell | None:
+def chosen(cells: list[Cell], exercise: Scored, start: str) -> Cell | None:
     """The cell of an exercise: by its id, else by the name that it defines."""
     code = [each for each in cells if each.kind == "code"]
     same = [each for each in code if each.id == exercise.id]
@@ -279,7 +268,7 @@ def latest(cells: list[Cell], start: str) -> Cell | None:
     return next(reversed(changed or cells), None)
 
 
-def no_answer(own: Cell | None, found: list[Piece], exercise: Exercise, start: str) -> str:
+def no_answer(own: Cell | None, found: list[Piece], exercise: Scored, start: str) -> str:
     """Why there is nothing to play; "" where there is."""
     if own is None:
         return NOTHING

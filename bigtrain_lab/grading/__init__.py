@@ -17,7 +17,6 @@ __all__, __getattr__, __dir__ = offered(
             "Topic",
             "Verdict",
             "Wrong",
-            "assert_right",
             "check",
             "hint",
             "marks",

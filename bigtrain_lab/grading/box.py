@@ -8,11 +8,11 @@
 An answer that ends its process, or sends what cannot be read, is told so in a sentence.
 """
 
-import ast
 import atexit
 import importlib.util
 import json
 import os
+import pkgutil
 import random
 import re
 import signal
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from ..core.later import later
 from . import inside
-from .inside import MAIN, plain, receive, send
+from .inside import MAIN, described, plain, receive, send
 from .text import Piece
 from .trainings import Refused
 
@@ -254,24 +254,14 @@ def travelling(exercise) -> dict:
     modules[f"{PACKAGE.name}.grading.topics"] = [True, ""]
     for name in exercise.allows:
         modules |= texts(name.removeprefix(f"{PACKAGE.name}."))
-    foreign, hidden = [], []
-    for name in exercise.forbids:
-        module, _, last = name.rpartition(".")
-        home = next(
-            (each for each in modules if name.startswith(f"{each}.") and not modules[each][0]), ""
-        )
-        if home:
-            modules[home] = [False, without(modules[home][1], name, home)]
-            continue
-        foreign.append(name)
-        if not name.startswith(PACKAGE.name):
-            home = getattr(getattr(importlib.import_module(module), last), "__module__", module)
-            hidden.append(sys.modules[home].__file__)
+    foreign = [name for name in exercise.forbids if not name.startswith(PACKAGE.name)]
+    homes_of = [(pkgutil.resolve_name(name), name.rpartition(".")[0]) for name in foreign]
+    hidden = [sys.modules[getattr(each, "__module__", at)].__file__ for each, at in homes_of]
     return {
         "bench": exercise.bench,
         "modules": modules,
         "allows": list(exercise.allows),
-        "forbids": foreign,
+        "forbids": list(exercise.forbids),
         "folders": readable(homes() | {sysconfig.get_path("stdlib")}, hidden),
     }
 
@@ -289,26 +279,6 @@ def texts(name: str) -> dict[str, list]:
         dotted = ".".join([PACKAGE.name, *parts[: len(parts) - package]])
         found[dotted] = [package, file.read_text(encoding="utf-8")]
     return found
-
-
-STAND_IN = """
-class {last}:
-    def __init__(*_, **__):
-        from bigtrain_lab.grading.inside import not_at_hand
-        not_at_hand({name!r})
-    __init_subclass__ = classmethod(__init__)
-"""
-
-
-def without(text: str, name: str, module: str) -> str:
-    """A module's text in which an empty class stands in the place of what a full name defines."""
-    *outer, last = name.removeprefix(f"{module}.").split(".")
-    tree = holder = ast.parse(text)
-    for each in outer:
-        holder = next(node for node in holder.body if getattr(node, "name", None) == each)
-    at = next(n for n, node in enumerate(holder.body) if getattr(node, "name", None) == last)
-    holder.body[at : at + 1] = ast.parse(STAND_IN.format(last=last, name=name)).body
-    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def readable(folders, hidden: list[str]) -> list[str]:
@@ -485,11 +455,8 @@ def shown(exercise, name: str, inputs: list, came, ranks) -> Row:
             value = exercise.shown(*inputs, came, *filter(None, [ranks]))
         replay = exercise.replay and partial(exercise.replay, *inputs, came)
         return Row(name, plain(value), exercise.near, replay=replay)
-    except Refused as error:
-        return Row(name, None, exercise.near, "Refused", str(error))
     except Exception as error:
-        told = f"What your answer gave cannot be used ({type(error).__name__}: {error})."
-        return Row(name, None, exercise.near, "Refused", told)
+        return Row(name, None, exercise.near, *said_of(*described(error), [], 0))
 
 
 def sentence(why: Exception, pieces: list[Piece], children: list[Child]) -> tuple[str, str]:

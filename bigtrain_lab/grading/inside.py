@@ -18,6 +18,7 @@ import importlib.util
 import json
 import math
 import os
+import pkgutil
 import platform
 import random
 import shutil
@@ -364,14 +365,17 @@ class Left:
 
 def take(names: list[str]) -> set[str]:
     """Let nobody make, use or inherit from these: an empty class stands in the place of each,
-    wherever it is known. Returns the modules that know one, which nobody loads again."""
+    wherever it is known. Returns the modules that know one, which nobody reads or loads again."""
     known = set()
     for name in names:
         above, _, last = name.rpartition(".")
         with suppress(Exception):  # what is not here is not at hand either
-            thing, never = getattr(importlib.import_module(above), last), partial(not_at_hand, name)
+            home = pkgutil.resolve_name(above)  # a module, or the class of a method
+            thing, never = getattr(home, last), partial(not_at_hand, name)
             methods = {"__init__": never, "__init_subclass__": classmethod(never)}
             stand_in = type(last, (), methods | {"__module__": above})
+            setattr(home, last, stand_in)
+            known.add(getattr(home, "__module__", above))
             for module in list(sys.modules.values()):
                 for known_as, other in list(getattr(module, "__dict__", {}).items()):
                     if other is thing:
@@ -611,6 +615,7 @@ def serve(control, texts: Texts, limits: dict) -> None:
     except Exception as error:
         return send(control, f"{type(error).__name__}: {error}")
     texts.once = take(task["forbids"])
+    texts.texts |= dict.fromkeys(texts.once, [False, ""])
     left, fence = Left(*task["allows"]), Fence(task["folders"])
     gc.freeze()  # a child's collector looks at its own alone
     send(control, "")

@@ -30,7 +30,7 @@ from .text import Piece
 with later():
     import torch
 
-    from ..runtime.process import pulse, server
+    from ..runtime.process import server
     from . import ranks as threads
 
 WALL_S = 600  # of all
@@ -60,12 +60,11 @@ def rows(
     task = str(exercise.folder), seed, dict(known), until, names, goes_on, cpu_s
     with tempfile.TemporaryDirectory(prefix="check-", dir=server.room()) as room:
         (program := Path(room, "program")).write_bytes(pickle.dumps(((*task, room),)))
-        process = next(server.start(1, str(program), module=__name__))
-        watch = pulse.Pulse(process.pid)
+        (process,) = server.start(1, str(program), __name__)
         try:
             process.join(WALL_S)
         finally:
-            watch.kill()
+            process.pulse.kill()
             process.join(5)
             process.close()
         file = Path(room, "rows")

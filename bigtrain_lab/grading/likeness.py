@@ -424,12 +424,6 @@ def hint(topic: str, number: int) -> None:
     print(spoken(Topic.named(topic).hints[number - 1]))
 
 
-def assert_right(topic: str, answer, seed: int | None = None) -> None:
-    """AssertionError with the findings unless the answer is right: for nbval, and for a grader."""
-    if found := Topic.named(topic).findings(answer, seed):
-        raise AssertionError("\n".join(found))
-
-
 # -- likeness -----------------------------------------------------------------------------------
 
 

@@ -7,12 +7,11 @@ trains for an hour is not run again.
 
 import ast
 import base64
-import inspect
+import linecache
 import re
 import symtable
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from ..core import Impossible
@@ -45,7 +44,8 @@ def text_of(answer) -> list[Piece]:
     home = sys.modules.get(getattr(answer, "__module__", None)) or sys.modules["__main__"]
     if is_installed(home):
         return [Piece(1, f"from {home.__name__} import {answer.__qualname__} as answer")]
-    cells = vars(home).get("In") or [source_of(home)]  # as IPython keeps what was run
+    text = linecache.getlines(getattr(home, "__file__", None) or "", vars(home))
+    cells = vars(home).get("In") or ["".join(text)]  # as IPython keeps what was run
     for name in [name for name, thing in vars(home).items() if thing is answer]:
         if pieces := sliced(cells, name):
             return pieces
@@ -58,17 +58,9 @@ def is_installed(module) -> bool:
     return module.__name__ != "__main__" and (ours or file is None or frames.is_foreign(file))
 
 
-def source_of(module) -> str:
-    with suppress(OSError, TypeError):
-        return inspect.getsource(module)
-    return ""
-
-
 def by_value(answer, home) -> list[Piece]:
-    own = home.__name__ != "__main__"
+    cloudpickle.register_pickle_by_value(home)
     try:
-        if own:
-            cloudpickle.register_pickle_by_value(home)
         carried = base64.b64encode(cloudpickle.dumps(answer)).decode()
     except Exception as error:
         raise Impossible(
@@ -76,8 +68,7 @@ def by_value(answer, home) -> list[Piece]:
             "let it make open files, locks and widgets itself."
         ) from error
     finally:
-        if own:
-            cloudpickle.unregister_pickle_by_value(home)
+        cloudpickle.unregister_pickle_by_value(home)
     return [
         Piece(1, f"import base64, pickle\nanswer = pickle.loads(base64.b64decode('{carried}'))")
     ]
@@ -130,21 +121,20 @@ def statements_of(cell: str) -> list[Statement]:
         if not decorated:  # other statements may stand in its line
             text = ast.get_source_segment(cell, node)
         whole = not isinstance(node, (ast.If, ast.Try, ast.For, ast.While, ast.Match))
-        found.append(Statement(Piece(first, text), binds(node), needs(node), whole))
+        table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
+        found.append(Statement(Piece(first, text), binds(node, table), needs(node, table), whole))
     return found
 
 
-def binds(node) -> set[str]:
-    """Names that a statement binds, or whose object it changes (`a.b = c`, `a += b`)."""
-    bound = set()
+def binds(node, table: symtable.SymbolTable) -> set[str]:
+    """Names that a statement binds, "*" for those of a module, or whose object it changes
+    (`a.b = c`, `a += b`)."""
+    own = (each for each in table.get_symbols() if each.is_assigned() or each.is_imported())
+    bound = {each.get_name() for each in own}
     for each in own_nodes(node):
         match each:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                bound.add(each.name)
-            case ast.Name(ctx=ast.Store()):
-                bound.add(each.id)
-            case ast.alias():
-                bound.add((each.asname or each.name).partition(".")[0])
+            case ast.alias(name="*"):
+                bound.add("*")
             case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
                 while isinstance(each, (ast.Attribute, ast.Subscript)):
                     each = each.value
@@ -160,9 +150,8 @@ def own_nodes(node) -> Iterator:
             yield from own_nodes(each)
 
 
-def needs(node) -> set[str]:
+def needs(node, table: symtable.SymbolTable) -> set[str]:
     """Names that a statement looks up in its module, now or when its functions are called."""
-    table = symtable.symtable(ast.unparse(ast.Module([node], [])), "<cell>", "exec")
     changed = (each.target for each in own_nodes(node) if isinstance(each, ast.AugAssign))
     found, tables = {each.id for each in changed if isinstance(each, ast.Name)}, [table]
     while tables:

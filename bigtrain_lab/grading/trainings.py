@@ -4,6 +4,7 @@ what optimizers hold."""
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 
 from ..core.later import later
 
@@ -18,6 +19,15 @@ class Refused(Exception):
 def play(answer):
     """A bench that asks for one value."""
     return answer()
+
+
+def number(given, otherwise: str) -> float:
+    """A number of Python's, numpy's or torch's. Refused, with the sentence `otherwise`, where it
+    is none."""
+    if not isinstance(given, (bool, str)):
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return float(given)
+    raise Refused(otherwise)
 
 
 def tensor(numbers) -> torch.Tensor:

@@ -16,8 +16,7 @@ from nbgrader.plugins import CsvExportPlugin
 from benchmarks.course import members
 from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.cli import main
-from bigtrain_lab.course import doctor, grade
-from bigtrain_lab.course.build import CONFIG
+from bigtrain_lab.course import build, doctor, grade
 from bigtrain_lab.course.reports import alike_pairs
 from bigtrain_lab.course.submissions import sources, submissions
 from tests.course.test_build import nbgrader_course, succeeds
@@ -41,37 +40,33 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(grade, "SEEDS", (1,))
 
 
-def cell(id: str, source: str, kind: str = "code", ours=None, **marks) -> dict:
-    told = {"grade": False, "solution": False, "locked": True, "task": False, "schema_version": 3}
-    made = {"cell_type": kind, "id": id, "source": source, "metadata": {}}
-    made["metadata"]["nbgrader"] = told | {"grade_id": id} | marks
-    if ours:
-        made["metadata"]["bigtrain"] = ours
-    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-
-
-def notebook(answer: str, question: str = "*Your answer.*", start: str | None = None) -> dict:
+def notebook(answer: str, question: str = "*Your answer.*") -> dict:
     """The instructor's notebook, or a student's: a story, an exercise, its checks, a question."""
     own = {"topic": TOPIC.name, "answer": NAME, "start": TOPIC.start}
-    checks = [
-        cell(
-            f"check-timing-{number}",
-            f'marks("timing", {NAME}, step={number})',
-            ours={"topic": TOPIC.name, "step": number},
-            grade=True,
-            points=step.points,
-        )
-        for number, step in enumerate(TOPIC.steps, 1)
-    ]
-    marked = {"grade": True, "solution": True, "locked": False, "points": 2}
+    solved = {"solution": True, "locked": False}
     cells = [
-        cell("story", "# Time it", "markdown"),
-        cell("exercise-timing", answer, ours=own, solution=True, locked=False),
-        *checks,
-        cell("question-1", question, "markdown", {"start": "*Your answer.*"}, **marked),
+        build.cell("markdown", "# Time it", "story"),
+        build.cell("code", answer, "exercise-timing", solved, own),
+        *(
+            build.cell(
+                "code",
+                f'marks("timing", {NAME}, step={number})',
+                f"check-timing-{number}",
+                {"grade": True, "points": step.points},
+                {"topic": TOPIC.name, "step": number},
+            )
+            for number, step in enumerate(TOPIC.steps, 1)
+        ),
+        build.cell(
+            "markdown",
+            question,
+            "question-1",
+            solved | {"grade": True, "points": 2},
+            {"start": "*Your answer.*"},
+        ),
     ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    metadata = {"kernelspec": build.KERNEL}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
 def without(made: dict, id: str) -> dict:
@@ -263,7 +258,7 @@ def test_the_doctor_plays_the_key_and_what_is_handed_out(course, key, start, lev
 def test_nbgrader_works_on_what_was_graded(course):
     """Hand out, grade, mark a question by hand, grade again, feedback, export."""
     folder = course(["right", "wrong", "mangled", "copied check", "deleted check"])
-    shutil.copy(CONFIG, folder)
+    shutil.copy(build.CONFIG, folder)
     theirs, where = nbgrader_course(folder), ("timing", "timing", "right")
     with grade.scripts_in_path():
         succeeds(theirs.generate_assignment("timing", force=True, create=True))

@@ -1,60 +1,43 @@
-"""Ranks of a job as torchrun starts them, without it, and without each importing torch: one process
-does, and forks them.
+"""Ranks of a job as torchrun starts them, without it, and without each importing torch: the server
+of this process's own ranks forks them.
 
 ended = ranks_by_hand(where, ["script.py"], 2)  # (exit code, what was printed) of each
 """
 
-import gc
-import json
 import os
+import pickle
 import runpy
 import socket
-import subprocess
 import sys
-from functools import cache
+import tempfile
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
+
+from bigtrain_lab.runtime.process import server
+
+LONGEST_S = 1000.0  # of a job; pytest's own limit is less
+FOREIGN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the shell in which the tests run
 
 
 def environment(**more) -> dict[str, str]:
     """Of a shell in which this library is installed."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
-    }
     return {
-        **inherited,
+        **{name: value for name, value in os.environ.items() if name not in FOREIGN},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path(__file__).parents[2]),
         **more,
     }
 
 
-@cache
-def forker() -> subprocess.Popen:
-    """The process that forks ranks; it ends with this one, since its input does."""
-    return subprocess.Popen(
-        [sys.executable, __file__],
-        env=environment(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-
 def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:
-    """Run `python *words` in that folder, once with each of these further variables; all end before
-    one's exit code is asked for, as torchrun asks a moment later than a process ends: others may
-    see it meanwhile."""
-    try:
-        print(json.dumps([str(where), words, each]), file=forker().stdin, flush=True)
-        return [tuple(told) for told in json.loads(forker().stdout.readline())]
-    except BaseException:  # a late answer must not be read as that of the next job
-        forker().kill()
-        forker.cache_clear()
-        raise
+    """Run `python *words` in that folder, once with each of these further variables."""
+    with tempfile.TemporaryDirectory(dir=server.room()) as room:
+        (payload := Path(room, "job")).write_bytes(pickle.dumps((str(where), words, each)))
+        ranks = server.start(len(each), str(payload), __name__)
+        for rank in ranks:
+            rank.join(LONGEST_S)
+    outputs = [Path(where, f".output-{number}").read_text() for number in range(len(each))]
+    return [(rank.exitcode, output) for rank, output in zip(ranks, outputs)]
 
 
 HELD = []
@@ -89,52 +72,32 @@ def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[
     )
 
 
-def serve() -> None:
-    from bigtrain_lab.runtime.process.forks import LOADED
-
-    for name in ("bigtrain_lab.cli", *LOADED):  # what a rank would import first, once for all
-        import_module(name)
-    gc.freeze()  # else each rank looks, when it ends, at all that it inherits, and copies the pages
-    for line in sys.stdin:
-        where, words, each = json.loads(line)
-        outputs = [Path(where) / f".output-{number}" for number in range(len(each))]
-        ranks = [
-            get_context("fork").Process(target=become, args=(where, words, variables, output))
-            for variables, output in zip(each, outputs)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
-        print(
-            json.dumps(
-                [(rank.exitcode, output.read_text()) for rank, output in zip(ranks, outputs)]
-            ),
-            flush=True,
-        )
-
-
-def become(where: str, words: list[str], variables: dict[str, str], output: Path) -> None:
+def main(index: int, where: str, words: list[str], each: list[dict[str, str]]) -> None:
     """What `python *words` would be. Such a process ends without taking apart what it inherits,
     which would take 0.3 s."""
     os.chdir(where)
-    os.environ.update(variables)
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(each[index])
     # torch has read the variable already
-    import_module("torch").set_num_threads(int(variables.get("OMP_NUM_THREADS", os.cpu_count())))
-    written, nothing = (
-        os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND),
-        os.open(os.devnull, os.O_RDONLY),
-    )
-    for ours, theirs in ((nothing, 0), (written, 1), (written, 2)):
-        os.dup2(ours, theirs)
+    import_module("torch").set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
+    output = os.open(f".output-{index}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    for theirs in (1, 2):
+        os.dup2(output, theirs)
     module = words[0] == "-m"
     sys.argv = words[module:]
-    sys.path[0] = where
-    if module:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    serve()
+    sys.path.insert(0, where)
+    try:
+        if module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as error:
+        code = error.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    finally:
+        sys.stdout.flush()
+    os._exit(code)

@@ -214,7 +214,6 @@ def crafted(number: int, source: Path, place: Path) -> str:
                     "settings.json",
                     "end.json",
                     "environment.json",
-                    "status-0.json",
                     "rank-0.log",
                     f"events-{rank}.jsonl",
                 ]

@@ -71,7 +71,7 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(fault, tmp_path)
         run.wait()
     assert run.diagnosis.startswith(TOLD[fault])
     assert ranks_alive() == []
-    logs = [Log.read(run.directory / f"events-{rank}.jsonl") for rank in range(4)]
+    logs = [Log(run.directory / f"events-{rank}.jsonl").read() for rank in range(4)]
     assert [log.state for log in logs] == ["cut off"] * 4  # whole lines to the last, and no "@done"
     assert [s.name for s in run.trace().spans(1)] == [
         "1F0",

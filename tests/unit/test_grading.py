@@ -22,7 +22,6 @@ from bigtrain_lab import Impossible, Topic
 from bigtrain_lab.cli.site.python import UNUSABLE
 from bigtrain_lab.course import build
 from bigtrain_lab.grading import (
-    assert_right,
     box,
     check,
     folder as folders,
@@ -67,11 +66,12 @@ def test_a_right_answer_passes_in_a_process_of_its_own(name):
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_what_is_handed_out_has_no_points(name):
+def test_no_step_is_right_as_handed_out(name):
     topic = TOPICS[name]
-    judged = topic.judged([Piece(1, topic.start_text())], SEED, patience=2)
-    shares = {judged.within(topic.scenes_of(n, SEED)).share for n, _ in enumerate(topic.steps, 1)}
-    assert judged.different is not None and shares == {0.0}
+    rows = topic.reference_rows(SEED)[likeness.START]
+    judged = likeness.Judged(topic, SEED, None, None, rows, topic.rights(SEED))
+    for number, _ in enumerate(topic.steps, 1):
+        assert judged.within(topic.scenes_of(number, SEED)).different is not None
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -374,6 +374,12 @@ THERE = {
         " stage + 1), updates + 1)",
         "takes bigtrain_lab.order.schedules.pipedream.PipeDream.version",
     ),
+    "the text of a method": (
+        "stashing",
+        "import bigtrain_lab.order.schedules.pipedream as own\nexec(own.__loader__.get_source("
+        "own.__name__), vars(own))\nanswer = own.PipeDream",
+        "takes bigtrain_lab.order.schedules.pipedream.PipeDream.version",
+    ),
     "a class of a module that may stay": (
         "bounded-staleness",
         "import bigtrain_lab.order.plan as plan\ndef answer(*given, **settings):\n    return"
@@ -543,12 +549,6 @@ def test_an_order_is_played_up_to_the_first_action_that_no_right_order_has_there
     if replay:
         trace, tick = replay
         assert first <= {span.name for span in trace.spans() if span.start == tick}
-
-
-def test_assert_right_is_silent_or_an_assertion_with_the_findings():
-    assert_right("double", lambda x: 2 * x)
-    with pytest.raises(AssertionError, match="three times the number"):
-        assert_right("double", lambda x: 3 * x)
 
 
 def test_a_right_answer_that_fails_is_the_exercise_s_fault(monkeypatch):

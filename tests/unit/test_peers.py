@@ -2,24 +2,19 @@
 no other machine is needed."""
 
 import json
-from dataclasses import asdict, replace
-from fractions import Fraction
+from dataclasses import asdict
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from bigtrain_lab import Action, Impossible, Mesh
-from bigtrain_lab.core import Inside, Link
+from bigtrain_lab import Impossible
 from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.runtime.failure.faults import Fault
 from bigtrain_lab.runtime.process import border
-from bigtrain_lab.runtime.process.child import Job
 from bigtrain_lab.runtime.torchrun import attach as torchrun, meeting, offset
 from bigtrain_lab.runtime.torchrun.meeting import Meeting
 from bigtrain_lab.runtime.torchrun.peers import Peer
@@ -211,36 +206,6 @@ def test_a_store_that_goes_is_a_sentence(monkeypatch):
 
 
 # -- only values travel ----------------------------------------------------------------------------
-
-
-def test_a_job_travels_as_values_exactly():
-    lab = PipelineExperiment(
-        ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink"
-    )
-    priced = replace(
-        lab.cost(),
-        durations={"F": Fraction(1, 3), "B": (0.1, np.float64(0.3)), "W": [np.int64(7), 2]},
-        slowdown={1: 1.5},
-        inside={("F", 0): (Inside(Fraction(1, 2), "all_reduce", 8, "mlp"),)},
-    )
-    job = Job(
-        "runs/é",
-        Mesh(dp=2, pp=2),
-        priced,
-        10**18 + 1,
-        "",
-        3,
-        fault=Fault("straggler", 1, 0, 1.1),
-        devices=("cpu",) * 4,
-        capacity_bytes=2**60,
-    )
-    found = torchrun.of_note(json.loads(json.dumps(torchrun.note(job))))
-    assert found == job and found.cost.inside["F", 0][0].bytes == 8
-    assert type(next(iter(found.cost.changes))[1]) is Action and all(
-        type(link) is Link for link in found.cost.links.values()
-    )
-    with pytest.raises(Impossible, match="cannot travel to other ranks"):
-        torchrun.of_note(torchrun.note(partial(print, "This runs.")))
 
 
 def test_a_program_s_digest_is_its_code_s(monkeypatch):

@@ -134,6 +134,7 @@ def test_default_directory_and_what_was_printed(tmp_path, monkeypatch):
         ({"ranks": 100_000}, "a whole number of ranks from 1 to"),
         ({"mesh": Mesh(dp=2, tp=2)}, "The mesh has 4 ranks and ranks is 2"),
         ({"stall_s": 0}, "stall_s is 0"),
+        ({"device": "tpu"}, "There is no device 'tpu': choose one of cpu, auto, cuda"),
         ({"cost": {"F": -1}}, "negative"),
         ({"program": partial(print, threading.Lock())}, "cannot travel to the ranks .*lock"),
     ],

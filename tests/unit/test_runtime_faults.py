@@ -94,7 +94,7 @@ def test_a_victim_that_fails_first_in_time_is_not_blamed():
             after(rank, "@enter")
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:12345")
         with rank.span(step(rank, 0)):
-            until((rank._recorder.log.path.parent / "status-0.json").exists)
+            after(rank, "@raised")
             raise KeyError("the reason")
 
     assert fails(program, 2).diagnosis.startswith("Rank 1 failed: KeyError")

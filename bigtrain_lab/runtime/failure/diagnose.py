@@ -1,4 +1,4 @@
-"""From logs and statuses to a few readable lines: which rank failed, where and why, and what the
+"""From logs to a few readable lines: which rank failed, where and why, and what the
 others were doing.
 
 The earliest failure that is nobody's consequence is the culprit: a rank that lost its connection is
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..memory.capacity import OutOfMemory
 from ..process.end import UNWRITABLE
 from ..process.pulse import REMEDIES
-from ..record.kept import status_of
+from ..record.kept import returned
 from ..talk.lanes import LaneFailed
 from . import frames
 from .wait_graph import (
@@ -64,24 +64,18 @@ def lines(directory: Path, doings: list[Doing]) -> str:
     """Where in its program each lane is, one line a place; stacks were asked for before."""
     places: dict[tuple[str, str], list[int]] = {}
     for at in _live(doings):
-        if at.last != "failed" and (line := line_of(directory, at.rank, at.thread)):
+        if at.last != "failed" and (line := line_of(directory, doings[at.rank], at.thread)):
             where = "" if at.lane == "compute" else f", lane {at.lane},"
             places.setdefault((where, line), []).append(at.rank)
     return "".join(f"\n  {ranks(who)}{where} at {line}" for (where, line), who in places.items())
 
 
-def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
+def line_of(directory: Path, doing: Doing, thread: int | None = None) -> str:
     """Where a rank failed, or where it (or one of its threads) was when stacks were asked for;
     "" where neither is known."""
-    if place := status_of(directory, rank).get("place"):
-        return str(frames.Place(*place))
-    return str(frames.of_dump(_dump(directory, rank), thread) or "")
-
-
-def _dump(directory: Path, rank: int) -> str:
-    """What faulthandler has written of a rank."""
-    dump = Path(directory) / f"stacks-{rank}.txt"
-    return dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
+    if doing.raised and doing.raised.place:
+        return str(frames.Place(*doing.raised.place))
+    return str(frames.of_dump(frames.dumped(directory / f"stacks-{doing.rank}.txt"), thread) or "")
 
 
 def states(
@@ -89,9 +83,9 @@ def states(
 ) -> list[RankState]:
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
-    stuck, (culprit, _) = knot(doings), culprit_of(directory, exits)
-    failed = kept if culprit is None else {culprit: _cause(directory, culprit, exits[culprit].code)}
-    found = [state_of(doings, doing, line_of(directory, doing.rank), stuck) for doing in doings]
+    stuck, (culprit, _) = knot(doings), culprit_of(directory, doings, exits)
+    failed = kept if culprit is None else {culprit: _cause(doings[culprit], exits[culprit].code)}
+    found = [state_of(doings, doing, line_of(directory, doing), stuck) for doing in doings]
     return [
         state._replace(state="failed", what=failed[state.rank], on=())
         if state.rank in failed
@@ -100,10 +94,10 @@ def states(
     ]
 
 
-def _cause(directory: Path, rank: int, code: int | None) -> str:
+def _cause(doing: Doing, code: int | None) -> str:
     """How a rank ended, in a word or two."""
-    if (status := status_of(directory, rank)).get("state") == "failed":
-        return "no memory" if status["type"] == OutOfMemory.__name__ else status["type"]
+    if doing.raised:
+        return "no memory" if doing.raised.type == OutOfMemory.__name__ else doing.raised.type
     return (
         "ended without a word"
         if code is None
@@ -141,56 +135,59 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
     for at in guilty:
         if how := kept.get(at.rank):
             lines.append(
-                f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}"
+                f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({said(doings, at)})."
+                f" {REMEDIES[how]}"
             )
             continue
-        where = f" at {place}" if (place := line_of(directory, at.rank, at.thread)) else ""
+        where = f" at {place}" if (place := line_of(directory, doings[at.rank], at.thread)) else ""
         sent = "; all that it waits for was sent" if at.last == "wait" and at in ready else ""
         lines.append(
-            f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent})."
+            f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where}"
+            f" ({said(doings, at)}{sent})."
         )
     return "\n".join([*lines, _rest(doings, guilty)]).strip()
 
 
 def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str:
     """The sentences of a run in which a process ended without finishing."""
-    culprit, _ = culprit_of(directory, exits)
+    culprit, _ = culprit_of(directory, doings, exits)
     if culprit is None:
         return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
     reason = _reason(directory, doings, culprit, exits[culprit].code)
     return "\n".join(filter(None, [reason, _rest(doings, doings[culprit].lanes.values())]))
 
 
-def culprit_of(directory: Path, exits: dict[int, Exit]) -> tuple[int | None, bool]:
+def culprit_of(
+    directory: Path, doings: list[Doing], exits: dict[int, Exit]
+) -> tuple[int | None, bool]:
     """The rank whose failure came first and is not another's consequence, and True; a victim and
     False where there is nobody else yet."""
     found = []
     for rank, exit in exits.items():
-        status = status_of(directory, rank)
-        if status.get("state") == "failed":
-            found.append((status["victim"], status["wall"], rank))
-        elif exit.code or not status:
+        if raised := doings[rank].raised:
+            found.append((raised.victim, raised.wall, rank))
+        elif exit.code or not returned(directory, rank):
             found.append((False, exit.wall, rank))
     victim, _, rank = min(found, default=(True, 0, None))
     return rank, not victim
 
 
 def _reason(directory: Path, doings: list[Doing], rank: int, code: int | None) -> str:
-    doing, status = doings[rank], status_of(directory, rank)
-    if status.get("state") == "failed":
-        place = f"\n  at {frames.Place(*status['place'])}" if status.get("place") else ""
-        if status["type"] == "SystemExit":
-            return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
-        if status["victim"]:
+    doing = doings[rank]
+    if raised := doing.raised:
+        place = f"\n  at {frames.Place(*raised.place)}" if raised.place else ""
+        if raised.type == "SystemExit":
+            return f"Rank {rank} left its program by sys.exit({raised.message}).{place}"
+        if raised.victim:
             lanes = sorted(
                 doing.awake, key=lambda at: at is doing.main
             )  # the program waits for them
             told = filter(None, (_unanswered(doings, at) for at in lanes))
-            return next(told, f"{status['message']}; that rank ended before.")
-        if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # they name the rank
-            return f"{status['message']}{place}"
-        return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
-    last = f"; {doing.main}"
+            return next(told, f"{raised.message}; that rank ended before.")
+        if raised.type in (OutOfMemory.__name__, LaneFailed.__name__):  # they name the rank
+            return f"{raised.message}{place}"
+        return f"Rank {rank} failed: {raised.type}: {raised.message}{place}"
+    last = f"; {said(doings, doing.main)}"
     if code is None:
         return f"Rank {rank} ended before its program returned (killed, or os._exit?){last}."
     if code == UNWRITABLE:
@@ -222,7 +219,7 @@ def _unanswered(doings: list[Doing], at: At) -> str | None:
 
 
 def _crash(directory: Path, rank: int) -> str:
-    text = _dump(directory, rank)
+    text = frames.dumped(directory / f"stacks-{rank}.txt")
     place = frames.of_dump(text) if "Fatal Python error" in text else None
     return f"\n  at {place}" if place else ""
 

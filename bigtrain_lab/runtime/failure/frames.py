@@ -60,19 +60,16 @@ def of_error(error: BaseException) -> Place | None:
     )
 
 
-def is_whole(dump: Path) -> bool:
-    """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole
-    line, the main thread's last."""
-    try:
-        return bool(
-            re.search(
-                r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z',
-                dump.read_text(encoding="utf-8", errors="replace"),
-                flags=re.M,
-            )
-        )
-    except OSError:
-        return False
+def dumped(file: Path) -> str:
+    """What faulthandler has written there."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def is_whole(dump: str) -> bool:
+    """Whether that is all of a dump: the outermost frame of each stack is a whole line, the main
+    thread's last."""
+    end = r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z'
+    return bool(re.search(end, dump, flags=re.M))
 
 
 def of_dump(text: str, thread: int | None = None) -> Place | None:

@@ -81,12 +81,7 @@ class Progress:
     def ended(self, exits: Mapping[int, Exit]) -> dict[int, Exit]:
         """Of ranks that have ended, or said that they failed: one that failed earlier may take
         longer to end."""
-        said = {
-            rank: Exit(FAILED, 0)
-            for rank in range(len(self._doings))
-            if diagnose.status_of(self._directory, rank).get("state") == "failed"
-        }
-        return said | exits
+        return {doing.rank: Exit(FAILED, 0) for doing in self.doings() if doing.raised} | exits
 
     def failed(
         self, diagnosis: str, exits: Mapping[int, Exit], kept: Mapping[int, str] | None = None
@@ -110,7 +105,7 @@ class Progress:
         exits = self.ended(exits)
         self._failing = min(self._failing, time.monotonic())
         late = time.monotonic() - self._failing > VICTIMS_S
-        if not (everybody or late or diagnose.culprit_of(self._directory, exits)[1]):
+        if not (everybody or late or diagnose.culprit_of(self._directory, self._doings, exits)[1]):
             return None
         kept = self.kept()
         hold()
@@ -171,7 +166,7 @@ class Progress:
             rank: (
                 f" at {line}"
                 if self._asked.get(rank, 0.0) > since
-                and (line := diagnose.line_of(self._directory, rank))
+                and (line := diagnose.line_of(self._directory, self._doings[rank]))
                 else ""
             )
             for rank, since in busy.items()

@@ -83,13 +83,22 @@ class At:
             return tuple(words.format(self) for words in SAID[self.last])
         return f"had done {self.span or 'no step yet'}", "works", self.place.strip()
 
-    def __str__(self) -> str:
-        return f"{self.who} {self.said[0]}"
-
     @property
     def place(self) -> str:
         """Where it works, as a sentence goes on: " in 1F3", " after 1F3", or ""."""
         return f" {'in' if self.last == 'enter' else 'after'} {self.span}" if self.span else ""
+
+
+class Raised(NamedTuple):
+    """What a rank's program raised, and where. A victim lost the connection to a rank that failed
+    before it."""
+
+    wall: int
+    type: str
+    message: str
+    victim: bool
+    place: tuple | None
+    traceback: str
 
 
 class Doing:
@@ -105,6 +114,7 @@ class Doing:
         self.sent, self.got = Counter(), Counter()  # (lane, peer, channel) -> messages
         self.joined = Counter()  # group -> collectives that it has entered
         self.signals: set[str] = set()  # what its lanes have posted
+        self.raised: Raised | None = None
         self.labels = {}  # channel -> what its messages are called
 
     def follow(self) -> None:
@@ -127,6 +137,9 @@ class Doing:
                 return
             case "signal":
                 self.signals.add(mark.about[0])
+                return
+            case "raised":
+                self.raised = Raised(mark.wall, *mark.about)
                 return
             case "got" if at.wants:
                 self.got[mark.lane, at.wants.src, at.wants.channel] += 1
@@ -213,7 +226,7 @@ def said(doings: list[Doing], at: At) -> str:
         return f"{at.who} waits in {at.wants.label} for {ranks(on)}"
     if at.last == "meet" and on:
         return f"{at.who} waits for {ranks(on)} to begin"
-    return str(at)
+    return f"{at.who} {at.said[0]}"
 
 
 class RankState(NamedTuple):

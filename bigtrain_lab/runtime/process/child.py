@@ -1,7 +1,6 @@
 """What one rank's process does, from its first line to its last: the child's side of `launch`."""
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ...core import Cost, Impossible, Mesh, write_whole
+from ...core import Cost, Mesh
 from ..failure import frames
 from ..failure.faults import Fault, Strike
 from ..memory.ledger import Ledger
@@ -31,7 +30,7 @@ from ..talk.unrecorded import UNRECORDED
 from . import border
 from .end import FAILED, UNWRITABLE, within
 
-MOST_TEXT = 100_000  # letters of a message or a traceback that a status keeps
+MOST_TEXT = 100_000  # letters of a message or a traceback that a log keeps
 
 
 @dataclass(frozen=True)
@@ -108,22 +107,22 @@ def meet(index: int, job: Job) -> None:
 
 
 def work(index: int, job: Job, load, meet=None) -> int:
-    """Load the program, meet the other ranks (unless they have met), run, keep results and status;
+    """Load the program, meet the other ranks (unless they have met), run, keep results;
     returns the exit code."""
-    log = EventLog(job.file("events", index, "jsonl"), index) if job.record else UNRECORDED
+    log = EventLog(job.file("events", index, "jsonl"), index)
     device = job.device(index)
     clock = Clock(job.cost, job.zero_ns, device)
-    status, recorder = {"rank": index, "state": "done"}, UNRECORDED
-    code = 0
+    recorder, code = UNRECORDED, 0
     try:
         torch.manual_seed(job.seed)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         program = load()
         if meet:
-            log.write("@meet", clock.wall(), "compute")
+            mark = log.write if job.record else UNRECORDED.write
+            mark("@meet", clock.wall(), "compute")
             meet(index, job)
-            log.write("@met", clock.wall(), "compute")
+            mark("@met", clock.wall(), "compute")
         if job.record:
             ledger = Ledger(
                 capacity_bytes=job.capacity_bytes,
@@ -147,32 +146,22 @@ def work(index: int, job: Job, load, meet=None) -> int:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
         code = FAILED
-        if (
-            meet
-        ):  # into the rank's log; under torchrun a sentence follows, the status keeps the rest
+        if meet:  # under torchrun a sentence follows, the log keeps the rest
             traceback.print_exc()
-        status |= failure(error)
         with suppress(Exception):  # what failed is the news
             recorder.finish()
-        log.write()
+        log.write("@raised", clock.wall(), "compute", *failure(error))
     finally:
         log.close()  # a rank of torchrun's lives on, and may run more
-    status["wall"] = clock.wall()
-    try:
-        write_whole(job.file("status", index, "json"), json.dumps(status))
-    except Impossible as error:
-        raise LogUnwritable(str(error)) from error
     return code
 
 
-def failure(error: BaseException) -> dict:
-    """What a status says of an exception. A victim lost the connection to a rank that failed before
-    it."""
-    return {
-        "state": "failed",
-        "type": type(error).__name__,
-        "message": str(error)[:MOST_TEXT],
-        "victim": is_lost(error),
-        "place": frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error),
-        "traceback": traceback.format_exc()[-MOST_TEXT:],
-    }
+def failure(error: BaseException) -> tuple:
+    """What a log says of an exception."""
+    return (
+        type(error).__name__,
+        str(error)[:MOST_TEXT],
+        is_lost(error),
+        frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error),
+        traceback.format_exc()[-MOST_TEXT:],
+    )

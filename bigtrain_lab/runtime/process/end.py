@@ -21,12 +21,13 @@ INTERRUPTED = "The run was interrupted."
 LOOK_S = 0.1  # between looks at the ranks and their logs
 VICTIMS_S = 5.0  # how long the rank that made victims may take to say so, or to end
 STACKS_S = 10.0  # how long a dump of stacks may take at most, on a machine that is busy
-NOTE, RESERVE = "end.json", "end.reserve"
+NOTE, RESERVE, JOB = "end.json", "end.reserve", "job"
 RESERVE_BYTES = 16 * 1024
 BEGINNING = (
     "settings.json",
     "environment.json",
     RESERVE,
+    JOB,  # under torchrun
 )  # what a run's directory holds before any rank has begun
 
 
@@ -43,14 +44,12 @@ def reserve(directory: Path) -> None:
     write_whole(directory / RESERVE, " " * RESERVE_BYTES)
 
 
-def forget(directory: Path, existed: bool = False) -> None:
-    """Take back a run's directory in which nothing has happened; one that `existed` before stays,
-    empty."""
+def forget(directory: Path) -> None:
+    """Take back a run's directory in which nothing has happened."""
     with suppress(OSError):
         for name in BEGINNING:
             (directory / name).unlink(missing_ok=True)
-        if not existed:
-            directory.rmdir()
+        directory.rmdir()
 
 
 class End(NamedTuple):

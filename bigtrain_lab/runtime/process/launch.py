@@ -5,13 +5,11 @@ A fresh process for every rank of every run means that nothing of a failed run s
 typed in a notebook travel by value.
 """
 
-import atexit
 import json
 import os
 import re
 import secrets
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -37,7 +35,6 @@ from .server import interrupts_held, warm
 from .watch import Watch
 
 LONGEST_SLUG = 60  # letters of a run's name in that of its directory
-_live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
 def launch(
@@ -222,18 +219,11 @@ def launch(
                     f"The ranks cannot be watched ({error}): close files or end programs, and run"
                     " again."
                 ) from error
-            _live.add(watch)
         return Run(watch.directory, watch)
     except KeyboardInterrupt:
         if watch:
             watch.stop(INTERRUPTED)
         raise
-
-
-@atexit.register
-def _stop_all() -> None:
-    for watch in list(_live):
-        watch.stop("The program that launched the run ended.")
 
 
 # -- the directory ---------------------------------------------------------------------------------
@@ -251,8 +241,7 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     kept = settings_json(about)
     try:
         path = Path(directory).absolute()
-        existed = path.exists()
-        if not (full := existed and (not path.is_dir() or any(path.iterdir()))):
+        if not (full := path.exists() and (not path.is_dir() or any(path.iterdir()))):
             path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = (
@@ -272,6 +261,6 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
         reserve(path)
     except Impossible:
-        forget(path, existed)
+        forget(path)
         raise
     return path

@@ -5,7 +5,6 @@ Its room is a folder for this user alone, where runs keep programs on their way 
 the room when this process ends, whatever ends it.
 """
 
-import errno
 import os
 import shutil
 import signal
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -27,7 +26,6 @@ from . import forks
 from .pulse import STOPPED, Pulse
 
 RANK = f"{forks.PACKAGE}.runtime.process.child"
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
 NO_SERVER = (
     256  # in place of the exit code of a rank whose server is gone: no process has such a code
 )
@@ -40,10 +38,6 @@ SERVE = "import sys; sys.path[:] = {}; from {} import serve; serve({}, {!r})"
 _lock = threading.RLock()
 
 
-class CannotStart(RuntimeError):
-    """A rank's process could not be started; the message says why."""
-
-
 class Server:
     """A server as this process has it."""
 
@@ -51,7 +45,7 @@ class Server:
         self.fingerprint = forks.fingerprint()  # before it loads the library
         self.room = tempfile.mkdtemp(prefix="bigtrain-")
         self.control, theirs = socket.socketpair()
-        with theirs, interrupts_held():
+        with theirs:
             code = SERVE.format(sys.path, forks.__name__, theirs.fileno(), self.room)
             self.process = subprocess.Popen(
                 # the flags that multiprocessing passes on to its own processes
@@ -102,91 +96,67 @@ def room() -> Path:
     return Path(running().room)
 
 
-def start(
-    ranks: int, payload: str, unwanted: Sequence[int] = (), module: str = RANK
-) -> Iterator["Forked"]:
-    """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what
-    it is to do from (forks.py), `module` whose `main` does it.
-
-    Ends early once one of the descriptors `unwanted` can be read. CannotStart where a process
-    cannot be started.
-    """
+def start(count: int, payload: str, module: str = RANK) -> list["Forked"]:
+    """Ask for so many processes, and return at once. `payload`: the file that each reads what it is
+    to do from (forks.py), `module` whose `main` does it. OSError where this process can open no
+    more files."""
     server = running()
-    current = forks.fingerprint() == server.fingerprint
-    for index in range(ranks):
-        request = index, module, payload, current, sys.path, sys.argv
-        try:
-            process = Forked(server, request, unwanted)
-            if process.pid is None:
-                return
-        except (OSError, EOFError) as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise CannotStart(
-                    f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for"
-                    " fewer ranks."
-                ) from None
-            raise CannotStart(
-                f"Rank {index} cannot start: the server that it is forked from has ended (killed;"
-                " out of memory?). Run again: a new server starts by itself."
-            ) from None
-        yield process
+    told = module, payload, forks.fingerprint() == server.fingerprint, sys.path, sys.argv
+    return [Forked(server, (index, *told)) for index in range(count)]
 
 
 class Forked:
-    """A process that the server makes. `sentinel` can be read once it has ended; `pid` is None
-    where it was not wanted any more."""
+    """A process that the server makes, and kills once this is closed. `sentinel` can be read when
+    there is news for `join`; `pid` and `exitcode` are None until then."""
 
-    def __init__(self, server: Server, request: tuple, unwanted: Sequence[int]):
+    def __init__(self, server: Server, request: tuple):
         self.pid = self.exitcode = None
-        asked, self._keeps = Pipe(duplex=False)  # the process ends once nobody has this end open
-        self.sentinel, tells = Pipe(duplex=False)
-        with asked, tells:
-            socket.send_fds(server.control, [b"."], [asked.fileno(), tells.fileno()])
-        self._keeps.send(request)
-        if self._has_forked(server.process.pid, unwanted):
-            told = self.sentinel.recv()
-            if told < 0:
-                raise OSError(-told, os.strerror(-told))
-            self.pid = told
+        self.pulse, self._server, self._asked = Pulse(0), server.process.pid, time.monotonic()
+        self.sentinel, theirs = Pipe()
+        with theirs, suppress(ConnectionError):  # it has ended, and nobody has the other end
+            self.sentinel.send(request)
+            socket.send_fds(server.control, [b"."], [theirs.fileno()])
 
-    def _has_forked(self, server: int, unwanted: Sequence[int]) -> bool:
-        """Wait until the server answers, or has ended; False where the process is not wanted any
-        more. CannotStart where it is stopped."""
-        while not (ready := wait([self.sentinel, *unwanted], SILENT_S)):
-            if Pulse(server).kept() == STOPPED:
-                raise CannotStart(
+    def join(self, timeout: float = 0.0) -> None:
+        """Note what the server tells until the process has ended, for so long at most. OSError
+        where it cannot fork; Impossible where it is stopped."""
+        until = time.monotonic() + timeout
+        while self.exitcode is None:
+            left = max(0.0, until - time.monotonic())
+            if wait([self.sentinel], min(left, SILENT_S)):
+                try:
+                    what, number = self.sentinel.recv()
+                except (EOFError, OSError):
+                    what, number = "exitcode", NO_SERVER
+                if what == "errno":
+                    raise OSError(number, os.strerror(number))
+                setattr(self, what, number)
+                self.pulse = Pulse(self.pid) if what == "pid" else self.pulse
+            elif self.pid is None and self._is_stopped():
+                raise Impossible(
                     f"The server that ranks are forked from is {STOPPED}: let it go on (kill"
-                    f" -CONT {server}), and run again."
+                    f" -CONT {self._server}), and run again."
                 )
-        return self.sentinel in ready
+            elif not left:
+                return
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, and note its exit code."""
-        if self.exitcode is None and wait([self.sentinel], timeout):
-            try:
-                self.exitcode = self.sentinel.recv()
-            except EOFError:
-                self.exitcode = NO_SERVER
+    def _is_stopped(self) -> bool:
+        """Whether the server has not answered for long, since it is stopped."""
+        silent = time.monotonic() - self._asked > SILENT_S
+        return silent and Pulse(self._server).kept() == STOPPED
 
     def close(self) -> None:
         self.sentinel.close()
-        self._keeps.close()
 
 
 @contextmanager
 def interrupts_held():
-    """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens
-    again (forks.py)."""
-    heard, main = (
-        [],
-        threading.current_thread() is threading.main_thread(),
-    )  # which alone is interrupted
+    """Hear Ctrl-C at the end of this, where this is the main thread, which alone is interrupted."""
+    heard, main = [], threading.current_thread() is threading.main_thread()
     listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True)) if main else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if main:
             signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
     if heard:

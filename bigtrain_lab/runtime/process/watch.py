@@ -6,7 +6,6 @@ Nothing here waits for a rank's goodwill. All that may go wrong from the first r
 in this thread, in a note of the run's end, and with no process left.
 """
 
-import fcntl
 import os
 import pickle
 import shutil
@@ -23,10 +22,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from ...core import Impossible
-from ..failure import diagnose, frames
+from ..failure import frames
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
-from ..record.kept import MOST_RANKS
+from ..record.kept import MOST_RANKS, returned
 from . import server
 from .end import INTERRUPTED, LOOK_S, STACKS_S, End, within
 from .pulse import Pulse
@@ -47,8 +46,6 @@ class Watch:
         self._exits: dict[int, Exit] = {}
         self._progress = Progress(job, stall_s if job.record else inf, self._pulses)
         self._stopped: str | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
         self._thread.start()
 
@@ -59,11 +56,7 @@ class Watch:
 
     def stop(self, why: str) -> None:
         """End the ranks now and return when they are gone."""
-        with self._lock:
-            if self.finished.is_set():
-                return
-            self._stopped = self._stopped or why
-            os.write(self._wake_write, b".")
+        self._stopped = self._stopped or why
         self.finished.wait()
 
     # -- the thread --------------------------------------------------------------------------------
@@ -72,7 +65,7 @@ class Watch:
         try:
             self._begin()
             end = self._until_the_end()
-        except (server.CannotStart, Impossible) as error:
+        except Impossible as error:
             end = End("failed", str(error))
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)
             end = End("failed", f"The watch over the ranks failed: {type(error).__name__}: {error}")
@@ -90,17 +83,21 @@ class Watch:
                 )
             )
         except OSError as error:
-            raise server.CannotStart(
+            raise Impossible(
                 f"The program cannot be kept in {place} for the ranks"
                 f" ({error.strerror or error}): free some space there, or let TMPDIR name another"
                 " directory."
             ) from error
         self._travelling = b""
-        for rank, process in enumerate(
-            server.start(self._job.mesh.size, str(payload), [self._wake_read])
-        ):
-            self._processes.append(process)
-            self._pulses[rank] = Pulse(process.pid)
+        try:
+            self._processes = server.start(self._job.mesh.size, str(payload))
+            while len(self._pulses | self._exits) < len(self._processes) and not self._stopped:
+                self._look()
+        except OSError as error:
+            raise Impossible(
+                f"Rank {len(self._pulses)} cannot start ({error.strerror}): end other programs, or"
+                " ask for fewer ranks."
+            ) from error
 
     def _until_the_end(self) -> End:
         while True:
@@ -112,7 +109,7 @@ class Watch:
             everybody = len(self._exits) == len(self._processes)
             if any(exit.code == server.NO_SERVER for exit in self._exits.values()):
                 return self._progress.failed(server.SERVER_ENDED, self._exits)
-            done = all(diagnose.status_of(self.directory, rank) for rank in self._exits)
+            done = all(returned(self.directory, rank) for rank in self._exits)
             if any(exit.code for exit in self._exits.values()) or everybody and not done:
                 self._look(0)
                 if end := self._progress.failure(self._exits, self._hold, everybody):
@@ -125,17 +122,17 @@ class Watch:
                 self._ask_for_stacks(endless)
 
     def _look(self, timeout: float = LOOK_S) -> None:
-        """Wait a moment for a process to end, and note those that have."""
-        alive = {
-            p.sentinel: rank for rank, p in enumerate(self._processes) if rank not in self._exits
-        }
-        for ready in wait([*alive, self._wake_read], timeout):
-            if ready in alive:
-                rank = alive[ready]
-                self._processes[rank].join()
-                self._exits[rank] = Exit(
-                    self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns
-                )
+        """Wait a moment for a process to begin or to end, and note those that have."""
+        left = [(rank, p) for rank, p in enumerate(self._processes) if rank not in self._exits]
+        ready = wait([process.sentinel for _, process in left], timeout)
+        for rank, process in left:
+            if process.sentinel in ready or process.pid is None:
+                process.join()
+                if process.exitcode is not None:
+                    now = time.monotonic_ns() - self._job.zero_ns
+                    self._exits[rank] = Exit(process.exitcode, now)
+                elif process.pid:
+                    self._pulses[rank] = process.pulse
 
     def _ask_for_stacks(self, whom: Container[int] = range(MOST_RANKS)) -> None:
         """Let each rank of these that is left write where it is, and wait until it has, or has
@@ -149,37 +146,32 @@ class Watch:
                     os.kill(process.pid, signal.SIGUSR1)
 
         def writes(rank: int, path: Path) -> bool:
-            return not frames.is_whole(path) and self._pulses[rank].is_alive()
+            return not frames.is_whole(frames.dumped(path)) and self._pulses[rank].is_alive()
 
         within(STACKS_S, lambda: self._stopped or not any(starmap(writes, asked.items())))
 
     def _hold(self) -> None:
-        """Let the ranks that are left write where they are, and stop them there; not where nobody
-        would end a stopped one after this process (forks.py)."""
+        """Let the ranks that are left write where they are, and stop them there."""
         self._ask_for_stacks()
         for rank, pulse in self._pulses.items():
-            if rank not in self._exits and hasattr(fcntl, "F_SETSIG"):
+            if rank not in self._exits:
                 pulse.stop()
 
     def _finish(self, end: End) -> None:
         try:
-            for rank, pulse in self._pulses.items():
-                if rank not in self._exits or self._exits[rank].code == server.NO_SERVER:
-                    pulse.kill()
+            for process in self._processes:
+                if process.exitcode in (None, server.NO_SERVER):
+                    process.pulse.kill()
             until = time.monotonic() + KILLED_S
-            for process, pulse in zip(self._processes, self._pulses.values()):
-                with suppress(OSError):
-                    process.join(max(0, until - time.monotonic()))
+            for process in self._processes:
+                if process.pid:
+                    process.join(until - time.monotonic())
                 # nobody says that it has ended, where the server is gone
-                within(until - time.monotonic(), lambda pulse=pulse: not pulse.is_alive())
-                with suppress(OSError):
-                    process.close()  # a rank ends by itself once nobody holds its pipe
+                within(until - time.monotonic(), lambda pulse=process.pulse: not pulse.is_alive())
+                process.close()  # one that begins later is killed by the server
             if self._room:
                 shutil.rmtree(self._room, ignore_errors=True)
             end.note(self.directory)
         finally:  # whoever waits must go on
-            with self._lock:
-                self.end = end
-                self.finished.set()
-                os.close(self._wake_read)
-                os.close(self._wake_write)
+            self.end = end
+            self.finished.set()

@@ -9,14 +9,13 @@ import json
 from datetime import datetime
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     FiniteFloat,
-    TypeAdapter,
     field_validator,
     model_validator,
 )
@@ -75,30 +74,6 @@ class Settings(BaseModel):
         return self
 
 
-class Done(BaseModel):
-    """status-<rank>.json of a rank whose program returned."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    rank: Index
-    state: Literal["done"]
-    wall: Annotated[int, Field(ge=0, le=2**62)]
-
-
-class Failed(Done):
-    """status-<rank>.json of a rank whose program raised."""
-
-    state: Literal["failed"]
-    type: str
-    message: str
-    victim: bool
-    place: tuple[str, Annotated[int, Field(ge=0)], str] | None
-    traceback: str
-
-
-STATUS = TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
-
-
 def read_settings(directory: Path) -> dict:
     """What the run was asked for. Impossible: no run directory, another version, or damaged
     settings."""
@@ -142,10 +117,6 @@ def settings_json(about: dict) -> str:
     return text
 
 
-def status_of(directory: Path, rank: int) -> dict:
-    """What a rank said at its end; {} where it said nothing, or nothing that a rank says."""
-    path = Path(directory) / f"status-{rank}.json"
-    try:
-        return STATUS.validate_json(clean_json(read_bounded(path))).model_dump()
-    except (OSError, ValueError):
-        return {}
+def returned(directory: Path, rank: int) -> bool:
+    """Whether a rank's program has returned: then its result is kept."""
+    return (directory / f"result-{rank}.npz").exists()

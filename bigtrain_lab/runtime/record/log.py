@@ -18,6 +18,8 @@ after a crash.
                                                                            only
     ["@begin", wall, lane, thread]  ["@idle", wall, lane, label]  ["@signal", wall, lane, label]
     ["@await", wall, lane, label, by]  ["@failed", wall, lane, sentence]
+    ["@raised", wall, lane, type, message, victim, [file, line, function], traceback]
+                                                                           how the program failed
     ["@done", wall, lane, CRC-32 of all bytes before]                      the last line
 
 Each event holds both of its times: the
@@ -154,6 +156,7 @@ READ = {
     "@signal": (Tick, Lane, str),
     "@await": (Tick, Lane, str, Lane),
     "@failed": (Tick, Lane, str),
+    "@raised": (Tick, Lane, str, str, bool, tuple[str, Bytes, str] | None, str),
     "@done": (Tick, Lane, Bytes),
 }
 
@@ -239,17 +242,17 @@ class Tail:
     """Reads a log while another process writes it; opens the file only to read on, so it holds no
     handle.
 
-    `rank`: whose it must be, of `ranks`. `state`: "cut off" until its end has come, then "done", or
-    "changed" where the checksum there is that of others; "damaged": a line is not one of that
-    rank's, and what came before still counts, as where a disk lost a block; "too long": it has more
-    than `most` items.
+    `rank`: whose it must be, of `ranks`. `state`: "missing" until it is there, "cut off" until its
+    end has come, then "done", or "changed" where the checksum there is that of others; "damaged": a
+    line is not one of that rank's, and what came before still counts, as where a disk lost a block;
+    "too long": it has more than `most` items.
     """
 
     def __init__(
         self, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS
     ):
         self.path, self._rank, self._ranks, self._left = Path(path), rank, ranks, most
-        self.offset, self._sum, self.state = 0, 0, "cut off"
+        self.offset, self._sum, self.state = 0, 0, "missing"
 
     def new(self) -> list:
         """What whole lines were added since the last call: Logged and Mark values, in order."""
@@ -268,7 +271,9 @@ class Tail:
         return found
 
     def _lines(self) -> Iterator[bytes]:
-        if self.state == "damaged" or self.path.stat().st_size <= self.offset:
+        size = self.path.stat().st_size
+        self.state = "cut off" if self.state == "missing" else self.state
+        if self.state == "damaged" or size <= self.offset:
             return
         with open_regular(self.path) as file:
             file.seek(self.offset)
@@ -309,25 +314,21 @@ LOST = {
 }
 
 
-class Log(NamedTuple):
-    """All of a log: its values up to the first damage, and how it ends: "done", "cut off",
-    "damaged", "changed" since, "too long" to be read on, or "missing"."""
+class Log(Tail):
+    """A log that keeps its `items`; of what was alive at its peaks, the last one's alone."""
 
-    items: list
-    state: str
+    def __init__(self, *of):
+        super().__init__(*of)
+        self.items, self._reading = [], threading.Lock()
 
-    @classmethod
-    def read(
-        cls, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS
-    ) -> "Log":
-        """The arguments are those of a Tail."""
-        tail = Tail(path, rank, ranks, most)
-        items = tail.new()
-        # of what was alive at its peaks, the last one's alone
-        last = next((item.measured.start for item in reversed(items) if tells_of_peak(item)), None)
-        items = [item for item in items if not tells_of_peak(item) or item.measured.start == last]
-        there = tail.state != "cut off" or os.path.lexists(path)
-        return cls(items, tail.state if there else "missing")
+    def read(self) -> "Log":
+        """As far as it goes now."""
+        with self._reading:
+            items = self.items + self.new()
+            peaks = (item.measured.start for item in reversed(items) if tells_of_peak(item))
+            last = next(peaks, None)
+            self.items = [i for i in items if not tells_of_peak(i) or i.measured.start == last]
+        return self
 
     def lost(self, done: bool) -> str:
         """What it has lost, in words; "" where it is whole. What comes before a lost line still

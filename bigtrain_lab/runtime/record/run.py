@@ -5,7 +5,6 @@ Everything a Run answers is read from there, so the notebook that started it, an
 that opens it next year see the same; a crashed run keeps all it wrote.
 
     settings.json  events-<rank>.jsonl (log.py)  rank-<rank>.log  stacks-<rank>.txt
-    status-<rank>.json
     environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the
                                            disk)
     pulse-<rank>.txt   stacks              under torchrun (lookout.py)
@@ -28,7 +27,7 @@ from ..failure.wait_graph import RankState
 from ..process.end import End, within
 from ..process.pulse import Pulse
 from . import results
-from .kept import read_settings, status_of
+from .kept import read_settings, returned
 from .log import MOST_ITEMS, Log, Tail
 
 POLL_S = 0.03
@@ -51,10 +50,7 @@ class Run:
         self.directory = Path(directory)
         self._watch = watch  # of the processes; None where they are not ours
         self.settings = read_settings(self.directory)
-        self._read: tuple = (
-            (),
-            [],
-        )  # the logs' sizes and times when they were read, and what was in them
+        self._kept = [Log(*of) for of in self._asked()]
 
     @classmethod
     def open(cls, directory) -> "Run":
@@ -86,9 +82,7 @@ class Run:
             return end
         if running:
             return End("running")
-        if all(
-            status_of(self.directory, rank).get("state") == "done" for rank in range(self.ranks)
-        ):
+        if all(returned(self.directory, rank) for rank in range(self.ranks)):
             return End("done")
         return End("stopped", "Whatever started this run ended before its ranks did.")
 
@@ -107,7 +101,7 @@ class Run:
             told += [
                 f"the result of rank {rank} is missing"
                 for rank in range(self.ranks)
-                if not (self.directory / f"result-{rank}.npz").exists()
+                if not returned(self.directory, rank)
             ]
             if not End.noted(self.directory):
                 told.append("the note of its end (end.json) is missing or damaged")
@@ -226,22 +220,15 @@ class Run:
         return clock or self.clock
 
     def _logs(self) -> list[Log]:
-        """All of each rank's log; read again only where a file has changed."""
-        stamp = tuple(
-            (path, about.st_size, about.st_mtime_ns)
-            for path, *_ in self._asked()
-            if (about := stat(path))
-        )
-        if self._read[0] != stamp or not stamp:
-            self._read = stamp, [Log.read(*of) for of in self._asked()]
-        return self._read[1]
+        """Each rank's log, as far as it goes now."""
+        return [log.read() for log in self._kept]
 
     def _asked(self) -> list[tuple[Path, int, int, int]]:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read
         at most."""
         return [
             (self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
-            for rank in range(self.ranks if self.settings["record"] else 0)
+            for rank in range(self.ranks)
         ]
 
     # -- results -----------------------------------------------------------------------------------
@@ -293,13 +280,6 @@ class Run:
             "device_hours": hours,
             "energy_wh": hours * watts if hours is not None and watts is not None else None,
         }
-
-
-def stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
 
 
 def steps_done(events, settings: dict) -> int:

@@ -6,9 +6,9 @@ compare     all must have been asked the same: settings, ranks, versions, the pr
 connect     gloo, over the loopback where all share a network, else over the interface that reaches
             the others
 clocks      how far each machine's clock is from rank 0's (offset.py)
-the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
-            It travels as values; the program does not, each rank has its own
 directory   made by rank 0; every rank must see it, and keeps its own log there
+the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
+            It lies in the directory; the program does not, each rank has its own
 the end     told as under `launch`: by one rank in full, by the others in a sentence (lookout.py)
 """
 
@@ -20,25 +20,20 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-import numpy as np
 import torch.distributed as dist
 
-from ...core import Cost, Impossible, Inside, Link, Mesh
-from ...order.schedule import Action
+from ...core import Impossible
 from ..devices import Devices, Node, choose, nccl_here, threads, visible
-from ..failure.faults import Fault
 from ..machine import cores
 from ..process import border
 from ..process.border import Place
 from ..process.child import Job, work
-from ..process.end import INTERRUPTED, UNWRITABLE, forget, within
+from ..process.end import INTERRUPTED, JOB, UNWRITABLE, forget, within
 from ..process.pulse import this_process
 from ..record.kept import read_settings
 from ..record.log import LogUnwritable
@@ -174,8 +169,8 @@ def connect(meeting: Meeting, members: list[Member], backend: str) -> None:
 
 
 def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) -> Job:
-    """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every
-    rank sees its directory."""
+    """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. It lies
+    in its directory, which every rank sees, until all have read it."""
     found, own = offsets([member.machine for member in members]), None
     if meeting.index == 0:
         hosts = [
@@ -190,24 +185,26 @@ def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) ->
             for name, ranks in machines_of(members).items()
         ]
         job = prepare(hosts, devices)
-        own = note([job, [job.zero_ns + found[member.machine].ns for member in members]])
+        own = job.directory
+        Path(own, JOB).write_bytes(pickle.dumps(job))
     meeting.post("job", own)
-    job, zeros = of_note(meeting.everyones("job")[0])
-    directory = Path(job.directory)
+    directory = Path(meeting.everyones("job")[0])
     try:
-        if not within(SEEN_S, (directory / "settings.json").is_file, 0.1):
+        if not within(SEEN_S, (directory / JOB).is_file, 0.1):
             raise Impossible(
                 f"Rank {meeting.index} does not see the run directory {directory} that rank 0"
                 f" on {members[0].host} made: choose a --directory on a disk that all nodes"
                 " share."
             )
+        job = pickle.loads((directory / JOB).read_bytes())
         meeting.post("sees", True)
         meeting.everyones("sees")
     except BaseException:
         if meeting.index == 0:  # nothing has run: leave nothing
             forget(directory)
         raise
-    return replace(job, zero_ns=zeros[meeting.index])
+    (directory / JOB).unlink(missing_ok=True)
+    return replace(job, zero_ns=job.zero_ns + found[members[meeting.index].machine].ns)
 
 
 def refuse_differences(asked: list[dict]) -> None:
@@ -257,33 +254,3 @@ def compiled(value):
             [compiled(each) for each in value.co_consts],
         )
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
-
-
-# What a job is made of. Nothing else comes out of a note at the store, so none can run anything.
-KINDS = {
-    (kind.__module__, kind.__qualname__)
-    for kind in (Action, Cost, Fault, Fraction, Inside, Job, Link, Mesh)
-    + (np.dtype, np.float64().__reduce__()[0])
-}
-
-
-class Values(pickle.Unpickler):
-    """Reads values of KINDS, and numbers, texts and tables of them."""
-
-    def find_class(self, module, name):
-        if (module, name) not in KINDS:
-            raise Impossible(
-                f"The cost holds a {name} of {module}, which cannot travel to other ranks: let it"
-                " hold numbers."
-            )
-        return super().find_class(module, name)
-
-
-def note(value) -> str:
-    """A job, or a value in it, as JSON holds it."""
-    return pickle.dumps(value).hex()
-
-
-def of_note(told: str):
-    """The value that `note` made this of. Impossible where it is none of KINDS."""
-    return Values(BytesIO(bytes.fromhex(told))).load()

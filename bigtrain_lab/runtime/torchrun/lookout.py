@@ -30,12 +30,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from ..failure import diagnose
 from ..failure.diagnose import Exit
 from ..failure.progress import Progress
 from ..process.border import Place
 from ..process.end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, End, within
 from ..process.pulse import Pulse
+from ..record.kept import returned
 from .meeting import Meeting
 
 GRACE_S = 3.0  # for a main thread to come by itself
@@ -152,7 +152,8 @@ class Lookout:
         if self._code:
             self._exits.setdefault(self.index, Exit(self._code, now))
         for rank, mate in self._mates.items():
-            if not mate.is_alive() and not diagnose.status_of(self._directory, rank):
+            left = mate.is_alive() or returned(self._directory, rank)
+            if not left and not self._progress.doings()[rank].raised:
                 self._exits.setdefault(rank, Exit(None, now))
 
     def _all_are_done(self) -> bool | None:

@@ -4,8 +4,7 @@
     refused      why there will be no run, by the rank that said so first
 
 torchrun prints what its ranks say, and ends them when one ends. Ranks of other nodes learn here why
-there is no run. Only JSON travels, and in it a job of known kinds (attach.py): nothing that came
-from the store is ever executed.
+there is no run. Only JSON travels: nothing that came from the store is ever executed.
 """
 
 import json

@@ -3,7 +3,7 @@
 import torch
 
 from ....core import Mesh
-from ...trainings import Refused, drawn
+from ...trainings import drawn, number
 
 AXES = "dp", "pp", "tp"
 DUPLICATES, TIED = ("norm", "b", "positions"), ("words", "positions", "frozen")
@@ -38,14 +38,9 @@ def play(answer, group, shape, h, max_norm, seed, duplicates) -> dict:
     p.sliced, p.tied = False, is_tied("frozen", shape)
     axes = [group.among(axis, tuple(mesh.peers(group.rank, axis))) for axis in AXES]
     norm = answer([*params.values()], max_norm, *axes)
-    try:
-        norm = float(norm)
-    except (TypeError, ValueError):
-        raise Refused(
-            f"You returned a {type(norm).__name__}: return the norm before clipping."
-        ) from None
+    none = f"You returned a {type(norm).__name__}: return the norm before clipping."
     return {
-        "norm": norm,
+        "norm": number(norm, none),
         "gradients": {
             name: p.grad.flatten().tolist() for name, p in params.items() if p.grad is not None
         },

@@ -14,9 +14,7 @@ def play(answer, sizes, costs, budget) -> list:
     plan = answer([*sizes], [*costs], budget)
     if not isinstance(plan, Iterable):
         raise Refused(f"There is no plan: your answer gave {plan!r}. Instead, {ASKED}")
-    order = []
-    for action in plan:
-        if not isinstance(action, Action):
-            raise Refused(f"Your plan holds {action!r}, which is no action: {ASKED}")
-        order.append([action.kind, int(action.stage)])
-    return order
+    plan = [*plan]
+    if strange := [action for action in plan if not isinstance(action, Action)]:
+        raise Refused(f"Your plan holds {strange[0]!r}, which is no action: {ASKED}")
+    return [[action.kind, int(action.stage)] for action in plan]

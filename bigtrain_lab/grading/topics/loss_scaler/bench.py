@@ -6,29 +6,18 @@ import torch
 def play(answer, rule, events, trainings=1, momentum=0.0, idle=True) -> list[dict]:
     """What each "end" shows. Events: [number of the training, what, what it is given]; "save",
     and "load" of what was saved first."""
-    every = [Training(answer(**rule), momentum, idle) for _ in range(trainings)]
-    ends, saved = [], []
-    for number, what, *given in events:
-        mine = every[number]
-        if what == "begin":
-            mine.begin(*given)
-        elif what == "change":
-            mine.change(*given)
-        elif what == "end":
-            ends.append(mine.end(*given))
-        elif what == "save":
-            saved.append(mine.scaler.state_dict())
-        else:
-            mine.scaler.load_state_dict(saved[0])
-    return ends
+    saved = []
+    every = [Training(answer(**rule), momentum, idle, saved) for _ in range(trainings)]
+    shown = [getattr(every[number], what)(*given) for number, what, *given in events]
+    return [each for each in shown if each is not None]
 
 
 class Training:
     """Two optimizers (SGD, rate 1), each of two groups: 2 numbers; 1 number, 2 numbers and, where
     `idle`, one parameter without a gradient, whose weight decay would move it."""
 
-    def __init__(self, scaler, momentum, idle):
-        self.scaler, self.weights, self.optimizers = scaler, [], []
+    def __init__(self, scaler, momentum, idle, saved):
+        self.scaler, self.weights, self.optimizers, self.saved = scaler, [], [], saved
         for number in range(2):
             first, *more, none = (torch.nn.Parameter(torch.zeros(size)) for size in (2, 1, 2, 1))
             none.data += 1
@@ -38,6 +27,12 @@ class Training:
             optimizer.register_step_pre_hook(lambda *_, number=number: self.called.append(number))
             self.weights.append([first, *more])
             self.optimizers.append(optimizer)
+
+    def save(self) -> None:
+        self.saved.append(self.scaler.state_dict())
+
+    def load(self) -> None:
+        self.scaler.load_state_dict(self.saved[0])
 
     def begin(self, gradients, unscale) -> None:
         """Backward of a loss with these gradients, five numbers an optimizer, and unscale_."""

@@ -3,14 +3,13 @@
 import math
 import sys
 from collections.abc import Mapping
-from numbers import Real
 
 import torch
 
 from ....models import GPTConfig, steps
 from ....train import dry_run
 from ....train.account import Account
-from ...trainings import Refused
+from ...trainings import Refused, number
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
@@ -40,22 +39,13 @@ def told(answer) -> list:
 
 
 def bytes_of(value, what: str) -> float:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    number = not isinstance(value, (bool, torch.Tensor)) and (
-        isinstance(value, Real)
-        or hasattr(value, "__index__")
-        or getattr(value, "shape", None) == ()
+    none = (
+        f"Your function gave {str(value)[:60]} for {what}: "
+        "return a number of bytes, or one for each kind in a dictionary."
     )
-    try:
-        count = float(value) if number else math.nan
-    except (TypeError, ValueError, OverflowError):
-        count = math.nan
-    if not (math.isfinite(count) and count >= 0):
-        raise Refused(
-            f"Your function gave {str(value)[:60]} for {what}: "
-            "return a number of bytes, or one for each kind in a dictionary."
-        )
+    count = number(value, none)
+    if not 0 <= count < math.inf:
+        raise Refused(none)
     return int(count) if count == int(count) else count
 
 

@@ -20,12 +20,12 @@ VOCABULARY, LONGEST, MOST_EPOCHS = 8, 6, 12
 # fifth, and no better.
 RIGHT_WORDS = (0, 0, 0.55, 0.4, 0.95, 0.65, 0.95, 0.5)
 FILES = "best.pt", "last.pt"
-SAVE, RENAME, REPLACE = torch.save, os.rename, os.replace
+SAVE = torch.save
 
 
 class Saves:
-    """In place of torch.save and renames, on each rank's own thread: counts, and is killed. Whoever
-    writes into a checkpoint itself changes it as a rename would."""
+    """In place of torch.save, on each rank's own thread: counts, and is killed. It hears each
+    rename. Whoever writes into a checkpoint itself changes it as a rename would."""
 
     of = {}  # a rank's thread -> its saves
 
@@ -35,32 +35,27 @@ class Saves:
 
     def __enter__(self):
         self.of[get_ident()], torch.save = self, self.save
-        os.rename = os.replace = self.rename
         return self
 
     def __exit__(self, *_):
         del self.of[get_ident()]
         if not self.of:
-            torch.save, os.rename, os.replace = SAVE, RENAME, REPLACE
-
-    @classmethod
-    def rename(cls, *given, **named):
-        cls.changed()
-        return REPLACE(*given, **named)
-
-    @classmethod
-    def changed(cls):
-        """A checkpoint is about to become another."""
-        if self := cls.of.get(get_ident()):
-            self.renames += 1
-            if self.renames == self.killed_before:
-                self.group.kill()
+            torch.save = SAVE
 
     @classmethod
     def heard(cls, event: str, told: tuple):
-        if event == "open" and get_ident() in cls.of and isinstance(told[0], (str, os.PathLike)):
-            if told[2] & (os.O_WRONLY | os.O_RDWR) and Path(told[0]).name in FILES:
-                cls.changed()
+        """A checkpoint is about to become another."""
+        self = cls.of.get(get_ident())
+        if not self or event not in ("open", "os.rename"):
+            return
+        writes = event == "os.rename" or (
+            told[2] & (os.O_WRONLY | os.O_RDWR)
+            and isinstance(told[0], (str, os.PathLike))
+            and Path(told[0]).name in FILES
+        )
+        self.renames += bool(writes)
+        if writes and self.renames == self.killed_before:
+            self.group.kill()
 
     @classmethod
     def save(cls, state, file, *given, **named):

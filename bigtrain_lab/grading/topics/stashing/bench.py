@@ -2,7 +2,7 @@
 
 from bigtrain_lab.order.schedule import Action
 
-from ...trainings import Refused
+from ...trainings import Refused, number
 from ..one_f_one_b.bench import orders
 
 HELD = "versions held"
@@ -47,14 +47,12 @@ def held(schedule, stage: int, updates: int) -> list[int]:
     return [whole(version, call) for version in given]
 
 
-def whole(number, call: str) -> int:
+def whole(given, call: str) -> int:
     """A version as an answer may give it."""
-    try:
-        if int(number) == number and not isinstance(number, bool):
-            return int(number)
-    except (TypeError, ValueError):
-        pass
-    raise Refused(
-        f"{call} gave {number!r}: a version is a whole number, the updates that its weights have"
+    none = (
+        f"{call} gave {given!r}: a version is a whole number, the updates that its weights have"
         " behind them."
     )
+    if not (version := number(given, none)).is_integer():
+        raise Refused(none)
+    return int(version)

@@ -1,19 +1,9 @@
 """A device with a clock of its own: calls return before their work is done, the first with each
 shape compiles, and now and then another process disturbs one."""
 
-from types import SimpleNamespace
+from ...trainings import number
 
-from ...trainings import Refused
-
-
-class Array(SimpleNamespace):
-    """What is computed on: it has a length alone."""
-
-    def __getitem__(self, part):
-        return Array(rows=len(range(self.rows)[part]))
-
-    def __len__(self):
-        return self.rows
+ROWS = 64  # of what is computed on, which has a length and parts alone
 
 
 def play(answer, compiling, launch, work, disturbed, begin) -> float:
@@ -32,7 +22,5 @@ def play(answer, compiling, launch, work, disturbed, begin) -> float:
         nonlocal now
         now = max(now, busy)
 
-    found = answer(function, Array(rows=64), wait, lambda: now)
-    if found is None or isinstance(found, (list, tuple)):
-        raise Refused("Your answer returned no number: return the seconds of one call.")
-    return float(found)
+    found = answer(function, range(ROWS), wait, lambda: now)
+    return number(found, "Your answer returned no number: return the seconds of one call.")
