@@ -46,19 +46,12 @@ MODULES = {
     "reversible": Reversible,
     "attention": lambda: nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True),
     "shared": Shared,
-    "batch norm": lambda: nn.Sequential(Flat(), nn.BatchNorm1d(8), Flat(6)),
+    "batch norm": lambda: nn.Sequential(
+        nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (-1, 6))
+    ),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
     "frozen bias": lambda: frozen_bias(nn.Linear(8, 8)),
 }
-
-
-class Flat(nn.Module):
-    def __init__(self, sequence=0):
-        super().__init__()
-        self.sequence = sequence
-
-    def forward(self, x):
-        return x.unflatten(0, (-1, self.sequence)) if self.sequence else x.flatten(0, 1)
 
 
 def frozen_bias(linear):

@@ -4,24 +4,10 @@ and what a device that holds one micro-batch can train."""
 import pytest
 
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Scalar, peak
+from bigtrain_lab.core import Scalar
 from bigtrain_lab.experiments.accumulate import Accumulate, compared
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "sequence": 16, "dtype": "float64"}
-
-
-def test_a_limit_between_the_ends_of_actions_and_the_peak_is_told_before_the_run():
-    asked = Accumulate()
-    trace = asked.predict()
-    limit = (trace.peak_bytes(0) + peak(trace, 0).bytes) // 2
-    short, enough = (
-        asked.replace(memory_mb=limit / 1e6) for limit in (limit, peak(trace, 0).bytes)
-    )
-    assert any(
-        "does not fit: rank 0 would hold" in said and " in 0F5 " in said
-        for said in short.explain(short.predict())
-    )
-    assert not any("does not fit" in said for said in enough.explain(enough.predict()))
 
 
 def test_what_the_table_says(tmp_path):

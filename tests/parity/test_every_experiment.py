@@ -99,6 +99,12 @@ SETTINGS: dict[str, list[dict]] = {
                 7: (4, 1, 2),
             }.items()
         ),
+        *(  # replicas of pipelines whose ranks have two stages, or halve their backwards
+            {**CUBE, "replicas": 2, "pipeline": 2, "slices": 1, "micro_batches": 4, "layers": 4}
+            | {"schedule": schedule, "zero": zero}
+            for schedule in ("interleaved", "zb-h1")
+            for zero in range(4)
+        ),
     ],
     "compile": over(
         {"rows": 70, "columns": 96, "backward": True},

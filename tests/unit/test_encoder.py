@@ -11,9 +11,6 @@ from bigtrain_lab.models import (
     Encoder,
     EncoderConfig,
     class_loss,
-    parameter_shapes,
-    parameters,
-    theory,
 )
 
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
@@ -55,16 +52,6 @@ def test_the_class_is_read_at_the_marks():
     model = Encoder(TINY)
     ids, keep, marks = given(8, 8)
     assert not torch.allclose(model(ids, keep, marks), model(ids, keep, marks.flip(1)))
-
-
-def test_named_shapes_and_the_closed_form_are_those_of_the_module():
-    model = Encoder(TINY)
-    assert parameter_shapes(TINY) == {name: tuple(w.shape) for name, w in model.named_parameters()}
-    assert (
-        parameters(TINY)
-        == theory.encoder_weights(TINY)
-        == sum(p.numel() for p in model.parameters())
-    )
 
 
 def test_the_loss_is_torchs():

@@ -16,6 +16,7 @@ from bigtrain_lab.models import (
     GPTStage,
     MLPStage,
     Noise,
+    TranslatorConfig,
     cross_entropy,
     layered_mlp,
     split,
@@ -233,6 +234,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
                 ({"dtype": "int8"}, "take torch.float32"),
             )
         ),
+        (lambda: TranslatorConfig(width=16, heads=3), "16 equally: take 2 or 4 heads."),
         (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),
         (lambda: split(SMALL, 0), "stages=0.*take 1 or more"),
         (lambda: GPTStage(SMALL, 2, 2), "first < last"),

@@ -108,12 +108,6 @@ def test_replicas_share_the_work_and_sum_their_gradients_by_a_ring():
     assert balanced([*convolutions, classifier], 4, B, 4) == [Stage(0, 4, 3), Stage(4, 5, 1)]
 
 
-def test_a_slow_link_moves_the_cut():
-    pieces = [Piece("", 5, out) for out in (1, 1, 1000, 1, 1, 1)]
-    assert balanced(pieces, 2, None) == by_sizes([3, 3])
-    assert balanced(pieces, 2, 10) in (by_sizes([2, 4]), by_sizes([4, 2]))
-
-
 def test_what_a_stage_took_is_its_mean_without_updates():
     spans = [
         Span(0, "compute", "F", "0F0", 0, 1000),

@@ -193,28 +193,6 @@ def test_a_crafted_state_is_one_sentence(change):
 
 
 @pytest.mark.parametrize(
-    "spoil, told",
-    [
-        (lambda path: path.unlink(), "There is no checkpoint .*: train from the start"),
-        (lambda path: path.write_bytes(b""), "is no checkpoint, or is damaged"),
-        (lambda path: path.write_bytes(b"abc" * 99), "is no checkpoint, or is damaged"),
-        (
-            lambda path: os.truncate(path, path.stat().st_size // 2),
-            "is no checkpoint, or is damaged",
-        ),
-    ],
-    ids=["missing", "empty", "other", "cut"],
-)
-def test_what_is_no_checkpoint_is_one_sentence(spoil, told, tmp_path):
-    path = tmp_path / "a.pt"
-    saved.save(path, numbered(1))
-    spoil(path)
-    with pytest.raises(Impossible, match=told) as refused:
-        saved.load(path)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
     "state, told",
     [
         ({"rate": np.float64(0.1)}, "reading it would execute code"),

@@ -20,26 +20,9 @@ from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Home
 from bigtrain_lab.train.recipe import Lens, train
 
-from .threads import on_threads
+from .threads import Absent, on_threads
 
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
-
-
-class One(Alone):
-    """A rank of several that are met one after the other."""
-
-    def __init__(self, rank, size):
-        super().__init__()
-        self.rank, self.size = rank, size
-
-    def differing(self, text, name=""):
-        return []
-
-    def unrecorded(self):
-        return self
-
-    def broadcast(self, tensor, src=0, name=""):
-        return tensor
 
 
 class Model(nn.Module):
@@ -70,7 +53,7 @@ class Sharded:
     follow_weights = staticmethod(lambda: None)
 
     def __init__(self, rank, size, seed=0, width=WIDTH, make=ADAM):
-        self.module, self.group = Model(width), One(rank, size)
+        self.module, self.group = Model(width), Absent(rank, size)
         learnt = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         draw = torch.Generator().manual_seed(seed)
         self.flat = Flat([*learnt.values()], size, rank)
@@ -334,6 +317,7 @@ DAMAGES = {
         f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n)
         for n in (1, 64, 72, 200)
     },
+    "other bytes": lambda path: path.write_bytes(b"abc" * 99),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
     "twice": lambda path: path.write_bytes(2 * path.read_bytes()),
     "halves swapped": lambda path: path.write_bytes(

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from bigtrain_lab.core import Cost, Impossible, Link
-from bigtrain_lab.order.plan import Compute, Launch, Plan, Recv, Send, Wait, lower
+from bigtrain_lab.order.plan import Compute, Launch, Plan, Recv, Send, Wait
 from bigtrain_lab.order.schedule import Action, B, F, Schedule, U, name_of
 from bigtrain_lab.order.simulate import simulate
 from tests.unit.sizes import traced
@@ -19,14 +19,6 @@ def order(name, p, m, rank, kinds="FB"):
     return [
         str(a) for step in Schedule.named(name)(p, m).steps(rank) for a in step if a.kind in kinds
     ]
-
-
-@pytest.mark.parametrize("p,m", GRID)
-def test_gpipe_runs_all_forwards_then_all_backwards(p, m):
-    for r in range(p):
-        assert order("gpipe", p, m, r) == [f"{r}F{i}" for i in range(m)] + [
-            f"{r}B{i}" for i in range(m)
-        ]
 
 
 @pytest.mark.parametrize("p,m", GRID)
@@ -312,17 +304,6 @@ def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out(family):
     spans = simulate(Bare(2, 1), COST, steps=2).spans(0)
     assert [s.name for s in spans] == ["0F0", "0B0", "0U0", "0F1", "0B1", "0U1"]
     assert [s.version for s in spans[:2]] == [0, 0] and spans[3].version == 1
-
-
-def test_messages_follow_from_needs():
-    plan = lower(Schedule.named("1f1b")(2, 1))
-    assert plan.lanes[0, "compute"] == (
-        Compute(F(0, 0)[:1], 0),
-        Send(1, Action("F", 0, 0)),
-        Recv(1, Action("B", 1, 0)),
-        Compute(B(0, 0)[:1], 0),
-        Compute(U(0, 0)[:1], 0),
-    )
 
 
 def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import (
     Translator,
     TranslatorConfig,
@@ -69,10 +68,3 @@ def test_the_numbers_of_the_lesson():
     assert round(16 * P / 1e6) == 1492 and round(4 * P / 1e6, 1) == 373.0
     assert [row.bytes for row in account.at_peak()[:3]] == [1920 * 32_000 * 4] * 3  # 245.8 MB each
     assert account.peak_of(0) == 1_905_098_248 < 2e9 < account.peak_of(1) == 2_651_144_316
-
-
-def test_heads_that_do_not_share_the_width_are_one_sentence():
-    with pytest.raises(
-        Impossible, match="^3 heads cannot share a width of 16 equally: take 2 or 4 heads.$"
-    ):
-        TranslatorConfig(width=16, heads=3)

@@ -58,36 +58,3 @@ def test_after_a_call_the_module_has_its_own_parameters_again(fails):
         and len(after) == len(before) == 6
     )
     assert stage.down.weight is stage.up.weight
-
-
-def test_gradients_of_all_versions_add_up_on_the_parameters_and_their_hooks_run():
-    stage, versions, x = stage_and_versions()
-    stage(x).sum().backward()
-    once = {name: p.grad.clone() for name, p in stage.named_parameters()}
-    fired = []
-    stage.up.weight.register_post_accumulate_grad_hook(lambda weight: fired.append(weight))
-    versions.held[1] = {name: value.clone() for name, value in versions.held[0].items()}
-    for version in (0, 1):
-        with versions.placed(versions[version]):
-            stage(x).sum().backward()
-    for name, p in stage.named_parameters():
-        torch.testing.assert_close(p.grad, 3 * once[name], rtol=1e-12, atol=1e-12)
-    assert len(fired) == 2 and fired[0] is stage.up.weight
-
-
-def test_a_backward_after_an_update_meets_the_version_of_its_forward():
-    stage, versions, x = stage_and_versions()
-    versions.uses[0] = 1
-    right = torch.autograd.grad(stage(x).square().sum(), list(stage.parameters()))
-    with versions.placed(versions[0]):
-        y = stage(x)
-    versions.update(
-        torch.optim.SGD(stage.parameters(), 0.1)
-    )  # version 0 is in use: kept beside the new one
-    with torch.no_grad():
-        stage.up.weight.add_(1)
-    y.square().sum().backward()
-    versions.release(0)
-    assert list(versions.held) == [1] and all(
-        torch.equal(p.grad, g) for p, g in zip(stage.parameters(), right)
-    )

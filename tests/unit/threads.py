@@ -11,7 +11,7 @@ from torch import nn
 
 from bigtrain_lab.grading.ranks import Ranks
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.talk.group import Group, Handle
+from bigtrain_lab.runtime.talk.group import Alone, Group, Handle
 
 WIDTH = 6
 
@@ -126,3 +126,20 @@ class ThreadedLane:
         launched = self.inner.launch(run, name)
         launched.settle = launched.wait
         return launched
+
+
+class Absent(Alone):
+    """One rank of a group of which nobody else is there."""
+
+    def __init__(self, rank, size):
+        super().__init__()
+        self.rank, self.size = rank, size
+
+    def differing(self, text, name=""):
+        return []
+
+    def unrecorded(self):
+        return self
+
+    def broadcast(self, tensor, src=0, name=""):
+        return tensor
