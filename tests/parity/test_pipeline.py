@@ -1,5 +1,5 @@
 """A pipeline on real processes, beside the table of test_every_experiment.py that runs every
-schedule: what it sends by closed forms, by itself without a lab, and over many steps."""
+schedule: what it sends by closed forms, and by itself without a lab."""
 
 import re
 

@@ -477,28 +477,22 @@ def with_gradients(module):
     return module
 
 
-@pytest.mark.parametrize(
-    "make, options, sentence",
-    [
-        (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
-        (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
-        (
-            lambda: nn.ParameterDict(
-                {"weight": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
-            ),
-            {},
-            "phase is neither",
+UNFIT = [
+    (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
+    (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
+    (
+        lambda: nn.ParameterDict(
+            {"weight": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
         ),
-        (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
-        (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
-        (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
-        (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
-        (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(make, options, sentence):
-    with pytest.raises(Impossible, match=sentence):
-        FullyShardedDataParallel(make(), group=Alone(), **options)
+        {},
+        "phase is neither",
+    ),
+    (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
+    (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
+    (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+    (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
+    (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),
+]
 
 
 def sparse():
@@ -587,6 +581,10 @@ def forgotten_finish():
 @pytest.mark.parametrize(
     "mistake, sentence",
     [
+        *(
+            (lambda make=make, more=more: FullyShardedDataParallel(make(), Alone(), **more), told)
+            for make, more, told in UNFIT
+        ),
         (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
         (partly, "got no gradient, on rank 0: 1.weight, 1.bias"),
         (forgotten_finish, "call finish_gradient_synchronization"),
@@ -612,6 +610,6 @@ def forgotten_finish():
         ),
     ],
 )
-def test_a_backward_that_cannot_be_averaged_is_refused(mistake, sentence):
+def test_what_cannot_be_sharded_or_averaged_is_refused(mistake, sentence):
     with pytest.raises(Impossible, match=sentence):
         mistake()

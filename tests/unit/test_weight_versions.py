@@ -1,5 +1,5 @@
-"""A stage as a function of a weight version: what torch.func.functional_call promises, and
-gradients that add up across versions."""
+"""A stage as a function of a weight version: what torch.func.functional_call promises. Gradients over
+versions are proved by the pipelines of tests/parity, hooks by tests/compose."""
 
 import pytest
 import torch
