@@ -276,36 +276,6 @@ def test_which_weights_are_half_and_which_have_masters():
     ).keys() == dict(model.named_parameters()).keys() - {"frozen.weight", "frozen.bias"}
 
 
-def test_the_whole_flow_has_the_types_it_is_drawn_with():
-    mp = at("fp16")
-    model, seen = mp.prepare(Net()), {}
-    optimizer = torch.optim.Adam(mp.parameters(), lr=0.1)
-    model.hidden.register_forward_hook(
-        lambda m, x, y: (seen.update(x=x[0], y=y), y.register_hook(lambda g: seen.update(dy=g)))[0]
-    )
-    model.hidden.weight.register_hook(lambda g: seen.update(dw=g))
-    loss = learn(mp, model)
-    master = dict(mp.named_parameters())["hidden.weight"]
-    assert (
-        model.hidden.weight.dtype,
-        seen["y"].dtype,
-        loss.dtype,
-        seen["dy"].dtype,
-        seen["dw"].dtype,
-    ) == (
-        HALF,
-        HALF,
-        FLOAT,
-        HALF,
-        HALF,
-    )
-    assert master.dtype == master.grad.dtype == FLOAT
-    assert torch.equal(master.grad, seen["dw"].float())  # still scaled
-    mp.unscale_(optimizer)
-    assert torch.equal(master.grad, seen["dw"].float() / 1024)
-    assert mp.step(optimizer) and optimizer.state[master]["exp_avg"].dtype == FLOAT
-
-
 def test_fp32_is_plain_training_to_the_bit():
     _, ours, _ = trained("fp32")
     plain = Net()
