@@ -10,22 +10,6 @@ from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
 from bigtrain_lab.view.player import pack
-from tests.unit.test_labs import table
-
-
-@pytest.mark.parametrize(
-    "collective, ranks, time_s, rounds, sent, port",
-    [
-        ("ring", 4, 0.04666, 6, 559.5, 1119),
-        ("ring", 64, 0.06183, 126, 734.3, 1468.7),
-        ("star", 5, 0.2487, 2, 1492, 2984),
-        ("star", 65, 3.979, 2, 23872, 47744),
-    ],
-)  # 4 and 64 workers, and a server
-def test_the_numbers_of_the_lesson(collective, ranks, time_s, rounds, sent, port):
-    """373 MB over 12 GB/s and 5 us."""
-    found = table(AllReduce(node_size=72, collective=collective, ranks=ranks, megabytes=373))
-    assert [*found.values()] == pytest.approx([time_s, rounds, sent * 1e6, port * 1e6], rel=1e-3)
 
 
 def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():

@@ -164,15 +164,11 @@ def test_bad_input_is_a_sentence(asked, told):
 SMALL, LARGE = torch.full((4,), 1.5 * 2.0**-27), torch.full((12,), 2.0**-3)
 
 
-def report(at, kind, path, tensor):
-    return exponents(tensor).histogram(0, "compute", f"{kind} {path}", at)
-
-
 def looks():
     """Two looks at a model of two blocks; activations are reported from the end, as a backward
     meets them."""
     events = [
-        report(look, kind, path, tensor)
+        exponents(tensor).histogram(0, "compute", f"{kind} {path}", look)
         for look in range(2)
         for kind, path, tensor in (
             (ACTIVATIONS, "b.out", LARGE),

@@ -46,13 +46,6 @@ def every_time(pieces, stages, bytes_per_s):
     )
 
 
-def random_profile(draw, count):
-    return [
-        Piece(f"piece {i}", draw.randrange(0, 30), draw.randrange(0, 60), draw.randrange(0, 200))
-        for i in range(count)
-    ]
-
-
 @pytest.mark.parametrize("most_replicas", [1, 2, 4])
 @pytest.mark.parametrize("bytes_per_s", [None, B])
 def test_no_cut_has_a_faster_slowest_place_and_of_those_it_is_the_evenest(
@@ -61,7 +54,11 @@ def test_no_cut_has_a_faster_slowest_place_and_of_those_it_is_the_evenest(
     """With replicas the slowest place alone counts."""
     draw, replicated = random.Random(most_replicas), 0
     for _ in range(150):
-        pieces, devices = random_profile(draw, draw.randrange(1, 7)), draw.randrange(1, 5)
+        pieces = [
+            Piece(str(i), draw.randrange(30), draw.randrange(60), draw.randrange(200))
+            for i in range(draw.randrange(1, 7))
+        ]
+        devices = draw.randrange(1, 5)
         cuts = list(every_pipeline(len(pieces), devices, most_replicas))
         if not cuts:
             with pytest.raises(Impossible, match="devices cannot share a model"):
