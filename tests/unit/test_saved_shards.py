@@ -20,29 +20,22 @@ from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Home
 from bigtrain_lab.train.recipe import Lens, train
 
-from .threads import Absent, on_threads
+from .threads import Absent, Model as Tied, on_threads
 
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
 
 
-class Model(nn.Module):
-    """A tied weight, a frozen one, a buffer and one that no state_dict has, one number."""
+class Model(Tied):
+    """One number more, and a buffer that no state_dict has."""
 
     def __init__(self, width=WIDTH):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.frozen, self.last = (nn.Linear(width, width) for _ in range(3))
-        self.last.weight = self.first.weight
-        self.frozen.requires_grad_(False)
-        self.rate = nn.Parameter(torch.ones(()))
-        self.register_buffer("seen", torch.zeros(()))
+        super().__init__(width=width)
+        self.rate = nn.Parameter(torch.ones((), dtype=torch.float64))
         self.register_buffer("mask", torch.ones(width), persistent=False)
-        self.double()
 
     def forward(self, x):
-        if self.training:
-            self.seen += 1
-        return self.rate * self.last(torch.tanh(self.frozen(torch.tanh(self.first(x)))))
+        self.calls += self.training
+        return self.rate * super().forward(x)
 
 
 class Sharded:
@@ -69,7 +62,7 @@ class Sharded:
         for piece, gradient in zip(pieces, self.flat.pieces(self.flat.mine(values[1]))):
             piece.grad = gradient.clone()
         self.optimizer.step()
-        self.module.seen.fill_(seed)
+        self.module.calls.fill_(seed)
 
     def refresh(self):
         pass
@@ -91,7 +84,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
         for rank in {*range(min(size, 5)), size - 1}:
             found, expected = Sharded(rank, size, seed=2), Sharded(rank, size, seed=1)
             assert load(tmp_path / "last", found, found.optimizer) == {"update": 7}
-            assert found.module.seen == 1
+            assert found.module.calls == 1
             for a, b in zip(found.homes, expected.homes):
                 assert torch.equal(a.stepped, b.stepped)
                 states = [
@@ -385,7 +378,7 @@ CRAFTED = {
     "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
     "facts": lambda state, content: state.update(facts=3),
     "buffers": lambda state, content: state.update(apart=[1]),
-    "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
+    "other buffers": lambda state, content: state["apart"].update(calls=torch.zeros(4)),
     "short": short,
     "a short moment": short_moment,
     "parts": lambda state, content: content.update(parts=4),

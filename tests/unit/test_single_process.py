@@ -7,30 +7,15 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.single_process import SingleProcessDataParallel
 
-
-class Net(nn.Module):
-    """A tied weight, a buffer, a frozen weight, and an argument that is no tensor."""
-
-    recorded: list[bool] = []  # whether each forward made a graph
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-        self.first.bias.requires_grad_(False)
-        self.register_buffer("shift", torch.ones(4))
-
-    def forward(self, x, scale=1.0):
-        self.recorded.append(torch.is_grad_enabled())
-        return self.second(torch.tanh(self.first(x + self.shift))) * scale
+from .threads import WIDTH, Model
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
 def test_outputs_and_gradients_are_those_of_one_device(rows):
-    torch.manual_seed(0)
-    plain = Net().double()
+    plain, recorded = Model(spare=True), []
+    plain.first.register_forward_hook(lambda *_: recorded.append(torch.is_grad_enabled()))
     model = SingleProcessDataParallel(plain, ["cpu"] * 3)
-    x = torch.randn(rows, 4, dtype=torch.float64)
+    x = torch.randn(rows, WIDTH, dtype=torch.float64)
     weights = [p for p in model.parameters() if p.requires_grad]
     expected = plain(x, 2.0)
     gradients = torch.autograd.grad(expected.square().mean(), weights)
@@ -39,10 +24,10 @@ def test_outputs_and_gradients_are_those_of_one_device(rows):
     assert torch.allclose(found, expected, rtol=1e-12, atol=0)
     for weight, gradient in zip(weights, gradients):
         assert (weight.grad - gradient).norm() <= 1e-12 * gradient.norm()
-    Net.recorded.clear()
+    recorded.clear()
     with torch.no_grad():
         assert not model(x).requires_grad
-    assert Net.recorded == [False] * min(3, rows)
+    assert recorded == [False] * min(3, rows)
 
 
 def test_a_changed_buffer_stays_on_the_first_device_and_modes_are_passed_on():

@@ -20,14 +20,14 @@ class Model(nn.Module):
     """A tied weight, which is not contiguous, a frozen one, one that only some samples or ranks use
     (if asked for), and a buffer that counts in the output."""
 
-    def __init__(self, seed=0, spare=False):
+    def __init__(self, seed=0, spare=False, width=WIDTH):
         super().__init__()
         torch.manual_seed(seed)
-        self.first, self.frozen, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.first, self.frozen, self.last = (nn.Linear(width, width) for _ in range(3))
         self.first.weight.data = self.first.weight.data.t().contiguous().t()
         self.last.weight = self.first.weight
         self.frozen.requires_grad_(False)
-        self.spare = nn.Linear(WIDTH, 1) if spare else None
+        self.spare = nn.Linear(width, 1) if spare else None
         self.register_buffer("scale", torch.rand(()))
         self.register_buffer("calls", torch.tensor(seed))
         self.double()
