@@ -115,33 +115,6 @@ def sources():
     return ids
 
 
-def test_kept_keys_and_values_change_nothing():
-    """Also where rows are put in another order on the way, as a beam does."""
-    model, source = model_of(), sources()
-    target = torch.randint(3, 9, (5, 8), generator=torch.Generator().manual_seed(4))
-    order, kept, keep = torch.tensor([3, 0, 0, 4, 1]), model.read(source), model.keep(source)
-    expected = model(source, target)
-    for place in range(8):
-        if place == 4:
-            kept.rows(order)
-            kept.memory = [(k[order], v[order]) for k, v in kept.memory]
-            keep, target, expected = keep[order], target[order], expected[order]
-        found = model.next(target[:, place], kept, keep)
-        assert (found - expected[:, place]).norm() <= 1e-12 * expected[:, place].norm()
-
-
-def test_a_source_s_padding_is_not_read():
-    source, target = (
-        sources(),
-        torch.randint(3, 9, (5, 4), generator=torch.Generator().manual_seed(4)),
-    )
-    model, plain = model_of(), model_of(padding=None)
-    for row, length in enumerate(LENGTHS):
-        alone = model(source[row : row + 1, :length], target[row : row + 1])
-        assert torch.allclose(model(source, target)[row], alone[0], rtol=1e-12, atol=1e-12)
-        assert torch.allclose(plain(source, target)[row], alone[0]) == (length == max(LENGTHS))
-
-
 def uncached(model, source, words):
     """Log-probability of each next word."""
     with torch.no_grad():
