@@ -227,8 +227,9 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
     """The same on ranks, by a Recipe: replicas, of two stages each, whose layers may be sliced.
     Impossible where the ingredients do not go together."""
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
-    mesh = rank.mesh
+    mesh = mesh_of(chosen)
     replicas = dict(mesh.axes)["dp"]
+    rank = Rank(rank.index, mesh, rank.device)  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -289,16 +290,12 @@ def by_recipe(chosen: Mapping[str, str], rank) -> dict[str, np.ndarray]:
 
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
     """Many trainings in one launch: results by number and name, or the sentence of a refusal."""
-    results, ranks = {}, {}
+    results = {}
     for number, chosen in enumerate(trainings):
-        mesh = mesh_of(chosen)
-        if mesh not in ranks:
-            ranks[mesh] = Rank(rank.index, mesh, rank.device)  # its groups are its own
         try:
-            own = by_recipe(chosen, ranks[mesh])
+            own = by_recipe(chosen, rank)
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
-            del ranks[mesh]  # messages may be under way in it
             continue
         results |= {
             f"{number} {name}": array
