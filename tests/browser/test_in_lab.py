@@ -62,9 +62,9 @@ panel""",
     lab.slider("micro-batches").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.locator("button.btl-pin").evaluate("button => button.click()")
+    page.locator("button.btl-pin").evaluate(CLICK)
     page.keyboard.press("ArrowRight")
-    run.evaluate("button => button.click()")
+    run.evaluate(CLICK)
     expect(page.locator(".btl-status")).to_contain_text("done after")
     expect(page.locator(".btl-status")).not_to_contain_text("other settings")
     expect(page.locator(".btl-changes")).to_have_text("pinned: micro-batches 11, now 12")
@@ -256,6 +256,8 @@ def test_mouse_and_themes(player):
 
 # -- every panel -----------------------------------------------------------------------------------
 
+CLICK = "button => button.click()"  # at once: a mouse waits until a page of all panels stands still
+
 
 def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_are_drawn(lab):
     panels = Experiment.all()
@@ -273,7 +275,7 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
     ]
     expect(page.locator(".btl-player[data-time]")).to_have_count(len(played))
     for button in page.get_by_role("button", name="more settings").all():
-        button.click()
+        button.evaluate(CLICK)
     settings = sum(
         len(e.knobs().keys() - e.idle_settings(e().model_dump())) for e in panels.values()
     )  # those without effect are hidden
@@ -284,11 +286,11 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
         height = panel.bounding_box()["height"]
         for name in experiment.figures:
             if name in FIGURES and name not in PLAYED:
-                panel.get_by_role("button", name=name, exact=True).click()
+                panel.get_by_role("button", name=name, exact=True).evaluate(CLICK)
                 of_a_run = name in ("exponents", "underflow", "learning")
                 expect(panel.locator(".js-plotly-plot .gtitle")).to_have_count(1 - of_a_run)
         for tab in ("Numbers", "History", "Why?", "Copy command"):
-            panel.get_by_role("button", name=tab, exact=True).click()
+            panel.get_by_role("button", name=tab, exact=True).evaluate(CLICK)
         expect(panel.locator(".btl-command code").first).to_have_text(  # no slider rounded its own
             f"bigtrain run {experiment.name}"
         )
