@@ -313,31 +313,33 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(given, sentence)
 
 
 CLIPS = LAMB(SHARED.parameters(), max_grad_norm=1.0)
-LEARNS_NOTHING = [
-    (lambda: held(sgd(SCALED.parameters()), SCALED), "would hold half weights"),
-    (lambda: held(torch.optim.LBFGS(SHARED.parameters())), "LBFGS"),
-    (lambda: held(CLIPS, loss_fn=nn.Bilinear(2, 2, 1)), "loss_fn has parameters, which"),
-    *(
-        (lambda y=y: guard.refuse_output(Action("F", 1, 0), y, SHARED, {}), told)
-        for y, told in (((1, 2), "returned a tuple"), (torch.ones(2), "has no graph"))
-    ),
-    *(
-        (lambda loss=loss: refuse_loss("loss_fn", loss, "0"), told)
-        for loss, told in (
-            (1.0, "a float"),
-            (torch.ones(2), r"shape \(2,\)"),
-            (torch.ones(()), "without a graph"),
-        )
-    ),
-    (lambda: torch.no_grad()(guard.refuse_step)({}, {}), "gradients are off"),
-]
 
 
 def held(optimizer, module=SHARED, loss_fn=None):
     guard.refuse_optimizers({0: optimizer}, {0: module}, ONE, loss_fn)
 
 
-@pytest.mark.parametrize("call, sentence", LEARNS_NOTHING)
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: held(sgd(SCALED.parameters()), SCALED), "would hold half weights"),
+        (lambda: held(torch.optim.LBFGS(SHARED.parameters())), "LBFGS"),
+        (lambda: held(CLIPS, loss_fn=nn.Bilinear(2, 2, 1)), "loss_fn has parameters, which"),
+        *(
+            (lambda y=y: guard.refuse_output(Action("F", 1, 0), y, SHARED, {}), told)
+            for y, told in (((1, 2), "returned a tuple"), (torch.ones(2), "has no graph"))
+        ),
+        *(
+            (lambda loss=loss: refuse_loss("loss_fn", loss, "0"), told)
+            for loss, told in (
+                (1.0, "a float"),
+                (torch.ones(2), r"shape \(2,\)"),
+                (torch.ones(()), "without a graph"),
+            )
+        ),
+        (lambda: torch.no_grad()(guard.refuse_step)({}, {}), "gradients are off"),
+    ],
+)
 def test_what_would_learn_nothing_is_refused(call, sentence):
     held(CLIPS, loss_fn=SHARED)
     guard.refuse_output(Action("F", 0, 0), torch.ones(2), nn.Linear(2, 2).requires_grad_(False), {})

@@ -477,24 +477,6 @@ def with_gradients(module):
     return module
 
 
-UNFIT = [
-    (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
-    (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
-    (
-        lambda: nn.ParameterDict(
-            {"weight": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
-        ),
-        {},
-        "phase is neither",
-    ),
-    (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
-    (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
-    (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
-    (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
-    (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),
-]
-
-
 def sparse():
     model = FullyShardedDataParallel(
         nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)), Alone()
@@ -579,7 +561,22 @@ def forgotten_finish():
     [
         *(
             (lambda make=make, more=more: FullyShardedDataParallel(make(), Alone(), **more), told)
-            for make, more, told in UNFIT
+            for make, more, told in [
+                (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
+                (lambda: nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
+                (
+                    lambda: nn.ParameterDict(
+                        {"weight": torch.ones(2), "phase": torch.ones(2, dtype=torch.complex64)}
+                    ),
+                    {},
+                    "phase is neither",
+                ),
+                (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
+                (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
+                (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+                (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
+                (lambda: nn.Sequential(two_linear()), {}, "pieces already: wrap a module once"),
+            ]
         ),
         (sparse, "0.weight on rank 0 has a gradient that is torch.sparse_coo"),
         (

@@ -172,32 +172,36 @@ TOLD = [
 ]
 
 
-ASKED = {
-    "There are no workers": {"requests": []},
-    "The workers have 3, 0 batches": {"requests": [3, 0]},
-    "There are no servers": {"requests": [3], "shard_bytes": []},
-    "bound is -1: give how many batches": {"requests": [3], "bound": -1},
-    "synchronous and bound=1: .*; leave one out": {
-        "requests": [3],
-        "bound": 1,
-        "synchronous": True,
-    },
-    "needs one from each in every round": {"requests": [3, 2], "synchronous": True},
-}
-CLIPS = partial(LAMB, max_grad_norm=1.0)
-
-
 @pytest.mark.parametrize(
     "call, told",
     [
-        *((partial(order, **asked), told) for told, asked in ASKED.items()),
+        *(
+            (partial(order, **asked), told)
+            for told, asked in {
+                "There are no workers": {"requests": []},
+                "The workers have 3, 0 batches": {"requests": [3, 0]},
+                "There are no servers": {"requests": [3], "shard_bytes": []},
+                "bound is -1: give how many batches": {"requests": [3], "bound": -1},
+                "synchronous and bound=1: .*; leave one out": {
+                    "requests": [3],
+                    "bound": 1,
+                    "synchronous": True,
+                },
+                "needs one from each in every round": {"requests": [3, 2], "synchronous": True},
+            }.items()
+        ),
         (
             lambda: Worker(None, [[*model().parameters()]]).send(Message("server 0 asked 1.2", "")),
             "4 of 4 parameters got no gradient before server 0 asked",
         ),
         (lambda: found_stable_rate(-1), "delay is -1"),
         (
-            lambda: on_threads(lambda group: ParameterServer(model(), CLIPS, 2, 2, group=group), 3),
+            lambda: on_threads(
+                lambda group: ParameterServer(
+                    model(), partial(LAMB, max_grad_norm=1.0), 2, 2, group=group
+                ),
+                3,
+            ),
             "each of the 2 servers has an optimizer",
         ),
     ],

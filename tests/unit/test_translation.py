@@ -140,7 +140,6 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     again = replace(asked, directory=tmp_path / "killed", resume=True).run(
         directory=tmp_path / "again"
     )
-    again.wait()
     assert again.replicas == []
     for name, values in whole.result.items():
         assert np.array_equal(again.result[name], values[-len(again.result[name]) :]), (
@@ -185,7 +184,6 @@ def test_one_decision_ends_the_run_on_all_ranks(tmp_path):
         epochs=6,
     )
     run = asked.run(directory=tmp_path / "run")
-    run.wait()
     ends = [len(asked.batches) * epoch for epoch in (1, 2, 3)]
     assert [run.result[f"updates of rank {r}"].tolist() for r in (0, 1)] == [ends, ends]
 
