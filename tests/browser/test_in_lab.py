@@ -101,7 +101,8 @@ print('awake')""",
     expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
     label = page.locator(".widget-label:text-is('schedule')")
     page.locator(".widget-dropdown", has=label).locator("select").select_option("mine")
-    expect(page.locator(".btl-answers")).to_contain_text("13.5")  # MB; 1F1B holds 7.38
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.locator(".btl-command code").first).to_contain_text("--schedule mine")
 
 
 CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key, .btl-commands > *')]
