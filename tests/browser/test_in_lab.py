@@ -74,14 +74,9 @@ panel""",
     )
 
 
-def test_a_blocking_cell_does_not_freeze_a_run_and_a_typed_schedule_joins_the_menu(lab):
+def test_a_blocking_cell_does_not_freeze_a_run(lab):
     page = lab.panel(
         "lab.ipynb",
-        """
-from bigtrain_lab.order.schedules.gpipe import GPipe
-class Mine(GPipe):
-    name = "mine"
-""",
         """
 import time
 from pathlib import Path
@@ -99,10 +94,25 @@ print('awake')""",
     expect(page.locator(".btl-asked")).to_have_count(1)
     (lab.notebooks / "gate").touch()
     expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
-    label = page.locator(".widget-label:text-is('schedule')")
-    page.locator(".widget-dropdown", has=label).locator("select").select_option("mine")
-    page.get_by_role("button", name="Copy command").click()
-    expect(page.locator(".btl-command code").first).to_contain_text("--schedule mine")
+
+
+def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
+    page = lab.panel(
+        "lab.ipynb",
+        """
+from bigtrain_lab.order.schedules.gpipe import GPipe
+class Mine(GPipe):
+    name = "mine"
+""",
+    )
+    menu = page.locator(
+        ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
+    ).locator("select")
+    expect(menu.locator("option", has_text="mine")).to_have_count(1)
+    menu.select_option("mine")
+    expect(page.locator(".btl-answers")).to_contain_text("13.5")  # MB; 1F1B holds 7.38
+    page.get_by_role("button", name="Run on 4 ranks").click()
+    until_row(lab, "step time", "33 slots", "33 slots", "as planned")
 
 
 CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .widget-label, .btl-controls .widget-readout, .btl-why p, .btl-changes, .jupyter-button, .btl-key, .btl-commands > *')]
