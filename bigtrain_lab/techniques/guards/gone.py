@@ -46,8 +46,8 @@ ACROSS = {  # what torch's clip_grad_norm_ and GradScaler call
 TOLD = (
     "{} was called on {} of which other ranks have the rest: take clip_grad_norm_() of the "
     "FullyShardedDataParallel or the ZeroOptimizer, or techniques.clip.clip_grad_norm with the "
-    "group of the slices, a DynamicLossScaler(group=...), full_state_dict(), which ask all ranks, or "
-    ".as_subclass(torch.Tensor) for a number of this rank's elements."
+    "group of the slices, a DynamicLossScaler(group=...), or full_state_dict(), which ask all "
+    "ranks, or .as_subclass(torch.Tensor) for a number of this rank's elements."
 )
 
 
