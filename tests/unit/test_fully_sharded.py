@@ -532,6 +532,13 @@ class ByHand(Clip):
         sum((2 * p.grad.data).pow(2).sum() for p in optimizer.param_groups[0]["params"])
 
 
+class Projected(Clip):
+    def step(self, optimizer):
+        every = optimizer.param_groups[0]["params"]
+        optimizer.register_step_post_hook(lambda *_: [p.detach().norm() for p in every])
+        optimizer.step()
+
+
 def scaled_alone(make):
     def program(group):
         with pytest.raises(Impossible) as told:
@@ -594,6 +601,7 @@ def forgotten_finish():
         (partial(scaled_alone, Clip), "norm was called on .*take clip_grad_norm_"),
         (partial(scaled_alone, Hooked), "norm was called on .*take clip_grad_norm_"),
         (partial(scaled_alone, ByHand), "sum was called on .*take clip_grad_norm_"),
+        (partial(scaled_alone, Projected), "norm was called on weights of which other ranks"),
         (skipped, "was replaced or dropped on its way"),
         (
             lambda: trained(trained(two_linear())),

@@ -493,6 +493,14 @@ def of_another_rank():
     optimizer.load_state_dict(optimizer.state_dict() | {"rank": (1, 2)})
 
 
+def written(group):
+    module = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, 1, group, lr=1)
+    optimizer.param_groups[0]["params"][0].data.mul_(2)
+    backward(module)
+    optimizer.step()
+
+
 def across(name):
     ZeroOptimizer(nn.Linear(2, 2).parameters(), WHOLE[name], 1, Alone())
 
@@ -524,6 +532,7 @@ def across(name):
             partial(changed, lambda _, piece: nn.init.zeros_(piece)),
             "Pieces on rank 0 were written to since the last step",
         ),
+        (lambda: on_threads(written, 2), "Pieces on rank . were written to since"),
         (partial(unused, torch.ones(2)), "gradient of 3 on rank 0 was set by hand"),
         (lambda: made(nn.ParameterList([torch.ones(2)] * 2)), "share their memory"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),
