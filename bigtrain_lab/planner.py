@@ -61,7 +61,7 @@ BYTE = DType("byte", 1)
 NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no rate, and no latency
 # The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
 TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
-NEAR = 1.05  # of the fastest by closed forms: what may be faster by simulation
+OVER = 1.07  # times a plan's simulation: no more is its closed form
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
 
 
@@ -341,11 +341,15 @@ class Search:
 
     @cached_property
     def fitting(self) -> list[Planned]:
-        """The fastest first. Those near the fastest are simulated before they are ranked."""
+        """The fastest first. Those that may be the fastest are simulated before they are ranked."""
         found = [each for each in self.all if each.bytes <= (self.memory_bytes or float("inf"))]
-        near = [each for each in found if each.seconds <= NEAR * found[0].seconds]
-        told = [each._replace(seconds=self.simulated(each.plan)) for each in near]
-        return sorted(told + found[len(near) :], key=lambda each: each[1:])
+        told, least = [], float("inf")
+        for each in found:
+            if each.seconds > OVER * least:
+                break
+            told.append(each._replace(seconds=self.simulated(each.plan)))
+            least = min(least, told[-1].seconds)
+        return sorted(told + found[len(told) :], key=lambda each: each[1:])
 
     @cached_property
     def large(self) -> list[Planned]:
@@ -841,16 +845,18 @@ class Alike:
     def each_hides(self, stage: Stage, after: Any) -> Turn:
         """A bucket waits until the one before has arrived, and so does the backward. Of those that
         a piece fills the last one travels beside the next piece, and the last of all beside the
-        next forward."""
-        now, waiting, bucket = 0.0, 0, self.ring.seconds(BUCKET_BYTES)
+        next forward. The first backward is `quick` until a bucket leaves."""
+        now, quick, waiting, bucket = 0.0, 0.0, 0, self.ring.seconds(BUCKET_BYTES)
         for run in reversed(stage.runs):
             full, waiting = np.divmod(waiting + run.count * run.weights, BUCKET_BYTES)
             beside = np.minimum(full, run.count)
             takes = np.maximum(run.count * run.back, run.back + (beside - 1) * bucket)
+            quick = quick + np.where(full > 0, 0, run.count * (run.back - run.backward))
             now = now + takes + (full - beside) * bucket
         left = self.ring.seconds(np.where(waiting > 0, waiting, BUCKET_BYTES))
         forward = np.maximum(stage.total("ahead"), left)
-        return Turn(stage.forward, forward, now, now, after + left)
+        last, turn = np.where(self.micro_batches > 1, [0 * quick, -quick], [-quick, 0 * quick])
+        return Turn(stage.forward, forward, now, now + last, after + left, 0.0, turn)
 
     def pieces_hide(self, stage: Stage, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
