@@ -126,7 +126,8 @@ def plan(
         steps = sum(losses).reshape(train, -1).mean(1) / len(losses)
         out.print(
             f"Trained for {counted(train, 'step')} on {counted(devices, 'rank')}:"
-            f" loss {steps[0]:.4g}, at the end {steps[-1]:.4g}. To open it: bigtrain show {run.directory}",
+            f" loss {steps[0]:.4g}, at the end {steps[-1]:.4g}. To open it: bigtrain show"
+            f" {run.directory}",
             soft_wrap=True,
         )
     elif here and model:
