@@ -69,6 +69,16 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
         assert each.bytes == pytest.approx(most, rel=0.1), each.plan
 
 
+@pytest.mark.parametrize("bytes_per_s", [1e8, 1e9, 1e10, 3e11])
+def test_the_best_plan_is_the_fastest_as_simulated(search, bytes_per_s):
+    """Of all plans, since no closed form is further above its simulation than is said."""
+    wire = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
+    found = Search(search.job, replace(search.hardware, **wire), 4)
+    steps = {each.plan: found.scheduled(each.plan, "1f1b") for each in found.all}
+    assert all(each.seconds <= OVER * steps[each.plan] for each in found.all)
+    assert found.best.seconds == min(steps.values()) == steps[found.best.plan]
+
+
 @pytest.mark.parametrize("zero", range(4))
 def test_equal_pieces_are_one_times_their_number(zero):
     """As the same pieces one by one, where buckets fill inside a piece and across several, and
