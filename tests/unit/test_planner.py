@@ -71,11 +71,12 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
 
 @pytest.mark.parametrize("bytes_per_s", [1e8, 1e9, 1e10, 3e11])
 def test_the_best_plan_is_the_fastest_as_simulated(search, bytes_per_s):
-    """Of all plans, since no closed form is further above its simulation than is said."""
+    """Of all plans, since no closed form is further above its simulation than is said; nor is one
+    far below, also where links hold a pipeline or the messages of replicas back."""
     wire = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
     found = Search(search.job, replace(search.hardware, **wire), 4)
     steps = {each.plan: found.scheduled(each.plan, "1f1b") for each in found.all}
-    assert all(each.seconds <= OVER * steps[each.plan] for each in found.all)
+    assert all(0.85 <= each.seconds / steps[each.plan] <= OVER for each in found.all)
     assert found.best.seconds == min(steps.values()) == steps[found.best.plan]
 
 
@@ -96,16 +97,6 @@ def test_equal_pieces_are_one_times_their_number(zero):
             assert own == told
         for own, told in zip(alike.turn(stage), alike.turn(single)):
             assert own == pytest.approx(told, rel=OVER - 1)
-
-
-def test_a_slow_link_holds_a_pipeline_back(search):
-    """Beside the simulation of every message: where one takes as long as a backward, the closed form
-    of stage 2 is a quarter too slow."""
-    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9), protocols=((1.0, 1.0),))
-    far = Search(search.job, slow, 4)
-    for dp, zero, near in ((1, 0, 0.05), (2, 2, 0.25), (2, 3, 0.1)):
-        plan = Plan(dp, 4 // dp, Way(), 1, zero)
-        assert far.seconds(plan) == pytest.approx(far.scheduled(plan, "1f1b"), rel=near), plan
 
 
 def test_another_schedule_is_simulated(search):
