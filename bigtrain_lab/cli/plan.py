@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ..core import Hardware, Impossible, counted, duration, size
+from ..core import Hardware, Impossible, counted, duration, refuse, size
 
 if TYPE_CHECKING:
     from ..planner import Plan
@@ -45,13 +45,17 @@ def plan(
         Literal["megatron", "torchtitan", "deepspeed"] | None,
         Parameter(help="print the fastest plan as settings of this library"),
     ] = None,
+    train: Annotated[
+        int,
+        Parameter(help="steps that a model of your own is trained here, by the fastest plan"),
+    ] = 0,
 ) -> int:
     """Find the fastest plan that fits: dp x pp x tp, rows, recompute, ZeRO. In a file of your own
     `make()` returns a module, (inputs, targets) with samples along dim 0, and a
     loss(output, targets); its blocks are like modules in a row."""
     from ..experiments.plan import PlanACluster, gpt_job, what_next
     from ..models import GPTConfig
-    from ..planner import Search, model_job
+    from ..planner import Search, model_job, model_recipe
     from ..view.report import command
     from .screen import screen, table
 
@@ -62,7 +66,8 @@ def plan(
         path, _, name = model.rpartition(":")
         if not Path(path).is_file():
             raise Impossible(f"There is no file {path!r}: name a model as my_model.py:make.")
-        job, others = model_job(run_path(path).get(name), batch, optimizer, precision), ()
+        make = run_path(path).get(name)
+        job, others = model_job(make, batch, optimizer, precision), ()
     else:
         config = GPTConfig(
             layers, width, heads, sequence, vocabulary, fused_attention=fused_attention
@@ -103,7 +108,36 @@ def plan(
         out.print(f"{moves:+.2f}% {told}", no_wrap=True, overflow="ellipsis")
     out.print(f"To train it: {for_recipe(plan, batch)}")
     here = devices <= 8 and devices * best.bytes < HERE_BYTES
-    if here and not model and plan.way.recompute != "selective":
+    refuse(
+        (
+            train and not model,
+            "--train is for a model of your own: leave it out, and take the last line's command.",
+        ),
+        (
+            train and not here,
+            f"{devices} devices with {size(best.bytes)} each are too much to train here: take 8"
+            " devices or fewer, and a smaller model or batch.",
+        ),
+    )
+    if train:
+        run = model_recipe(make, plan, batch, optimizer, precision, steps=train).run()
+        run.wait()
+        losses = [run.result[name] for name in run.result if name.startswith("loss")]
+        steps = sum(losses).reshape(train, -1).mean(1) / len(losses)
+        out.print(
+            f"Trained for {counted(train, 'step')} on {counted(devices, 'rank')}:"
+            f" loss {steps[0]:.4g}, at the end {steps[-1]:.4g}. To open it: bigtrain show"
+            f" {run.directory}",
+            soft_wrap=True,
+        )
+    elif here and model:
+        out.print(
+            f"To train it on processes here: bigtrain plan {model} --devices {devices} --hardware"
+            f" {hardware} --memory-gb {memory_gb:g} --batch {batch} --precision {precision}"
+            f" --optimizer {optimizer} --train 10",
+            soft_wrap=True,
+        )
+    elif here and plan.way.recompute != "selective":
         with suppress(Impossible):  # it is beyond what the lab's settings say
             lab = PlanACluster(
                 devices=devices,

@@ -1,7 +1,7 @@
 """A mesh names the axes along which ranks are laid out: rank = row-major index of its coordinates.
 
 The last axis varies fastest, so its peers are neighbours: put the axis that talks most last, inside
-a node. Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084), section 3.
+a node. Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084).
 """
 
 from dataclasses import dataclass

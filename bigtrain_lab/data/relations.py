@@ -6,7 +6,7 @@
 Sentences come from data/grammar.py and a seed, and are kept as word numbers, padded to one length.
 The classes are unbalanced as real ones are: the k-th has a share proportional to k^-1.2 (no
 relation 35%, the last 0.9%). The two names are marked as by Baldini Soares et al. 2019
-(arXiv:1906.03158, section 3.3); classes name their direction, and "no relation" is one, as in
+(arXiv:1906.03158, section 3.2); classes name their direction, and "no relation" is one, as in
 SemEval-2010 task 8 (Hendrickx et al. 2010). One name in five occurs in dev sentences only, and only
 dev puts one in four of the phrases into each frame: what the model is asked is whether it has
 learned how sentences mean, not which ones it met.

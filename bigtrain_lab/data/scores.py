@@ -5,8 +5,8 @@
 
 Micro counts answers, so frequent classes decide it; macro counts classes, so a rare one weighs as
 much as any. In relation extraction "no relation" is left out of both sums, though taking it for a
-relation is an error (Zhang et al. 2017, TACRED, section 5; SemEval-2010 task 8 reports the macro
-one). A class that neither occurs nor is answered has F1 0.
+relation is an error (Zhang et al. 2017, TACRED; SemEval-2010 task 8 reports the macro one). A class
+that neither occurs nor is answered has F1 0.
 """
 
 from typing import NamedTuple

@@ -101,6 +101,12 @@ class PlanACluster(Combined):
     def dry(self, rank: int, steps: int = 0):
         return self.combined.dry(rank, steps)
 
+    def predict(self) -> Trace:
+        """The same whatever memory a device has."""
+        roomy = self.replace(memory_mb=0.0)
+        trace = traced(roomy, self.members(roomy.model_dump()), self.profile)
+        return replace(trace, settings=self.told)
+
     # -- the planner's plans -----------------------------------------------------------------------
 
     @property
@@ -127,6 +133,7 @@ class PlanACluster(Combined):
         """What a plan of these settings takes and needs."""
         own = {name: getattr(self, name) for name in Combined.model_fields}
         settings = own | plan | {"fault": "none", "micro_batches": self.batch // plan["rows"]}
+        settings["memory_mb"] = 0.0  # which changes neither
         settings["replicas"] = self.devices // (plan["pipeline"] * plan["slices"])
         return simulated(tuple(settings.items()), self.members(settings), repr(self.profile))
 
@@ -181,7 +188,14 @@ class PlanACluster(Combined):
         yield from super().why(trace)
         if best:
             yield from what_next(search)
-            yield what_moves(search)
+            unlimited = searched(search.job, search.hardware, search.devices, None)
+            yield what_moves(unlimited, search.best.plan)
+
+
+@lru_cache(maxsize=32)
+def traced(lab: PlanACluster, members: tuple[type, ...], profile: Hardware) -> Trace:
+    """As it is predicted; the classes that the settings name and the profile may be made anew."""
+    return super(PlanACluster, lab).predict()
 
 
 @lru_cache(maxsize=64)
@@ -197,9 +211,9 @@ def what_next(
 
 
 @lru_cache(maxsize=64)
-def what_moves(search: "planner.Search") -> str:
-    """Which constant of the machine moves the best plan most, and where it is from."""
-    (most, percent), *others = search.elasticities(search.best.plan)
+def what_moves(search: "planner.Search", plan: "planner.Plan") -> str:
+    """Which constant of the machine moves this plan most, and where it is from."""
+    (most, percent), *others = search.elasticities(plan)
     return (
         f"Of {1 + len(others)} constants of this machine {most.name} moves the best step most: 1%"
         f" more of it changes it by {percent:+.2f}% ({most.tag}: {most.source})."

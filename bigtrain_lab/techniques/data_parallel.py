@@ -71,9 +71,10 @@ class DistributedDataParallel(guard.Uncopied, nn.Module):
 
     The mean weighs all ranks alike: multiply a rank's mean loss by N n_r / sum_r n_r where its
     number of samples n_r differs. Parameters, frozen ones too, and buffers come once from rank 0;
-    afterwards each rank's buffers are its own. Ranks with one seed drop the same units of their own
-    samples: after this call, seed each rank apart. Each `.grad` is a view of a bucket, of a weight
-    that is not contiguous a copy: clone what you keep beyond the step.
+    afterwards each rank's buffers are its own. A batch norm sees its rank's samples alone, as in
+    torch's, so it trains otherwise than on the whole batch. Ranks with one seed drop the same units
+    of their own samples: after this call, seed each rank apart. Each `.grad` is a view of a bucket,
+    of a weight that is not contiguous a copy: clone what you keep beyond the step.
     """
 
     def __init__(

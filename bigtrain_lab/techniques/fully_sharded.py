@@ -106,7 +106,8 @@ class FullyShardedDataParallel(guard.Uncopied, nn.Module):
     The optimizer works element by element; LAMB and LARS are given group= and pieces=lambda p:
     True. With more ranks than elements some pieces are empty. Frozen parameters are gathered too.
     They cost no gradient. Buffers are each rank's own. Clip by `clip_grad_norm_`, and scale by a
-    DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused.
+    DynamicLossScaler with the group: torch's would see this rank's pieces alone, and are refused,
+    as is any norm of a piece outside the optimizer's step.
     The module's own parameters read as nan between uses. They must not be written to, in a forward
     neither. Hooks of gradients belong to them, since no backward reaches a piece.
     """

@@ -36,7 +36,7 @@ def linear_scaling(rate: float, batch: float, base_batch: float) -> float:
 def square_root_scaling(rate: float, batch: float, base_batch: float) -> float:
     """Multiply the rate by sqrt(k) for a batch k times as large. This keeps the variance of an
     update due to gradient noise. LAMB's rule (You et al. 2019, arXiv:1904.00962, section 4). For
-    SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), section 5; he found the linear rule better.
+    SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), page 5; he found the linear rule better.
     For Adam the rule of Malladi et al. 2022 (arXiv:2205.10287). They also multiply 1 - beta by k,
     and divide eps by sqrt(k)."""
     guard.refuse(rate=rate, batch=batch, base_batch=base_batch)

@@ -16,7 +16,7 @@ product too, of the result's gradient and the other inputs. So the same rule hol
 
 Memory: a tensor is divided by the ranks of each axis that cuts it, and duplicated along the others.
 Bytes sent a rank: 2 (N - 1) / N of its part of the result, along each axis of N ranks in the sum.
-Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084), sections 3 and 4.
+Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -130,11 +130,10 @@ class MixedPrecision:
         masters   False: ZeRO keeps masters, in shards
         rounded   False: stage 3 of ZeRO rounds what it gathers
         """
-        guard.refuse_model(model, self.model is not None)
+        guard.refuse_model(model, self.model is not None, self.level is not AS_IT_IS)
         if self.level is AS_IT_IS:
             self.model = model
             return model
-        guard.refuse_formats(model)
         self.model, self._zero_has_masters = model, not masters
         norms = (
             {

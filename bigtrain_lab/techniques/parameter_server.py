@@ -22,7 +22,7 @@ carries W S each way; in a ring all-reduce a rank sends 2 (W-1)/W S. K servers c
 Memory: a worker has a copy of the weights. A server has weights and optimizer state, and one sum if
 synchronous.
 Source: Dean et al. 2012, Large scale distributed deep networks (NIPS), section 4.1; Ho et al. 2013,
-More effective distributed ML via a stale synchronous parallel parameter server (NIPS), section 3;
+More effective distributed ML via a stale synchronous parallel parameter server (NIPS);
 Li et al. 2014, Scaling distributed machine learning with the parameter server (OSDI), section 3.
 """
 

@@ -63,7 +63,7 @@ from ..runtime.talk.group import Group
 from ..runtime.talk.message import as_bytes
 from .flat import Flat
 from .guards import replicas as guard
-from .guards.gone import Piece, is_gone, real
+from .guards.gone import Piece, WeightPiece, is_gone, real
 from .guards.optimizers import PIECES
 from .prepared_model import way_of
 from .reducers import Buckets
@@ -116,7 +116,8 @@ class Held:
         own = layout.mine(values)
         self.piece = own.clone() if self.stage == 3 or values is not self.weights_flat else own
         self.views = layout.tensors = layout.views(self.weights_flat)
-        pieces = [nn.Parameter(each, like.requires_grad) for each in layout.pieces(self.piece)]
+        kind = WeightPiece if self.size > 1 else nn.Parameter
+        pieces = [kind(each, like.requires_grad) for each in layout.pieces(self.piece)]
         self.homes = [
             replace(home, stepped=piece, start=start, stop=stop)
             for home, piece, (start, stop) in zip(self.homes, pieces, layout.own)

@@ -18,8 +18,8 @@ can read them.
 Cost: with Adam in float32 12 bytes a parameter, with half weights and masters 14. A save needs
 twice that on the disk. Of ranks that have the same state one writes, and the others wait for it at
 their next collective.
-Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what
-the state of a training is.
+Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST) for what the state of
+a training is.
 """
 
 import json

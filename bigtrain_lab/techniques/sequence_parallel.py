@@ -43,6 +43,7 @@ from .prepared_model import masters_of
 from .tensor_parallel import crossing, cut_of, gathered, in_format, own_part
 
 SEQUENCE = -2  # the dimension: (..., sequence, features)
+tokens_gathered = partial(gathered, dim=SEQUENCE)
 OF_TOKENS = WeakIdKeyDictionary()  # the parameters that see this rank's tokens alone
 
 
@@ -54,10 +55,6 @@ def gather_sequence(x: Tensor, group=None, name: str = "gather") -> Tensor:
 def scatter_sum(x: Tensor, group=None, name: str = "scatter") -> Tensor:
     """Return this rank's tokens of the sum of the ranks' x. The backward joins the gradients."""
     return crossing(x, group, name, tokens_summed, tokens_gathered)
-
-
-def tokens_gathered(x: Tensor, group: Group, name: str) -> Tensor:
-    return gathered(x, group, name, SEQUENCE)
 
 
 def tokens_summed(x: Tensor, group: Group, name: str) -> Tensor:

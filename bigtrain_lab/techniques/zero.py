@@ -77,9 +77,10 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
     dimensions. Clip by `clip_grad_norm_`, and scale by a DynamicLossScaler: torch's would see this
     rank's pieces alone, and are refused. Half weights get their masters here, in pieces: a
     MixedPrecision prepares the model before, by `prepare(model, masters=False)`. Between steps
-    write to the module's own parameters, alike on all ranks. A write to a piece is refused, but for
-    one through `.data`, which torch does not count. A buffer that shares a parameter's memory would
-    lose it, and an Embedding with max_norm would scale the rows of each rank's samples: take none.
+    write to the module's own parameters, alike on all ranks: a write to a piece is refused, and so
+    is a norm of one, which would be of this rank's elements alone. A buffer that shares a
+    parameter's memory would lose it, and an Embedding with max_norm would scale the rows of each
+    rank's samples: take none.
     """
 
     # The guard need not test this wrapper: `shared` has already tested the inner optimizer.

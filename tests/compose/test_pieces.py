@@ -46,19 +46,12 @@ MODULES = {
     "reversible": Reversible,
     "attention": lambda: nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True),
     "shared": Shared,
-    "batch norm": lambda: nn.Sequential(Flat(), nn.BatchNorm1d(8), Flat(6)),
+    "batch norm": lambda: nn.Sequential(
+        nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (-1, 6))
+    ),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
     "frozen bias": lambda: frozen_bias(nn.Linear(8, 8)),
 }
-
-
-class Flat(nn.Module):
-    def __init__(self, sequence=0):
-        super().__init__()
-        self.sequence = sequence
-
-    def forward(self, x):
-        return x.unflatten(0, (-1, self.sequence)) if self.sequence else x.flatten(0, 1)
 
 
 def frozen_bias(linear):
@@ -223,7 +216,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
-SHARED, ONE = nn.Linear(2, 2), Schedule.named("1f1b")(1, 1)
+SHARED, ONE, SCALED = nn.Linear(2, 2), Schedule.named("1f1b")(1, 1), scaled("bf16")[1]
 TIE = {"table": {0: "weight", 1: "weight"}}
 REFUSALS = {
     "no module": ({"modules": {0: torch.tanh}}, "Stage 0 is a builtin_function"),
@@ -319,36 +312,39 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(given, sentence)
         guard.refuse(SimpleNamespace(rank=0, size=2), **chosen)
 
 
-def test_an_optimizer_that_would_train_nothing_is_refused():
-    _, module = scaled("bf16")
-    with pytest.raises(Impossible, match="would hold half weights"):
-        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module}, ONE, None)
-    with pytest.raises(Impossible, match="LBFGS"):
-        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED}, ONE, None)
-    clips = LAMB(SHARED.parameters(), max_grad_norm=1.0)
-    guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, SHARED)
-    with pytest.raises(Impossible, match="loss_fn has parameters, which"):
-        guard.refuse_optimizers({0: clips}, {0: SHARED}, ONE, nn.Bilinear(2, 2, 1))
+CLIPS = LAMB(SHARED.parameters(), max_grad_norm=1.0)
+
+
+def held(optimizer, module=SHARED, loss_fn=None):
+    guard.refuse_optimizers({0: optimizer}, {0: module}, ONE, loss_fn)
 
 
 @pytest.mark.parametrize(
-    "y, sentence", [((1, 2), "returned a tuple"), (torch.ones(2), "has no graph")]
+    "call, sentence",
+    [
+        (lambda: held(sgd(SCALED.parameters()), SCALED), "would hold half weights"),
+        (lambda: held(torch.optim.LBFGS(SHARED.parameters())), "LBFGS"),
+        (lambda: held(CLIPS, loss_fn=nn.Bilinear(2, 2, 1)), "loss_fn has parameters, which"),
+        *(
+            (lambda y=y: guard.refuse_output(Action("F", 1, 0), y, SHARED, {}), told)
+            for y, told in (((1, 2), "returned a tuple"), (torch.ones(2), "has no graph"))
+        ),
+        *(
+            (lambda loss=loss: refuse_loss("loss_fn", loss, "0"), told)
+            for loss, told in (
+                (1.0, "a float"),
+                (torch.ones(2), r"shape \(2,\)"),
+                (torch.ones(()), "without a graph"),
+            )
+        ),
+        (lambda: torch.no_grad()(guard.refuse_step)({}, {}), "gradients are off"),
+    ],
 )
-def test_an_output_that_carries_no_gradient_back_is_refused(y, sentence):
-    with pytest.raises(Impossible, match=sentence):
-        guard.refuse_output(Action("F", 1, 0), y, SHARED, {})
+def test_what_would_learn_nothing_is_refused(call, sentence):
+    held(CLIPS, loss_fn=SHARED)
     guard.refuse_output(Action("F", 0, 0), torch.ones(2), nn.Linear(2, 2).requires_grad_(False), {})
-
-
-@pytest.mark.parametrize(
-    "loss, sentence",
-    [(1.0, "a float"), (torch.ones(2), r"shape \(2,\)"), (torch.ones(()), "without a graph")],
-)
-def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
-        refuse_loss("loss_fn", loss, "0")
-    with torch.no_grad(), pytest.raises(Impossible, match="gradients are off"):
-        guard.refuse_step({}, {})
+        call()
 
 
 def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backward_is_split():

@@ -99,6 +99,12 @@ SETTINGS: dict[str, list[dict]] = {
                 7: (4, 1, 2),
             }.items()
         ),
+        *(  # replicas of pipelines whose ranks have two stages, or halve their backwards
+            {**CUBE, "replicas": 2, "pipeline": 2, "slices": 1, "micro_batches": 4, "layers": 4}
+            | {"schedule": schedule, "zero": zero}
+            for schedule in ("interleaved", "zb-h1")
+            for zero in range(4)
+        ),
     ],
     "compile": over(
         {"rows": 70, "columns": 96, "backward": True},
@@ -376,13 +382,12 @@ class WrongBytes(Replicated):
         part = super().stage_run(number, rehearsal)
         return part._replace(
             acted={
-                like: acted._replace(after=more(acted.after)) for like, acted in part.acted.items()
+                like: acted._replace(
+                    after={kind: n + 8 * (kind == "activations") for kind, n in acted.after.items()}
+                )
+                for like, acted in part.acted.items()
             }
         )
-
-
-def more(held):
-    return held | {"activations": held["activations"] + 8} if "activations" in held else held
 
 
 SMALL = {"schedule": "1f1b", "ranks": 2, "micro_batches": 4, "steps": 2, "width": 8, "rows": 4}

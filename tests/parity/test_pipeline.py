@@ -1,9 +1,8 @@
 """A pipeline on real processes, beside the table of test_every_experiment.py that runs every
-schedule: what it sends by closed forms, by itself without a lab, and over many steps."""
+schedule: what it sends by closed forms, and by itself without a lab."""
 
 import re
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.techniques import Pipeline
 
 SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1}
-EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
 
 
 def experiment(schedule, **settings):
@@ -24,7 +22,9 @@ def experiment(schedule, **settings):
 def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds):
     """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its
     copy in the first two."""
-    asked = experiment(schedule, ranks=2, micro_batches=4, **EXACT | {"steps": 3})
+    asked = experiment(
+        schedule, ranks=2, micro_batches=4, dtype="float64", optimizer="sgd", steps=3
+    )
     plain, tied = asked.predict(), asked.replace(tied=True).predict()
     for rank in range(2):
         more = tied.bytes_sent(rank) - plain.bytes_sent(rank)
@@ -52,16 +52,6 @@ def test_the_peak_names_what_a_pipeline_holds(schedule, ranks, kinds, tmp_path):
     for kind, name in kinds.items():
         names = [each.name for each in alive if each.kind == kind]
         assert names and [each for each in names if not re.fullmatch(name, each)] == []
-
-
-@pytest.mark.slow
-def test_many_steps_keep_the_loss_of_one_process(tmp_path):
-    """Of one schedule: the table proves that all make the same step."""
-    learning = {"dropout": 0.1, "optimizer": "adam", "learning_rate": 1e-3}
-    asked = experiment("zb-h1", ranks=2, steps=25, micro_batches=4, **{**EXACT, **learning})
-    found, expected = asked.run(directory=tmp_path / "run").result, asked.reference()
-    assert np.abs(found["loss"] - expected["loss"]).max() < 1e-9
-    assert expected["loss"][-4:].mean() < expected["loss"][:4].mean() - 0.3  # it learns
 
 
 def replaced_and_frozen(rank):

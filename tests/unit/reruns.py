@@ -14,3 +14,23 @@ def same(a, b) -> bool:
 def stepped(weight):
     """A hook: an optimizer that steps each weight as soon as its gradient is there."""
     weight.sub_(weight.grad)
+
+
+class Square(torch.autograd.Function):
+    """Its backward asks for its saved tensor twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
+
+
+def penalised(x, fn=lambda x: (x.sin() * x).exp()):
+    """Its value depends on a gradient of its own."""
+    y = fn(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return (y * slope).tanh() + slope.square()

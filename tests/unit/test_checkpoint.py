@@ -23,8 +23,7 @@ from bigtrain_lab.techniques.checkpoint import (
     checkpoint_sequential,
 )
 from bigtrain_lab.techniques.saved import random_state, set_random_state
-from tests.unit.reruns import same
-from tests.unit.square import Square
+from tests.unit.reruns import Square, penalised, same
 
 Pair = namedtuple("Pair", "left right")
 SEEDED = random_state("cpu")
@@ -138,12 +137,6 @@ FORMS = {
         {},
     ),
 }
-
-
-def penalised(x, fn=lambda x: (x.sin() * x).exp()):
-    y = fn(x)
-    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    return (y * slope).tanh() + slope.square()
 
 
 def inside(outer, inner):

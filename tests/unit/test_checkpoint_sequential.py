@@ -16,18 +16,10 @@ from bigtrain_lab.order.recompute.plan import A, B, Chain, F, Op, live, peak_byt
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
 from bigtrain_lab.techniques.precision_policy import Policy
-from tests.unit.reruns import same
-from tests.unit.square import Square
+from tests.unit.reruns import Square, penalised, same
 
 WIDTHS = [6, 20, 9, 30, 4, 16, 8, 5]
 CONFIG = GPTConfig(layers=4, width=16, heads=2, sequence=12, dropout=0.2)
-
-
-class Same(nn.Module):
-    """Saves its output where its sibling saves its input, and has no weights."""
-
-    def forward(self, x):
-        return x.tanh()
 
 
 def unequal():
@@ -38,7 +30,16 @@ def unequal():
         for a, b in zip(WIDTHS, WIDTHS[1:])
     ]
     return nn.ModuleList(
-        [*made[:3], Same(), made[3], nn.Dropout(0.5), Same(), *made[4:], nn.Linear(5, 3), Same()]
+        [
+            *made[:3],
+            nn.Tanh(),
+            made[3],
+            nn.Dropout(0.5),
+            nn.Tanh(),
+            *made[4:],
+            nn.Linear(5, 3),
+            nn.Tanh(),
+        ]
     )
 
 
@@ -150,10 +151,8 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
     assert max(inside) == peak_bytes(ops, chain) and after[-1] == 0
 
 
-def penalised(x):
-    y = (nn.functional.dropout(x, 0.4).sin() * x).exp()
-    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    return y + slope.square()
+def dropped(x):
+    return (nn.functional.dropout(x, 0.4).sin() * x).exp()
 
 
 def alone(chain, layers, x):
@@ -188,7 +187,7 @@ def of_tuples(chain, layers, x):
 
 
 def sharing(linear):
-    return nn.ModuleList([linear, Same(), linear, linear])
+    return nn.ModuleList([linear, nn.Tanh(), linear, linear])
 
 
 CASES = {  # where a chain is, and of what -> how, its layers, x
@@ -211,7 +210,8 @@ CASES = {  # where a chain is, and of what -> how, its layers, x
     ),
     "gradients of its own": lambda: (
         lambda chain, layers, x: chain(
-            [Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x
+            [nn.Tanh(), lambda x: Square.apply(x.exp()), partial(penalised, fn=dropped), nn.Tanh()],
+            x,
         ),
         unequal(),
         start((2, 3)),
@@ -220,7 +220,7 @@ CASES = {  # where a chain is, and of what -> how, its layers, x
     "tuples": lambda: (of_tuples, nn.ModuleList([Two() for _ in range(5)]), start((3, 4))),
     "integers in front": lambda: (
         alone,
-        nn.ModuleList([nn.Embedding(10, 6), nn.Linear(6, 2), Same()]),
+        nn.ModuleList([nn.Embedding(10, 6), nn.Linear(6, 2), nn.Tanh()]),
         torch.tensor([[1, 4, 1]]),
     ),
 }
@@ -311,7 +311,7 @@ def test_every_backward_is_the_plain_graph_s(ask, plan):
 def test_hooks_of_a_shared_weight_run_once_with_the_sum():
     linear, seen = nn.Linear(6, 6), []
     linear.weight.register_hook(lambda g: seen.append(g.clone()))
-    checkpoint_sequential([linear, Same(), linear], "keep-none", start((2, 6))).sum().backward()
+    checkpoint_sequential([linear, nn.Tanh(), linear], "keep-none", start((2, 6))).sum().backward()
     assert len(seen) == 1 and torch.equal(seen[0], linear.weight.grad)
 
 
@@ -319,7 +319,7 @@ def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
     runs = []
     layers = [lambda x, i=i: (runs.append(i), x * 2)[1] for i in range(3)] + [
         nn.Linear(6, 6),
-        Same(),
+        nn.Tanh(),
     ]
     checkpoint_sequential(layers, "every-2", start((2, 6), grad=False)).sum().backward()
     assert runs == [0, 1, 2, 2]  # the last makes x_3 for the linear layer
@@ -357,19 +357,19 @@ def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
         ),
         ([], "keep-all", "layer"),
         ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
-        ([Same()], "selective", "has a method 'core' to run again"),
+        ([nn.Tanh()], "selective", "has a method 'core' to run again"),
         (
-            [Same()] * 5,
+            [nn.Tanh()] * 5,
             2,
             (
                 'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to'
                 " one kept input"
             ),
         ),
-        ([Same()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
-        ([Same()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
-        ([Same()] * 2, None, "plan is of type NoneType: give a name"),
-        ([Same()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
+        ([nn.Tanh()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
+        ([nn.Tanh()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
+        ([nn.Tanh()] * 2, None, "plan is of type NoneType: give a name"),
+        ([nn.Tanh()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
     ],
 )
 def test_bad_chains_are_a_sentence(layers, plan, sentence):
@@ -390,7 +390,7 @@ def test_bad_chains_are_a_sentence(layers, plan, sentence):
 )
 def test_budgets_that_cannot_be_kept_are_a_sentence(plan, budget, sentence):
     """-1: a byte less than the plan's peak, which is enough."""
-    layers, x = [nn.Linear(6, 6), Same()], start((7, 6))
+    layers, x = [nn.Linear(6, 6), nn.Tanh()], start((7, 6))
     if budget == -1:
         chain = weigh(layers, x)
         peak = peak_bytes(plan_of(plan, chain), chain)
@@ -406,7 +406,12 @@ def test_budgets_that_cannot_be_kept_are_a_sentence(plan, budget, sentence):
 def test_weights_of_layers_by_hand():
     """Linear saves its input; tanh its output; dropout its mask, which is a float tensor in torch's
     own."""
-    layers = [nn.Linear(6, 4), Same(), nn.Sequential(nn.Linear(4, 8), nn.GELU()), lambda x: x + 1]
+    layers = [
+        nn.Linear(6, 4),
+        nn.Tanh(),
+        nn.Sequential(nn.Linear(4, 8), nn.GELU()),
+        lambda x: x + 1,
+    ]
     torch.manual_seed(0)
     state = torch.get_rng_state()
     chain = weigh(layers, start((5, 6)))

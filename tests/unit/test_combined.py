@@ -54,25 +54,6 @@ def test_the_axes_times_add_up_to_waits_and_idle(shape, more):
     assert f"together take {lost:.1%} of the ranks' time" in lab.explain(trace)[-1]
 
 
-def test_a_layer_calls_two_collectives_each_way_and_shards_gather_two_inputs_once_more():
-    def called(action, **changes):
-        trace = Combined(replicas=1, pipeline=1, slices=4, **SMALL | changes).predict()
-        own = [span for span in trace.spans(0) if span.name.startswith(f"{action}.")]
-        return [span.kind for span in own], sum(
-            t.bytes for t in trace.transfers(0) if t.name.startswith(f"{action}.")
-        )
-
-    for action, more in (("1F0", 0), ("1B0", 2)):  # an all-gather sends half as much
-        kinds, sent = called(action)
-        shards, sharded = called(action, sequence_parallel=True)
-        assert (
-            kinds == ["all_reduce"] * 2
-            and sorted(shards) == ["all_gather"] * (2 + more) + ["reduce_scatter"] * 2
-            and sharded == sent * (1 + more / 4)
-        )
-    assert called("3F0")[0] == ["all_reduce"] * 3  # the loss
-
-
 def test_more_ranks_than_run_here_are_predicted_and_run_is_grey_with_its_reason():
     panel, why = show("combined", **SMALL), "16 ranks are predicted only: run at most 8."
     panel.set(slices=4)

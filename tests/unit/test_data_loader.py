@@ -71,8 +71,7 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
         jitter_s=0.002,
         directory=tmp_path / "run",
     )
-    run.wait()
-    modelled = run.trace("modelled")
+    modelled = run.wait()
     plan = with_replicas(ORDER, 3, ranks, {0: model(0)}, Recipe.bucket_bytes)
     assert (
         clocks_differ(

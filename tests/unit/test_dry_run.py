@@ -13,7 +13,6 @@ from math import prod
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,7 +42,7 @@ from bigtrain_lab.models import (
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.runtime.memory import owned
-from bigtrain_lab.train import HALVES, WHOLE, Like
+from bigtrain_lab.train import HALVES, WHOLE
 from bigtrain_lab.train.dry_run import DryRank, Journal, Journals, Operators, Work, dry_run
 from bigtrain_lab.train.forms import by_terms
 from tests.unit.sizes import DROPPED, NOISE, SMALL
@@ -354,8 +353,8 @@ def forward(stage, x, targets, noise=NOISE):
 
 
 @pytest.mark.parametrize("first, last", SLICES)
-@pytest.mark.parametrize("batch", [1, 4])
-def test_flops_equal_torchs_counter(first, last, batch):
+def test_flops_equal_torchs_counter(first, last):
+    batch = 1 + 3 * (last % 2)
     for config in (SMALL, DROPPED, replace(SMALL, heads=1, sequence=1)):
         stage, (x, targets) = GPTStage(config, first, last), given_to(config, first, batch)
         with FlopCounterMode(display=False) as forwards:
@@ -370,49 +369,6 @@ def test_flops_equal_torchs_counter(first, last, batch):
             backwards.get_total_flops(),
         )
         assert halves.work("I").flops + halves.work("W").flops == backwards.get_total_flops()
-
-
-def packed_bytes(stage, x, targets, noise=NOISE):
-    """Bytes of each distinct storage that autograd packs, less the weights and what the stage was
-    given; sorted."""
-    storages = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = forward(stage, x, targets, noise)
-    for known in (x, targets, *stage.parameters(), *stage.buffers()):
-        storages.pop(known.untyped_storage().data_ptr(), None)
-    assert y.requires_grad  # and alive until here: a freed storage's address could be used again
-    return sorted(storage.nbytes() for storage in storages.values())
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(
-    "size",
-    [
-        {},
-        {"sequence": 1},
-        {"heads": 1},
-        {"layers": 1, "width": 6, "heads": 2, "dtype": torch.float64},
-    ],
-    ids=str,
-)
-def test_saved_bytes_are_exact(size, batch, dropout):
-    config = replace(SMALL, **size, dropout=dropout)
-    for first, last in SLICES if config.layers == 3 else [(0, 3), (1, 3)]:
-        measured = packed_bytes(GPTStage(config, first, last), *given_to(config, first, batch))
-        assert sorted(row.bytes for row in saved_bytes(config, first, last, batch)) == measured, (
-            first,
-            last,
-        )
-        assert slice_run(config, first, last, batch, SGD).acted[Like("F")].after.get(
-            "activations", 0
-        ) == sum(measured)
 
 
 class OperatorBytes(TorchDispatchMode):
@@ -711,20 +667,6 @@ def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
         ]
     finally:
         gc.enable()
-
-
-def test_the_widths_of_an_mlp_or_a_config():
-    config = GPTConfig(layers=1, width=8, heads=2, sequence=4, vocabulary=10)
-    assert peak_bytes(config, 2, "sgd") == gpt_steps(config, 2, "sgd").peak_bytes
-    assert (
-        peak_bytes((6, 5, 4), 3, "adam", torch.float64)
-        == mlp_steps((6, 5, 4), 3, "adam", torch.float64).peak_bytes
-    )
-    assert (
-        peak_bytes((6, 5, 4), 50, steps=1)
-        == mlp_steps((6, 5, 4), 50).peak_of(0)
-        < peak_bytes((6, 5, 4), 50)
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
-"""What a lab tells beside what the table of parity/ proves of all: a section a lab. Those of which
-more is to be told have a file of their own."""
+"""What a lab tells beside what the table of parity/ proves of all: a section a lab. Those of which more
+is to be told have a file of their own."""
 
+import json
 import shutil
 from statistics import median
 
 import pytest
 import torch
 
+from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar, Trace
+from bigtrain_lab.core.words import duration
+from bigtrain_lab.experiments.accumulate import Accumulate, compared
+from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.experiments.compilers import (
     BYTES,
     COMPILED,
@@ -17,14 +22,19 @@ from bigtrain_lab.experiments.compilers import (
     Compile,
     break_even,
 )
+from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.experiments.large_batch import LargeBatch
 from bigtrain_lab.experiments.layouts import Layouts
 from bigtrain_lab.experiments.parameter_server import ParameterServing
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.experiments.tensor_slicing import TensorSlicing, found
-from bigtrain_lab.order import ACCURACY, STEP, TRUST, Part, called, of_layers
+from bigtrain_lab.order import ACCURACY, STEP, TRUST, Part, Together, called, exposed, of_layers
+from bigtrain_lab.order.collective import Collective, Move, provenance
+from bigtrain_lab.order.holdings import holdings
+from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.techniques.tensor_parallel import Cut
 from bigtrain_lab.view.figures import figure
+from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import column
 
 
@@ -76,23 +86,21 @@ def test_the_axis_that_sends_more_belongs_inside_a_node():
 
 
 def test_what_a_straggler_costs():
-    """Slow for good: a bound waits as the round does. Hiccups of as much time: it does not."""
+    """Slow for good, a bound waits as the round does: see test_parameter_server.py. Hiccups of as much
+    time: it does not."""
 
     def rate(mode, **asked):
         told = table(ParameterServing(mode=mode, steps=100, **asked))
         return (
             told["gradients applied a slot"],
-            told["staleness, worst"],
             told["bytes through the busiest server's port, in and out"],
         )
 
-    assert rate("synchronous")[:2] == (1.0, 0) and rate("asynchronous")[:2] == (3.25, 12)
-    assert rate("bounded")[:2] == (1.0225, 12)
     synchronous, bounded, asynchronous = (
         rate(mode, slow=1, hiccups=0.25)[0] for mode in ("synchronous", "bounded", "asynchronous")
     )
     assert synchronous < 1.5 and bounded > 2 and asynchronous > bounded
-    one, two = (rate("synchronous", servers=servers)[2] for servers in (1, 2))
+    one, two = (rate("synchronous", servers=servers)[1] for servers in (1, 2))
     assert two < 0.6 * one and one == 100 * 4 * 2 * ParameterServing().server_bytes[0]
 
 
@@ -295,3 +303,231 @@ def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
 )
 def test_each_stage_s_delay(schedule, delays):
     assert Staleness(schedule=schedule).describe().endswith(delays)
+
+
+# -- all-reduce: whose gradients each chunk holds, read from real numbers and replayed -------------
+
+
+def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
+    asked = AllReduce(ranks=3, megabytes=0.01)
+    parts = [asked.brought(1, 1, 9)[rank] for rank in range(3)]
+    assert [asked.held(1, tensor) for tensor in (parts[0], parts[0] + parts[2], sum(parts))] == [
+        1,
+        5,
+        7,
+    ]
+    assert [asked.held(1, tensor) for tensor in (2 * parts[0], parts[0] + 1e-3)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "collective, ranks, number, words",
+    [
+        ("ring", 4, 1, ("every rank", "next rank on the ring", "adds")),
+        ("star", 4, 1, ("ranks 1, 2 and 3", "to rank 0", "adds")),
+        ("star", 4, 2, ("rank 0 sends", "to ranks 1, 2 and 3", "copies it")),
+        ("halving-doubling", 8, 2, ("ranks 0 and 2, 1 and 3", "exchange 2 chunks")),
+        ("bidirectional-ring", 5, 2, ("each of its two neighbours", "adds")),
+        ("tree", 8, 5, ("rank 0 sends one chunk to rank 2, 1 to 3", "copies it")),
+    ],
+)
+def test_each_round_is_one_sentence(collective, ranks, number, words):
+    said = holdings(AllReduce(collective=collective, ranks=ranks).predict()).rounds[number - 1][1]
+    assert [each for each in words if each not in said] == []
+
+
+@pytest.mark.parametrize("collective", Collective.all())
+def test_the_player_is_told_each_chunk_s_way(collective):
+    """What is carried is what the sender held before the round; what the receiver holds then is
+    that, or both."""
+    asked = AllReduce(collective=collective, ranks=8, node_size=4)
+    packed, states = json.loads(pack(asked.predict()))["chunks"], [*provenance(asked.order)]
+    assert (
+        packed["start"] == states[0]
+        and len(packed["rounds"]) == len(asked.order.checked) == len(states) - 1
+    )
+    carried = sorted(
+        (move, before[move.src][move.chunk])
+        for before, moves in zip(states, asked.order.checked)
+        for move in moves
+    )
+    assert sorted((Move(*way[:4]), way[6]) for way in packed["moves"]) == carried
+    held = [list(row) for row in packed["start"]]
+    for _, rank, chunk, now in packed["changes"]:
+        held[rank][chunk] = now
+    assert held == states[-1] and {
+        (end, dst, chunk) for _, dst, chunk, _, _, end, _ in packed["moves"]
+    } == {tuple(c[:3]) for c in packed["changes"]}
+
+
+def test_traces_of_strangers_and_of_many_ranks_tell_no_chunks():
+    assert holdings(AllReduce(ranks=9).predict()) is None
+    trace = AllReduce(ranks=2).predict()
+    wrong = [
+        Scalar(0, "compute", "scalar", name, 0, value)
+        for name, value in (
+            ("holds of round 1 chunk 9999", 1.0),
+            ("holds of round 0 chunk 0", float("nan")),
+            ("holds of round 0 chunk 1", 4.0),
+            ("holds of x", 1.0),
+        )
+    ]
+    assert holdings(Trace.of(wrong, "modelled", ranks=2)) is None
+    assert holdings(Trace.of([*trace.events, *wrong[:2]], **trace.header())) == holdings(trace)
+
+
+# -- data-parallel: what is exposed, by closed forms; cycles and priorities; its mistakes ----------
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8])
+def test_without_overlap_all_of_the_ring_is_exposed(replicas):
+    """2 (N-1) alpha a bucket, and 2 (N-1)/N of the gradients' bytes."""
+    experiment = DataParallel(replicas=replicas, overlap=False, bucket_mb=0.5)
+    wire, plan = experiment.profile.inside, experiment.lowered
+    buckets = [op for op in plan.lanes[0, "comm:dp"] if isinstance(op, Together)]
+    gradients = sum(p.nbytes for each in experiment.stages.values() for p in each.parameters())
+    count, share = len(buckets) // experiment.steps, 2 * (replicas - 1) / replicas
+    found, computed_s = table(experiment), experiment.predict().busy(0) / experiment.steps
+    alone = table(experiment.replace(replicas=1))["step time"]
+    ring_s = count * 2 * (replicas - 1) * wire.alpha_s + share * gradients / wire.bytes_per_s
+    assert found["exposed communication a step"] == pytest.approx(ring_s, rel=1e-6)
+    assert found["bytes sent a rank and step"] == pytest.approx(share * gradients, rel=1e-6)
+    assert found["step time"] == pytest.approx(computed_s + ring_s, rel=1e-6) and computed_s > alone
+    assert found["speed-up over one replica"] == pytest.approx(
+        replicas * alone / found["step time"]
+    )
+    assert (
+        f"one replica, {duration(alone, 's')} each" in experiment.explain(experiment.predict())[0]
+    )
+
+
+def test_overlap_hides_all_but_the_embedding():
+    """Its gradient is the last and comes at once, whatever the buckets."""
+    fast = DataParallel(link_gb_s=30.0, bucket_mb=0.5)
+    embedding_s = 4 / 3 * sum(p.nbytes for p in fast.stages[0].parameters()) / 30e9
+    for changes in ({}, {"bucket_mb": 0.1}, {"bucket_mb": 0.1, "split_parameters": True}):
+        waits, late = (
+            exposed(fast.replace(overlap=overlap, **changes).predict()) for overlap in (True, False)
+        )
+        assert embedding_s < waits < 0.8 * late
+
+
+@pytest.mark.parametrize("cycle_ms", [0.05, 0.3, 5])
+def test_a_cycle_takes_what_is_ready_on_all_ranks(cycle_ms):
+    """And no more: by the times of the backward, with a straggler among the ranks. All bytes leave
+    in the order of the layers."""
+    asked = DataParallel(
+        strategy="fused-cycle", cycle_ms=cycle_ms, bucket_mb=100, fault="straggler", steps=1
+    )
+    trace, ticks = asked.predict(), round(cycle_ms * 1e9)
+    done = {
+        layer: max(s.end for s in trace.spans() if s.name == f"{layer}B0")
+        for layer in range(asked.config.pieces)
+    }
+    sizes = {
+        layer: sum(p.nbytes for p in module.parameters()) for layer, module in asked.stages.items()
+    }
+    lane = [
+        s for s in trace.spans(1) if s.lane == "comm:dp"
+    ]  # of the straggler: a request, a message, and so on
+    free, left = 0, sorted(sizes, reverse=True)
+    for request, message in zip(lane[::2], lane[1::2], strict=True):
+        at = -(-max(free, done[left[0]]) // ticks) * ticks
+        ready = [layer for layer in left if done[layer] <= at]
+        (sent,) = {t.bytes for t in trace.transfers(1) if t.name == message.name}
+        assert (request.name[:5], request.start, message.start) == ("cycle", at, request.end)
+        assert sent == pytest.approx(4 / 3 * sum(sizes[layer] for layer in ready), rel=1e-4)
+        free, left = message.end, left[len(ready) :]
+    assert left == [] and len(lane) == 2 * {0.05: 8, 0.3: 7, 5: 1}[cycle_ms]
+
+
+def test_push_pull_lets_the_front_layers_go_first():
+    """All is ready at once: the pieces go from the first layer to the last. Beside the backward
+    none waits for one that is not ready."""
+    for overlap in (False, True):
+        order = [
+            int(name.split()[1])
+            for name in travels(
+                DataParallel(
+                    strategy="push-pull", overlap=overlap, link_gb_s=0.5, steps=1
+                ).predict(),
+                0,
+            )
+        ]
+        assert (order == sorted(order, reverse=True)) != overlap and order[1:] == sorted(
+            order[1:], reverse=True
+        )
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (
+            {"mistake": "absent", "fault_at": 0},
+            (
+                "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (sum) of float32 of"
+                " shape (4144,); rank 1 bucket 1"
+            ),
+        ),
+        (
+            {"mistake": "short"},
+            "waits in bucket 0 of batch 1 for rank 1, which has finished without calling it.",
+        ),
+    ],
+)
+def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
+    run = DataParallel(
+        layers=2, width=16, vocabulary=256, sequence=8, steps=2, bucket_mb=0.02, **settings
+    ).run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed):
+        run.wait()
+    assert told in run.diagnosis
+
+
+# -- accumulate: what its two rules differ by, and what a device that holds one micro-batch can train
+
+ACCUMULATE_SMALL = {"layers": 1, "width": 16, "heads": 2, "sequence": 16, "dtype": "float64"}
+
+
+def test_what_the_table_says(tmp_path):
+    """With a short last window."""
+    asked = Accumulate(**ACCUMULATE_SMALL)
+    predicted, modelled = asked.predict(), asked.run(directory=tmp_path / "run").wait()
+    told = {q.name: (q.of(predicted), q.of(modelled)) for q in asked.quantities}
+    assert told["step time"][0] == 10.5  # 10 micro-batches of 3 slots, 3 updates of half a slot
+    saved, whole = told["activations, peak"][0], told["activations, window in one pass"][0]
+    loss = asked.config.item_bytes
+    assert whole - loss == 4 * (saved - loss)  # the large batch saves four times as much
+    (expected, same), (unknown, off) = (
+        told[f"gradient off by, mean of means{of}"] for of in (" of noise", "")
+    )
+    assert unknown is None and 10 < off < 1.2 * expected == 1.2 * same
+    assert told["gradient off by, token-weighted"][1] < 1e-10
+    errors = [e.value for e in modelled.where(Scalar, name="error, mean of means")]
+    assert off == pytest.approx(50 * sum(errors[:2]))  # the last, short window is another question
+
+
+def test_both_rules_are_one_on_equal_lengths():
+    asked = Accumulate(**ACCUMULATE_SMALL, spread=1.0)
+    told = compared(asked.recipe.model(0), [asked.micro_batch(n) for n in range(4)])
+    assert told["error, mean of means"] == told["error, token-weighted"] < 1e-13
+
+
+def test_windows_and_lengths():
+    asked = Accumulate(accumulation=4, spread=16, sequence=64, sequences=2)
+    assert (
+        asked.tokens() == [8, 20, 50, 128]
+        and asked.tokens(1) == [128] * 4
+        and Accumulate(accumulation=1).tokens() == [128]
+    )
+    assert asked.steps == 3 and asked.windows()[-1] == (8, 9)
+    assert [int((asked.micro_batch(n)[1] >= 0).sum()) for n in range(5)] == [8, 20, 50, 128, 8]
+    assert "made of 2 micro-batches, not 4" in asked.explain(asked.predict())[-1]
+
+
+def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):
+    """And the comparison with the window in one pass, which it could not hold, is made beside the
+    run."""
+    asked = Accumulate(**ACCUMULATE_SMALL, accumulation=8, micro_batches=8)
+    asked = asked.replace(memory_mb=2 * asked.predict().peak_bytes(0) / 1e6)
+    assert asked.activations(8) > 1.5 * asked.capacity_bytes
+    assert run_differs(asked, asked.run(directory=tmp_path / "run")) == []

@@ -1,4 +1,4 @@
-"""Closed forms first, then parity of stages with the whole, then bad input."""
+"""Models: closed forms, parity of stages with the whole, bad input; the encoder of sentences."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,10 +12,14 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import (
     GPT,
     Dropout,
+    Encoder,
+    EncoderConfig,
     GPTConfig,
     GPTStage,
     MLPStage,
     Noise,
+    TranslatorConfig,
+    class_loss,
     cross_entropy,
     layered_mlp,
     split,
@@ -233,6 +237,7 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
                 ({"dtype": "int8"}, "take torch.float32"),
             )
         ),
+        (lambda: TranslatorConfig(width=16, heads=3), "16 equally: take 2 or 4 heads."),
         (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),
         (lambda: split(SMALL, 0), "stages=0.*take 1 or more"),
         (lambda: GPTStage(SMALL, 2, 2), "first < last"),
@@ -260,3 +265,71 @@ def test_the_stages_of_a_tied_model_hold_copies_of_its_table():
         and torch.equal(*copies)
         and torch.equal(copies[0], GPT(config).get_parameter("layers.0.token.weight"))
     )
+
+
+# -- the encoder: padding changes nothing, every word counts, the class is read at the marks -------
+
+ENCODER = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
+
+
+def sentences_of(*words):
+    """Sentences of so many words: (ids, which of them are words, marks)."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, ENCODER.vocabulary, (len(words), ENCODER.sequence), generator=draw)
+    keep = torch.arange(ENCODER.sequence) < torch.tensor(words)[:, None]
+    return ids * keep, keep, torch.tensor([[1, 3]] * len(words))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_padding_changes_nothing(fused):
+    """A sentence of 5 words says the same alone and padded to 9, whatever the padding says."""
+    model = Encoder(replace(ENCODER, dtype=torch.float64, fused_attention=fused))
+    ids, keep, marks = sentences_of(5, 9, 7)
+    logits = model(ids, keep, marks)
+    torch.testing.assert_close(
+        model(ids[:1, :5], keep[:1, :5], marks[:1]), logits[:1], rtol=1e-12, atol=1e-14
+    )
+    other = torch.where(keep, ids, 16)
+    torch.testing.assert_close(model(other, keep, marks), logits, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(model(other, torch.ones_like(keep), marks)[0], logits[0])
+
+
+def test_every_word_sees_every_word():
+    """A change of the last word reaches the states of the first."""
+    ids, keep, marks = sentences_of(9)
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % 17
+    encoder = Encoder(ENCODER)
+    assert not torch.equal(encoder(ids, keep, marks), encoder(changed, keep, marks))
+
+
+def test_the_class_is_read_at_the_marks():
+    model = Encoder(ENCODER)
+    ids, keep, marks = sentences_of(8, 8)
+    assert not torch.allclose(model(ids, keep, marks), model(ids, keep, marks.flip(1)))
+
+
+def test_the_loss_is_torchs():
+    logits, labels = torch.randn(6, 5, dtype=torch.float64), torch.randint(5, (6,))
+    torch.testing.assert_close(
+        class_loss(logits, labels), torch.nn.functional.cross_entropy(logits, labels)
+    )
+
+
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (lambda: EncoderConfig(classes=0), "classes=0"),
+        (
+            lambda: Encoder(ENCODER)(
+                torch.zeros(1, 10, dtype=torch.int64),
+                torch.ones(1, 10, dtype=torch.bool),
+                torch.zeros(1, 2, dtype=torch.int64),
+            ),
+            "longer than the model's sequence=9",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(asked, told):
+    with pytest.raises(Impossible, match=told):
+        asked()

@@ -118,11 +118,3 @@ def test_without_stashing_the_gradient_is_of_no_function():
     mixed = one_process.delayed(stages(), task(), loss_fn, sgd(0.5), stashing=False)
     assert mixed.gradient_errors[0] == 0.0  # before any update there is one version only
     assert 1e-3 < np.mean(mixed.gradient_errors[STAGES:]) < 1
-
-
-def test_synchronous_training_takes_the_mean_gradient_of_a_batch():
-    samples = task(8)
-    parts = one_process.synchronous(stages(), [samples, samples], loss_fn, sgd(0.5))
-    one = one_process.synchronous(stages(), [[joined(samples)]] * 2, loss_fn, sgd(0.5))
-    assert not tensors_differ(parts.weights, one.weights)
-    assert abs(np.mean(parts.losses[8:]) - one.losses[1]) < 1e-14

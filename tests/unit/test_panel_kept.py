@@ -50,28 +50,6 @@ def test_pin_keeps_the_prediction_where_nothing_ran(panel):
     assert panel.player.data == pack(before) and panel.player.note == ""
 
 
-def test_a_pinned_run_stands_beside_the_next_one_and_a_stale_run_does_not(panel):
-    ran(panel)
-    panel.pin()
-    panel.set(micro_batches=3)
-    assert ">+250%<" in said(panel)  # 14 are predicted now, 4 are pinned
-    ran(panel)
-    assert (panel.rows[1].pinned.value, panel.rows[1].modelled.value) == (4, 6)
-    assert "pinned (modelled)" in said(panel) and "+50%" in said(panel)
-
-
-def test_pin_again_replaces_and_unpin_takes_away(panel):
-    panel.pin()
-    panel.set(micro_batches=4)
-    panel.pin()
-    assert panel.pinned.experiment.micro_batches == 4 and panel.bar.unpin.layout.display is None
-    panel.tabs.value = "pinned"
-    panel.bar.unpin.click()
-    assert panel.pinned is None and "pinned" not in panel.tabs.options
-    assert panel.tabs.value == "predicted" and panel.player.data == pack(panel.traces["predicted"])
-    assert "pinned" not in said(panel) and panel.bar.unpin.layout.display == "none"
-
-
 def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):
     """On its own tab it takes what belongs to the settings."""
     ran(panel)

@@ -1,15 +1,17 @@
 """A pipeline of a script's own stages, on ranks that take turns: they learn what one process learns,
-or are refused."""
+or are refused. A stage as a function of a weight version."""
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bigtrain_lab import Action, Impossible, Schedule
 from bigtrain_lab.techniques import Pipeline
 from bigtrain_lab.techniques.one_process import Sample, delayed
+from bigtrain_lab.techniques.weight_versions import WeightVersions
 from tests.unit.threads import on_threads
 
 X = torch.linspace(-2, 2, 48, dtype=torch.float64).reshape(12, 4).sin()
@@ -191,3 +193,57 @@ def test_a_weight_from_a_list_is_right_where_a_forward_has_the_newest_version():
 def test_what_would_learn_otherwise_is_refused(kind, name, between, optimizer, sentence):
     with pytest.raises(Impossible, match=sentence):
         learnt(kind, name, (6,), 2, between or (lambda stage: None), optimizer)
+
+
+# -- weight versions: what torch.func.functional_call promises. Gradients over versions: see tests/parity
+
+
+class Versioned(nn.Module):
+    """Tied weights (one parameter at two places), a batch norm's buffers, and a failure on
+    demand."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.down.weight = self.up.weight
+
+    def forward(self, x, fail=False):
+        x = self.norm(self.up(x))
+        if fail:
+            raise ValueError("on demand")
+        return self.down(x)
+
+
+def stage_and_versions():
+    stage = Versioned().double()
+    return stage, WeightVersions(stage), torch.randn(5, 4, dtype=torch.float64)
+
+
+def test_a_call_is_functional_call_with_tied_weights_and_buffers():
+    stage, versions, x = stage_and_versions()
+    twin = Versioned().double()
+    other = {name: (2 * p).detach().requires_grad_() for name, p in stage.named_parameters()}
+    with versions.placed(other):
+        found = stage(x)
+    expected = functional_call(twin, other, (x,))
+    assert torch.equal(stage.norm.running_mean, twin.norm.running_mean)
+    assert torch.equal(found, expected) and not torch.equal(found, stage(x))
+    assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_call_the_module_has_its_own_parameters_again(fails):
+    stage, versions, x = stage_and_versions()
+    before = dict(stage.named_parameters(remove_duplicate=False))
+    try:
+        with versions.placed(versions[0]):
+            stage(x, fails)
+    except ValueError:
+        assert fails
+    after = dict(stage.named_parameters(remove_duplicate=False))
+    assert (
+        all(after[name] is parameter for name, parameter in before.items())
+        and len(after) == len(before) == 6
+    )
+    assert stage.down.weight is stage.up.weight

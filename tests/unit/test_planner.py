@@ -20,7 +20,7 @@ from bigtrain_lab.core import Wire, readings
 from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig, theory
-from bigtrain_lab.planner import Alike, Plan, Search, Stage, Way, model_job
+from bigtrain_lab.planner import OVER, Alike, Plan, Search, Stage, Way, model_job, model_recipe
 from bigtrain_lab.view import table
 
 LAB = PlanACluster(
@@ -48,11 +48,10 @@ def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
     told, (one, *_, eight) = search.facts(name, way), search.job.rows
     for at, shown in zip((0, -1), search.job.run((int(one), int(eight)), way)[name]):
         most = {what: getattr(shown, what).max() for what in ("first", "again", "update")}
-        most["held"] = shown.held[:-1]  # a bucket is a mean, which no line goes through
         products = search.job.drawn(name, way, (2, 3)).products
         for what, own in shown._replace(**most)._asdict().items():
             found = getattr(told._replace(products=products), what)[..., at]
-            assert (found[:-1] if what == "held" else found).tolist() == own.tolist(), what
+            assert found.tolist() == own.tolist(), what
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
@@ -68,6 +67,17 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
         near = 0.02 if each.plan.zero else 0.015
         assert each.seconds == pytest.approx(trace.step_time, rel=near), each.plan
         assert each.bytes == pytest.approx(most, rel=0.1), each.plan
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e8, 1e9, 1e10, 3e11])
+def test_the_best_plan_is_the_fastest_as_simulated(search, bytes_per_s):
+    """Of all plans, since no closed form is further above its simulation than is said; nor is one
+    far below, also where links hold a pipeline or the messages of replicas back."""
+    wire = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
+    found = Search(search.job, replace(search.hardware, **wire), 4)
+    steps = {each.plan: found.scheduled(each.plan, "1f1b") for each in found.all}
+    assert all(0.85 <= each.seconds / steps[each.plan] <= OVER for each in found.all)
+    assert found.best.seconds == min(steps.values()) == steps[found.best.plan]
 
 
 @pytest.mark.parametrize("zero", range(4))
@@ -86,17 +96,7 @@ def test_equal_pieces_are_one_times_their_number(zero):
             own, told = (alike.peak(each, alive, again) for each in (stage, single))
             assert own == told
         for own, told in zip(alike.turn(stage), alike.turn(single)):
-            assert own == pytest.approx(told, rel=0.01)
-
-
-def test_a_slow_link_holds_a_pipeline_back(search):
-    """Beside the simulation of every message: where one takes as long as a backward, the closed form
-    of stage 2 is a quarter too slow."""
-    slow = replace(search.hardware, inside=Wire("slow", 1e-3, 1e9), protocols=((1.0, 1.0),))
-    far = Search(search.job, slow, 4)
-    for dp, zero, near in ((1, 0, 0.05), (2, 2, 0.25), (2, 3, 0.1)):
-        plan = Plan(dp, 4 // dp, Way(), 1, zero)
-        assert far.seconds(plan) == pytest.approx(far.scheduled(plan, "1f1b"), rel=near), plan
+            assert own == pytest.approx(told, rel=OVER - 1)
 
 
 def test_another_schedule_is_simulated(search):
@@ -262,7 +262,7 @@ def loss(output, targets):
 
 
 def data():
-    return torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
+    return torch.arange(16).view(2, 8), torch.arange(16).view(2, 8) + 9
 
 
 def make():
@@ -276,17 +276,21 @@ def encoder():
 
 
 class Translator(nn.Module):
-    def __init__(self):
+    def __init__(self, dropout):
         super().__init__()
         self.table = nn.Embedding(100, 32)
-        self.core = nn.Transformer(32, 4, 2, 3, 64, batch_first=True)
+        self.core = nn.Transformer(32, 4, 2, 3, 64, dropout, batch_first=True)
 
     def forward(self, source, target):
         return self.core(self.table(source), self.table(target)) @ self.table.weight.T
 
 
-def translator():
-    return Translator(), ((data()[0], data()[0]), data()[1]), loss
+def translator(dropout=0.1):
+    return Translator(dropout), ((data()[0], data()[0]), data()[1]), loss
+
+
+def steady():
+    return translator(0.0)
 
 
 class Turned(nn.Module):
@@ -367,10 +371,41 @@ def test_what_is_no_model_of_blocks_is_refused(own):
             Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1).best
 
 
-def test_the_command_plans_a_file(own, capsys):
-    assert main(["plan", f"{own}:make", "--devices", "2", "--memory", "2", "--batch", "8"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "The fastest is" in out and "To train it: Recipe(..., ranks=" in out
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("make", Plan(1, 3, Way(recompute="full"), 2, 0)),
+        ("make", Plan(2, 2, Way(), 1, 1)),
+        ("steady", Plan(1, 2, Way(), 1, 0)),
+    ],
+)
+def test_a_plan_of_ones_own_model_trains_it_as_torch_does(own, name, plan):
+    """Also where a weight is tied over stages, and where blocks are given more than one tensor."""
+    make = run_path(str(own))[name]
+    run = model_recipe(make, plan, 8, "sgd", learning_rate=0.1, steps=2).run()
+    run.wait()
+    torch.manual_seed(0)
+    model, (inputs, targets), loss = make()
+    rule = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        rule.zero_grad()
+        loss(model(*(inputs if type(inputs) is tuple else [inputs])), targets).backward()
+        rule.step()
+    named = {key.partition("whole.")[2]: key for key in run.result if "whole." in key}
+    for key, weight in model.named_parameters():
+        assert run.result[named.pop(key)] == pytest.approx(weight.detach().numpy(), abs=1e-6), key
+    assert not named
+
+
+def test_a_file_is_planned_and_trained_by_the_command_that_it_tells(own, cli):
+    told = " ".join(cli("plan", f"{own}:make", "--devices", 2, "--batch", 8)[1].split())
+    assert "The fastest is" in told and "To train it: Recipe(..., ranks=" in told
+    code, out, _ = cli(*shlex.split(re.search(r"processes here: bigtrain (.*)", told)[1]))
+    first, last = map(
+        float, re.search(r"steps on 2 ranks: loss (\S+), at the end (\S+)\.", out).groups()
+    )
+    assert code == 0 and last < first
+    assert cli("plan", "--train", 2)[0] == 2
 
 
 def test_the_plan_of_a_small_gpt_trains_by_the_command_that_it_tells(cli):

@@ -1,9 +1,13 @@
-"""A checkpoint in shards: read by any number of ranks, whole when a rank is killed while it is
-saved, and one sentence for what it cannot be read as."""
+"""A checkpoint is whole or not there, on a full disk, of another model; in shards: read by any number
+of ranks, whole when a rank is killed while it is saved, and one sentence for what it cannot be read
+as."""
 
 import os
+import random
 import shutil
+from errno import EIO, ENOSPC
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,53 +17,196 @@ from torch.nn.functional import mse_loss
 
 from bigtrain_lab import Impossible, Rank, Recipe, Schedule, launch
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques import saved, saved_shards
+from bigtrain_lab.techniques import MixedPrecision, saved, saved_shards
 from bigtrain_lab.techniques.flat import Flat
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
 from bigtrain_lab.techniques.shards import Home
 from bigtrain_lab.train.recipe import Lens, train
 
-from .threads import on_threads
+from .threads import Absent, Model as Tied, on_threads
+
+
+@pytest.mark.parametrize(
+    "number, told",
+    [
+        (ENOSPC, "No space left on device.*: free some space"),
+        (EIO, "Input/output error.*: free some space, or choose another place"),
+    ],
+)
+def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    saved.save(path, {"number": 1})
+
+    def fsync(file):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(Impossible, match=told):
+        saved.save(path, {"number": 2})
+    assert saved.load(path) == {"number": 1} and os.listdir(tmp_path) == ["last.pt"]
+
+
+def training(width=4, adam=True, level=None, extra=False, slices=None):
+    model = nn.Sequential(
+        nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 1), *[nn.Linear(1, 1)] * extra
+    )
+    precision = MixedPrecision(level)
+    model = precision.prepare(model)
+    optimizer = (
+        torch.optim.Adam(precision.parameters())
+        if adam
+        else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
+    )
+    return SimpleNamespace(
+        stages={0: model},
+        precision=precision,
+        optimizers=[optimizer],
+        replica=0,
+        rank=None,
+        slices=slices,
+    )
+
+
+def step(at, seed):
+    with at.precision:
+        loss = (
+            at.stages[0](torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)))
+            .float()
+            .square()
+            .mean()
+        )
+    at.precision.backward(loss)
+    at.precision.step(*at.optimizers)
+    at.precision.update()
+    at.optimizers[0].zero_grad()
+
+
+def drawn():
+    return (
+        torch.rand(3).tolist(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(3).tolist(),
+        np.random.standard_normal(),
+    )
+
+
+@pytest.mark.parametrize("level", [None, "fp16", "bf16"])
+def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
+    """Weights, masters, moments, the loss scale, and generators with half a pair of normals in
+    hand."""
+    one = training(level=level)
+    for seed in range(3):
+        step(one, seed)
+    random.gauss(0, 1), np.random.standard_normal()
+    saved.save(tmp_path / "a.pt", saved.state_of(one, Alone(), 3, note="kept"))
+    expected = drawn()
+    step(one, 3)
+    other = training(level=level)
+    assert (
+        saved.restore(saved.load(tmp_path / "a.pt"), other, 0) == 3
+        and saved.load(tmp_path / "a.pt")["note"] == "kept"
+    )
+    assert drawn() == expected
+    step(other, 3)
+    for a, b in zip(one.precision.parameters(), other.precision.parameters()):
+        assert torch.equal(a, b)
+    if level == "fp16":
+        assert one.precision.scaler.state_dict() == other.precision.scaler.state_dict()
+
+
+@pytest.mark.parametrize(
+    "other, told",
+    [
+        (
+            {"width": 5},
+            (
+                r"^a.pt is of another training, 0.weight of stage 0 is \(4, 3\) there and"
+                r" \(5, 3\) here: train with what it had, or name another.$"
+            ),
+        ),
+        (
+            {"extra": True},
+            r"^a.pt is of another training, 3.weight of stage 0 is missing there and \(1, 1\) here",
+        ),
+        (
+            {"slices": SimpleNamespace(rank=1, size=2)},
+            "a.pt is of another training, slice is missing there and 1 of 2 here",
+        ),
+        (
+            {"adam": False},
+            "a.pt is of another training, optimizer 0 is .* there and .* here: train",
+        ),
+    ],
+    ids=lambda each: str(each)[:12],
+)
+def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
+    saved.save(tmp_path / "a.pt", saved.state_of(training(), Alone(), 3))
+    changed = training(**other)
+    before = [weight.clone() for weight in changed.stages[0].parameters()]
+    with pytest.raises(Impossible, match=told):
+        saved.restore(saved.load(tmp_path / "a.pt"), changed, 0, "a.pt")
+    assert all(map(torch.equal, before, changed.stages[0].parameters()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weights": 3}, {"precision": [4]}, {"optimizers": [5]}, {"update": "6"}, {"random": 7}],
+)
+def test_a_crafted_state_is_one_sentence(change):
+    with pytest.raises(Impossible, match="^a.pt is no checkpoint, or is damaged"):
+        saved.restore(saved.state_of(training(), Alone(), 3) | change, training(), 0, "a.pt")
+
+
+@pytest.mark.parametrize(
+    "state, told",
+    [
+        ({"rate": np.float64(0.1)}, "reading it would execute code"),
+        ({"rate": lambda: 0.1}, "was not saved"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
+    saved.save(tmp_path / "last.pt", {"number": 3})
+    with pytest.raises(Impossible, match=told):
+        saved.save(tmp_path / "last.pt", state)
+    assert saved.load(tmp_path / "last.pt") == {"number": 3} and os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_an_asynchronous_training_is_not_saved_without_its_optimizers():
+    """Its pipeline has them, and older weights; a training that went on without would be
+    another."""
+    recipe = Recipe(
+        model=lambda stage: nn.Linear(3, 3),
+        data=lambda number: (torch.ones(2, 3), torch.ones(2, 3)),
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.Adam,
+        steps=3,
+        schedule="pipedream",
+    )
+    rank = Rank(0, recipe.mesh, torch.device("cpu"))
+    trained = train(recipe, rank)
+    with pytest.raises(Impossible, match="synchronous schedule"):
+        saved.state_of(trained, Alone(), 3)
+    rank.finish()
+
+
+# -- in shards -------------------------------------------------------------------------------------
 
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
 
 
-class One(Alone):
-    """A rank of several that are met one after the other."""
-
-    def __init__(self, rank, size):
-        super().__init__()
-        self.rank, self.size = rank, size
-
-    def differing(self, text, name=""):
-        return []
-
-    def unrecorded(self):
-        return self
-
-    def broadcast(self, tensor, src=0, name=""):
-        return tensor
-
-
-class Model(nn.Module):
-    """A tied weight, a frozen one, a buffer and one that no state_dict has, one number."""
+class Model(Tied):
+    """One number more, and a buffer that no state_dict has."""
 
     def __init__(self, width=WIDTH):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.frozen, self.last = (nn.Linear(width, width) for _ in range(3))
-        self.last.weight = self.first.weight
-        self.frozen.requires_grad_(False)
-        self.rate = nn.Parameter(torch.ones(()))
-        self.register_buffer("seen", torch.zeros(()))
+        super().__init__(width=width)
+        self.rate = nn.Parameter(torch.ones((), dtype=torch.float64))
         self.register_buffer("mask", torch.ones(width), persistent=False)
-        self.double()
 
     def forward(self, x):
-        if self.training:
-            self.seen += 1
-        return self.rate * self.last(torch.tanh(self.frozen(torch.tanh(self.first(x)))))
+        self.calls += self.training
+        return self.rate * super().forward(x)
 
 
 class Sharded:
@@ -70,7 +217,7 @@ class Sharded:
     follow_weights = staticmethod(lambda: None)
 
     def __init__(self, rank, size, seed=0, width=WIDTH, make=ADAM):
-        self.module, self.group = Model(width), One(rank, size)
+        self.module, self.group = Model(width), Absent(rank, size)
         learnt = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         draw = torch.Generator().manual_seed(seed)
         self.flat = Flat([*learnt.values()], size, rank)
@@ -86,7 +233,7 @@ class Sharded:
         for piece, gradient in zip(pieces, self.flat.pieces(self.flat.mine(values[1]))):
             piece.grad = gradient.clone()
         self.optimizer.step()
-        self.module.seen.fill_(seed)
+        self.module.calls.fill_(seed)
 
     def refresh(self):
         pass
@@ -108,7 +255,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
         for rank in {*range(min(size, 5)), size - 1}:
             found, expected = Sharded(rank, size, seed=2), Sharded(rank, size, seed=1)
             assert load(tmp_path / "last", found, found.optimizer) == {"update": 7}
-            assert found.module.seen == 1
+            assert found.module.calls == 1
             for a, b in zip(found.homes, expected.homes):
                 assert torch.equal(a.stepped, b.stepped)
                 states = [
@@ -334,6 +481,7 @@ DAMAGES = {
         f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n)
         for n in (1, 64, 72, 200)
     },
+    "other bytes": lambda path: path.write_bytes(b"abc" * 99),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
     "twice": lambda path: path.write_bytes(2 * path.read_bytes()),
     "halves swapped": lambda path: path.write_bytes(
@@ -401,7 +549,7 @@ CRAFTED = {
     "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
     "facts": lambda state, content: state.update(facts=3),
     "buffers": lambda state, content: state.update(apart=[1]),
-    "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
+    "other buffers": lambda state, content: state["apart"].update(calls=torch.zeros(4)),
     "short": short,
     "a short moment": short_moment,
     "parts": lambda state, content: content.update(parts=4),

@@ -1,42 +1,106 @@
-"""The schedules against the closed forms of their papers, and the refusals."""
+"""The schedules against the closed forms of their papers, what they hold, and the refusals. Why ranks
+wait, in sentences: each wait is counted with those it is named with, and all of them are told."""
 
+import re
 from fractions import Fraction
 
 import pytest
 
-from bigtrain_lab.core import Cost, Impossible, Link
-from bigtrain_lab.order.plan import Compute, Launch, Plan, Recv, Send, Wait, lower
+from bigtrain_lab import Schedule, simulate
+from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.order.explain import bubbles
+from bigtrain_lab.order.plan import Compute, Launch, Plan, Recv, Send, Wait
 from bigtrain_lab.order.schedule import Action, B, F, Schedule, U, name_of
 from bigtrain_lab.order.simulate import simulate
-from tests.unit.sizes import traced
+from bigtrain_lab.train.rehearsal import HALVES, WHOLE, rehearsals
+from tests.unit.sizes import Sizes, traced
+
+
+def told(name, ranks=4, micro_batches=8):
+    schedule = Schedule.named(name)(ranks, micro_batches)
+    trace = simulate(schedule, SLOTS)
+    return trace, bubbles(trace, schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in Schedule.all() if not name.startswith("zb")])
+def test_the_slots_that_are_told_are_all_that_a_rank_idles(name):
+    """Zero-bubble orders wait for nothing but a first input or gradient; there a wait may end in a
+    W that it does not explain."""
+    trace, sentences = told(name)
+    for rank in range(4):
+        own = [s for s in sentences if s.startswith(f"Rank {rank} ")]
+        assert sum(map(idle_slots, own)) == trace.idle(rank), own
+
+
+@pytest.mark.parametrize("hardware, verb", [("unit", "idles 6"), ("v100-nvlink", "idles or waits")])
+def test_a_rank_waits_only_where_messages_take_time(hardware, verb):
+    """By the definition of Trace.shares: idle is what no message covers."""
+    lab = PipelineExperiment(hardware=hardware)
+    assert lab.explain(lab.predict())[0].startswith(f"Rank 0 {verb} ")
+
+
+def idle_slots(sentence: str) -> float:
+    """The slots of a sentence: of the longest wait alone, or of all such gaps, and of the
+    others."""
+    longest, *sums = map(float, re.findall(r"([\d.]+) slots?", sentence))
+    return sum(sums) if "such gaps" in sentence else longest + sum(sums)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("1f1b", ("27.3%", "more micro-batches", "share smaller")),
+        ("pipedream", ("27.3%", "a longer run", "share smaller")),
+        ("naive", ("75.0%", "one rank works at a time", "however many micro-batches")),
+    ],
+)
+def test_what_the_whole_promises_holds(name, words):
+    """More micro-batches, or a longer run, make the share smaller, or leave it where that was
+    said."""
+    (few, said), (many, _) = (told(name, micro_batches=m) for m in (8, 16))
+    assert [each for each in words if each not in said[-1]] == []
+    assert many.bubble() == few.bubble() if name == "naive" else many.bubble() < few.bubble()
+
+
+def test_an_order_that_is_written_down_is_promised_nothing():
+    schedule = Schedule.of("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
+    said = bubbles(simulate(schedule, SLOTS), schedule)[-1]
+    assert "idle" in said and "micro-batches" not in said
+
+
+def test_what_no_number_of_micro_batches_mends_is_told():
+    """A stage twice as long as the three others: 1 - 5/8 of the rank-time is idle in the limit."""
+
+    def at(m):
+        schedule = Schedule.named("1f1b")(4, m)
+        trace = simulate(schedule, {"F": [1, 1, 1, 2], "B": [2, 2, 2, 4], "U": 0})
+        return trace.bubble(), bubbles(trace, schedule)[-1]
+
+    assert all(
+        words in at(8)[1]
+        for words in ("Rank 3 has the most work", "37.5%", "however many micro-batches")
+    )
+    assert 0.375 < at(128)[0] < 0.39 < at(8)[0]
+
+
+# -- closed forms ----------------------------------------------------------------------------------
 
 P, M = (1, 2, 3, 4, 8), (1, 2, 4, 8, 16)
 GRID = [(p, m) for p in P for m in M]
 COST = {"F": 1, "B": 2}
 
 
-def order(name, p, m, rank, kinds="FB"):
-    return [
-        str(a) for step in Schedule.named(name)(p, m).steps(rank) for a in step if a.kind in kinds
-    ]
-
-
-@pytest.mark.parametrize("p,m", GRID)
-def test_gpipe_runs_all_forwards_then_all_backwards(p, m):
-    for r in range(p):
-        assert order("gpipe", p, m, r) == [f"{r}F{i}" for i in range(m)] + [
-            f"{r}B{i}" for i in range(m)
-        ]
-
-
 @pytest.mark.parametrize("p,m", GRID)
 def test_1f1b_warms_up_then_alternates_then_drains(p, m):
     for r in range(p):
-        kinds = [a[len(str(r))] for a in order("1f1b", p, m, r)]
+        actions = [a for step in Schedule.named("1f1b")(p, m).steps(r) for a in step]
+        ran = [str(action) for action in actions if action.kind in "FB"]
+        kinds = [a[len(str(r))] for a in ran]
         w = min(m, p - r - 1)
         assert kinds == ["F"] * w + ["F", "B"] * (m - w) + ["B"] * w
         for kind in "FB":
-            assert order("1f1b", p, m, r, kind) == [f"{r}{kind}{i}" for i in range(m)]
+            assert [a for a in ran if kind in a] == [f"{r}{kind}{i}" for i in range(m)]
 
 
 @pytest.mark.parametrize("p,m", GRID)
@@ -314,17 +378,6 @@ def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out(family):
     assert [s.version for s in spans[:2]] == [0, 0] and spans[3].version == 1
 
 
-def test_messages_follow_from_needs():
-    plan = lower(Schedule.named("1f1b")(2, 1))
-    assert plan.lanes[0, "compute"] == (
-        Compute(F(0, 0)[:1], 0),
-        Send(1, Action("F", 0, 0)),
-        Recv(1, Action("B", 1, 0)),
-        Compute(B(0, 0)[:1], 0),
-        Compute(U(0, 0)[:1], 0),
-    )
-
-
 def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
     """Three ranks, all ready at 1 slot, send 10 bytes to rank 3 over 2-byte-a-slot links with alpha
     3."""
@@ -417,3 +470,79 @@ def test_every_schedule_is_refused_or_complete():
             assert kinds <= {("F", "B"), ("F", "I", "W")}, name
             ran += 1
         assert ran, name
+
+
+# -- what a schedule holds, of stages by hand whose sizes tell the kinds apart, and what is rehearsed
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_peaks_by_kind(p, m):
+    for name, live in (
+        ("gpipe", lambda r: m),
+        ("naive", lambda r: m),
+        ("1f1b", lambda r: min(m, p - r)),
+    ):
+        trace = traced(Schedule.named(name)(p, m))
+        for r in range(p):
+            peaks = {
+                k: trace.peak_bytes(r, k)
+                for k in ("weights", "stashed", "gradients", "optimizer", "activations")
+            }
+            assert peaks == {
+                "weights": 1000,
+                "stashed": 0,
+                "gradients": 100,
+                "optimizer": 10,
+                "activations": live(r),
+            }
+            # In the second step, with the optimizer's state there: naive's one backward frees all
+            # activations as its gradients appear; a first B frees one; under 1F1B a forward may
+            # follow while the gradients are there.
+            at_once = {"naive": max(m, 100), "gpipe": 99 + m, "1f1b": 99 + live(r) + (m > live(r))}[
+                name
+            ]
+            assert trace.peak_bytes(r) == 1000 + 10 + at_once
+
+
+@pytest.mark.parametrize("name", Schedule.all())
+def test_everything_but_weights_and_state_is_gone_at_the_end(name):
+    order = Schedule.named(name)(3, 6)
+    trace, chunks = traced(order), order.stages // 3
+    left = dict.fromkeys(MEMORY_KINDS, 0) | {"weights": 1000 * chunks, "optimizer": 10 * chunks}
+    for r in range(3):
+        assert {k: trace.levels(r, k)[-1][1] for k in MEMORY_KINDS} == left
+
+
+def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_event():
+    """I makes 30 of the 100 bytes of gradients, the whole backward the rest; a pair that takes what
+    it frees changes nothing."""
+    order = Schedule.of("0F0 0F1 1F0 1I0+1F1 1B1 0B0 0I1 1W0 0W1")
+    trace = traced(order, 1, Sizes(optimizer=0, queued=5, early=30))
+    assert [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")] == [
+        ("start", "weights", 2000),
+        *((f, "activations", n) for f, n in (("0F0", 1), ("0F1", 2), ("1F0", 3))),
+        ("1I0+1F1", "gradients", 30),
+        ("1I0+1F1", "queued", 5),
+        ("1B1", "gradients", 100),
+        ("1B1", "activations", 2),
+        ("0B0", "gradients", 200),
+        ("0B0", "activations", 1),
+        ("0I1", "activations", 0),
+        ("0I1", "queued", 10),
+        ("1W0", "queued", 5),
+        ("0W1", "queued", 0),
+        ("0U1", "gradients", 100),
+        ("1U1", "gradients", 0),
+    ]
+
+
+@pytest.mark.parametrize("name", Schedule.all())
+def test_a_few_micro_batches_show_all_that_a_run_does(name):
+    """Whatever the schedule, and without a search where no weights are late."""
+    for p, m, steps in ((4, 8, 2), (4, 32, 3), (1, 1, 2)):
+        chosen = rehearsals(Schedule.named(name)(p, m), steps)
+        assert max(sum(one.micro_batches for one in several) for several in chosen) <= 6
+        assert Schedule.named(name).asynchronous or {
+            one for several in chosen for one in several
+        } <= {WHOLE, HALVES}

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bigtrain_lab import Impossible
+from bigtrain_lab.checks import ranks_differ, tensors_differ
 from bigtrain_lab.runtime.talk.group import Alone
 from bigtrain_lab.techniques import (
     LAMB,
@@ -119,15 +120,6 @@ def trained(make, group, stage, backwards=1):
     return model.state_dict()
 
 
-def far(found, expected) -> float:
-    sizes = {name: value.double().norm() for name, value in expected.items()}
-    least = 1e-3 * max(sizes.values())
-    return max(
-        float((found[name] - value).double().norm() / max(sizes[name], least))
-        for name, value in expected.items()
-    )
-
-
 WAYS = (1, 2), (2, 1), (2, 2)  # stages, backwards of a step
 
 
@@ -149,7 +141,8 @@ def test_ranks_learn_what_one_process_learns(over, ranks, names):
         expected = alone(OPTIMIZERS[name])
         for stage, backwards in WAYS:
             key = f"{name} {stage} {backwards}"
-            assert far({each: found[f"{key}: {each}"] for each in expected}, expected) <= 1e-12, key
+            own = {each: found[f"{key}: {each}"] for each in expected}
+            assert tensors_differ(own, expected) == [], key
 
 
 def test_what_buckets_learn_the_naive_one_learns():
@@ -159,24 +152,15 @@ def test_what_buckets_learn_the_naive_one_learns():
         lambda params, group: NaiveZero(params, group=group, **adam),
         lambda params, group: ZeroOptimizer(params, group=group, bucket_bytes=100, **adam),
     ):
-        assert all(far(found, expected) <= 1e-12 for found in on_threads(partial(naive, way), 3))
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk, self.a, self.b = (nn.Linear(4, 4, bias=False) for _ in range(3))
-
-    def forward(self, x, head):
-        return getattr(self, head)(self.trunk(x)).sum()
+        assert ranks_differ(on_threads(partial(naive, way), 3), expected) == []
 
 
 @pytest.mark.parametrize("heads", ["ab", "ba", "aab"])
 @pytest.mark.parametrize("bucket_bytes", [64, 1000])
 def test_backwards_through_different_heads_add_up(bucket_bytes, heads):
     def program(group):
-        model, x = TwoHeads(), torch.ones(1, 4)
+        torch.manual_seed(0)
+        model = nn.ModuleDict({part: nn.Linear(4, 4, bias=False) for part in ("trunk", "a", "b")})
         made = partial(torch.optim.SGD, lr=0.1)
         optimizer = made(model.parameters())
         if group.size > 1:
@@ -184,13 +168,12 @@ def test_backwards_through_different_heads_add_up(bucket_bytes, heads):
                 model.parameters(), made, 2, group, bucket_bytes=bucket_bytes, allow_unused=True
             )
         for head in heads:
-            model(x, head).backward()
+            model[head](model["trunk"](torch.ones(1, 4))).sum().backward()
         optimizer.step()
         return model.state_dict()
 
     (one,) = on_threads(program, 1)
-    for found in on_threads(program, 2):
-        assert far(found, one) <= 1e-6
+    assert ranks_differ(on_threads(program, 2), one, 1e-6) == []
 
 
 @pytest.mark.parametrize(
@@ -429,9 +412,8 @@ def updated(make, scaler):
 def test_accumulate_clips_by_the_optimizer_s_own_function(scaler):
     make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
     expected = updated(partial(torch.optim.SGD, lr=1.0), scaler)
-    assert far(updated(make, scaler), expected) <= (
-        1e-5 if scaler else 1e-12
-    )  # a scaled loss is float32
+    allowed = 1e-5 if scaler else 1e-12  # a scaled loss is float32
+    assert tensors_differ(updated(make, scaler), expected, allowed) == []
 
 
 def with_masters(given, prepared_first=True, **options):
@@ -511,6 +493,14 @@ def of_another_rank():
     optimizer.load_state_dict(optimizer.state_dict() | {"rank": (1, 2)})
 
 
+def written(group):
+    module = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, 1, group, lr=1)
+    optimizer.param_groups[0]["params"][0].data.mul_(2)
+    backward(module)
+    optimizer.step()
+
+
 def across(name):
     ZeroOptimizer(nn.Linear(2, 2).parameters(), WHOLE[name], 1, Alone())
 
@@ -542,6 +532,7 @@ def across(name):
             partial(changed, lambda _, piece: nn.init.zeros_(piece)),
             "Pieces on rank 0 were written to since the last step",
         ),
+        (lambda: on_threads(written, 2), "Pieces on rank . were written to since"),
         (partial(unused, torch.ones(2)), "gradient of 3 on rank 0 was set by hand"),
         (lambda: made(nn.ParameterList([torch.ones(2)] * 2)), "share their memory"),
         (unused, "Parameters got no gradient, on rank 0: 3, 2"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from bigtrain_lab.grading.ranks import Ranks
 from bigtrain_lab.runtime import launch
-from bigtrain_lab.runtime.talk.group import Group, Handle
+from bigtrain_lab.runtime.talk.group import Alone, Group, Handle
 
 WIDTH = 6
 
@@ -20,14 +20,14 @@ class Model(nn.Module):
     """A tied weight, which is not contiguous, a frozen one, one that only some samples or ranks use
     (if asked for), and a buffer that counts in the output."""
 
-    def __init__(self, seed=0, spare=False):
+    def __init__(self, seed=0, spare=False, width=WIDTH):
         super().__init__()
         torch.manual_seed(seed)
-        self.first, self.frozen, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.first, self.frozen, self.last = (nn.Linear(width, width) for _ in range(3))
         self.first.weight.data = self.first.weight.data.t().contiguous().t()
         self.last.weight = self.first.weight
         self.frozen.requires_grad_(False)
-        self.spare = nn.Linear(WIDTH, 1) if spare else None
+        self.spare = nn.Linear(width, 1) if spare else None
         self.register_buffer("scale", torch.rand(()))
         self.register_buffer("calls", torch.tensor(seed))
         self.double()
@@ -126,3 +126,20 @@ class ThreadedLane:
         launched = self.inner.launch(run, name)
         launched.settle = launched.wait
         return launched
+
+
+class Absent(Alone):
+    """One rank of a group of which nobody else is there."""
+
+    def __init__(self, rank, size):
+        super().__init__()
+        self.rank, self.size = rank, size
+
+    def differing(self, text, name=""):
+        return []
+
+    def unrecorded(self):
+        return self
+
+    def broadcast(self, tensor, src=0, name=""):
+        return tensor

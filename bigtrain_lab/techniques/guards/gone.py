@@ -2,7 +2,7 @@
 ranks have the rest of refuses what looks across its elements."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...core import Impossible
@@ -44,10 +44,10 @@ ACROSS = {  # what torch's clip_grad_norm_ and GradScaler call
     torch._amp_foreach_non_finite_check_and_unscale_,
 }
 TOLD = (
-    "{} was called on gradients of which other ranks have the rest: take clip_grad_norm_() of the "
+    "{} was called on {} of which other ranks have the rest: take clip_grad_norm_() of the "
     "FullyShardedDataParallel or the ZeroOptimizer, or techniques.clip.clip_grad_norm with the "
-    "group of the slices, and a DynamicLossScaler(group=...), which ask all ranks, or "
-    "gradient.as_subclass(torch.Tensor) for a number of this rank's elements."
+    "group of the slices, a DynamicLossScaler(group=...), or full_state_dict(), which ask all "
+    "ranks, or .as_subclass(torch.Tensor) for a number of this rank's elements."
 )
 
 
@@ -56,10 +56,12 @@ class Piece(Tensor):
     elements, would be taken for the whole gradient's, so each rank would scale, or skip, by itself.
     What is computed element by element from a piece is one."""
 
+    what, copies = "gradients", ("_like",)  # functions that make plain tensors
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         name = function.__name__
-        refuse((function in ACROSS, TOLD.format(name)))
+        refuse((function in ACROSS, TOLD.format(name, cls.what)))
         with torch._C.DisableTorchFunctionSubclass():
             found = function(*args, **kwargs or {})
         if function is Tensor.as_subclass or not isinstance(found, (Tensor, tuple, list)):
@@ -67,17 +69,34 @@ class Piece(Tensor):
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         size = max(each.numel() for each in given if isinstance(each, cls))
 
+        made = name.startswith("new_") or name.endswith(cls.copies)
+
         def own(result):
-            if type(result) is not Tensor or any(result is each for each in given):
+            if type(result) is not Tensor or made or any(result is each for each in given):
                 return result
             fewer = result.numel() < size and result._base is None  # and no view of some
-            refuse((fewer and not name.startswith(("new_", "_foreach")), TOLD.format(name)))
+            refuse((fewer and not name.startswith("_foreach"), TOLD.format(name, cls.what)))
             return result.as_subclass(cls)
 
         return tree_map(own, found)
 
     def __deepcopy__(self, memo):
         return self.as_subclass(Tensor).clone()
+
+
+class WeightPiece(Piece, nn.Parameter):
+    """This rank's elements of a weight, but within its optimizer's step, which has a plain
+    parameter. torch counts what is written to its `.data` too."""
+
+    what, copies = "weights", ("_like", "clone")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        function = Tensor.detach if function == Tensor.data.__get__ else function
+        return super().__torch_function__(function, types, args, kwargs)
+
+    def __deepcopy__(self, memo):
+        return nn.Parameter(super().__deepcopy__(memo), self.requires_grad)
 
 
 def as_piece(parameter: Tensor) -> None:

@@ -62,7 +62,8 @@ def level_of(level: str | Level, scaler, group) -> Level:
     return level
 
 
-def refuse_model(model, has_one: bool) -> None:
+def refuse_model(model, has_one: bool, rounds: bool) -> None:
+    """`rounds`: the level changes the model."""
     refuse(
         (
             not isinstance(model, nn.Module),
@@ -76,11 +77,8 @@ def refuse_model(model, has_one: bool) -> None:
             "This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.",
         ),
     )
-
-
-def refuse_formats(model: nn.Module) -> None:
     # those of a FullyShardedDataParallel too, which calls its pieces parameters
-    for name, weight in nn.Module.named_parameters(model):
+    for name, weight in nn.Module.named_parameters(model) if rounds else ():
         refuse(
             (
                 weight in STEPPED,

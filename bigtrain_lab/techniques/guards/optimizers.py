@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 from . import refuse
-from .gone import Piece
+from .gone import Piece, WeightPiece
 
 # what replicas step in place of a weight, at stages 1 to 3 -> how many ranks have a piece of it; a
 # module's own parameter, empty at stage 3 -> the rank
@@ -44,18 +44,29 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if TRIED.get(optimizer, (None,))[0] != len(held):
         refuse_across(optimizer)
+    for hook in LAST.pop(optimizer, ()):
+        hook.remove()
     if TRIED[optimizer][1]:
-        if optimizer in LAST:
-            LAST[optimizer].remove()
-        LAST[optimizer] = optimizer.register_step_pre_hook(let_read)
+        after = optimizer.register_step_post_hook(show)
+        LAST[optimizer] = after, optimizer.register_step_pre_hook(let_read)
+        # the first one; torch has no public name for that
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
 
 
 def let_read(optimizer: Optimizer, args, kwargs) -> None:
     """The last hook before a step: an optimizer that was let through may read its pieces, and a
     user's hook may not."""
+    show(optimizer, kind=nn.Parameter)
     for p in TRIED[optimizer][1]:
         if isinstance(p.grad, Piece):
             p.grad = p.grad.as_subclass(Tensor)
+
+
+def show(optimizer: Optimizer, *_, kind: type = WeightPiece) -> None:
+    """The first hook after a step: nobody else may read its pieces of weights."""
+    for p in TRIED[optimizer][1]:
+        if p in PIECES and is_part(p):
+            p.__class__ = kind
 
 
 register_optimizer_step_pre_hook(before_step)

@@ -204,17 +204,15 @@ def refuse(
     )
     for path in ways:
         refuse_way(module, path, ways, group, sequence)
-    for path, part in module.named_modules():
-        refuse_any(
+    refuse_any(
+        *(
             (
                 isinstance(part, nn.Dropout) and part.p and group.size > 1,
-                (
-                    f"{path} is torch's Dropout, which draws another mask on each rank: take "
-                    "models.Dropout, or p=0."
-                ),
-            ),
-        )
-    refuse_any(
+                f"{path} is torch's Dropout, which draws another mask on each rank: take "
+                "models.Dropout, or p=0.",
+            )
+            for path, part in module.named_modules()
+        ),
         (
             any(
                 getattr(parameter, hooks, None)  # torch has no public name for them
@@ -227,7 +225,7 @@ def refuse(
                 "A parameter that the plan cuts has hooks, which its slices would not "
                 "have: register hooks on the sliced model."
             ),
-        )
+        ),
     )
     owners: dict[Tensor, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

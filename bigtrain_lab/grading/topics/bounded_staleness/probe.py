@@ -5,7 +5,7 @@
     stale by  updates between a worker's read and the one that applies its gradient
 
 Source: Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter
-server (NIPS), section 3.
+server (NIPS).
 """
 
 from .bench import layers, plain
