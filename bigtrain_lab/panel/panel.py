@@ -331,6 +331,7 @@ class Panel(widgets.VBox):
         """Press Run; options as for Experiment.run. Returns the Run, or None where it could not
         start."""
         with self._lock:
+            self.settings.settle()
             if self._running or self._refusal or self._only_predicted or self.settings.predicting:
                 return None
             self._fail("")

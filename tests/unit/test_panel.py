@@ -4,6 +4,7 @@ table."""
 import json
 import re
 import threading
+import time
 
 import pytest
 
@@ -452,6 +453,15 @@ def test_a_press_waits_for_a_prediction_that_takes_very_long(panel, monkeypatch)
     gate.set()
     until(lambda: panel.pinned)
     assert panel.pinned.experiment.micro_batches == 5
+
+
+def test_a_cell_that_starts_a_run_waits_for_what_the_cell_before_it_moved(panel, monkeypatch):
+    real = Waves.predict
+    monkeypatch.setattr(Waves, "predict", lambda self: time.sleep(0.3) or real(self))
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 0.01)
+    panel.controls["micro_batches"].value = 5
+    assert panel.settings.predicting and panel.start()
+    assert panel.wait() and panel.experiment.micro_batches == 5
 
 
 def test_a_page_learns_that_its_move_is_heard_and_nothing_overwrites_its_next(panel, monkeypatch):
