@@ -78,7 +78,7 @@ def assumed() -> list[Constant]:
         (
             "FLOPs that count",
             "all",
-            "fitted",
+            "assumed",
             (
                 "those of the second forward too; the paper does not say, and the ratio hardly"
                 " depends on it"
@@ -94,7 +94,7 @@ def assumed() -> list[Constant]:
         (
             "gradients travel",
             "beside the backward",
-            "fitted",
+            "assumed",
             (
                 f"as torch's do, which {code} offers; its default sends them after it, and the"
                 " paper does not say: without overlap 512 GPUs are predicted more than 5 points"
@@ -104,7 +104,7 @@ def assumed() -> list[Constant]:
         (
             "kernels slower by overlap_slowdown",
             "while an all-reduce runs",
-            "fitted",
+            "assumed",
             "and as fast as alone before and after it",
         ),
         (
@@ -117,7 +117,7 @@ def assumed() -> list[Constant]:
             ),
         ),
         ("update", "Adam with float32 masters", "published", f"{code}: mixed precision"),
-        ("operators", "eager", "fitted", "nothing is fused"),
+        ("operators", "eager", "assumed", "nothing is fused"),
         (
             "GPUs of a server",
             SERVER_GPUS,

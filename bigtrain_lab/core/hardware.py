@@ -176,7 +176,7 @@ class Hardware:
 TAGS = {
     "published": "stands in the source",
     "derived": "computed from published numbers",
-    "fitted": "assumed, or taken from another device",
+    "assumed": "by us, or taken from another device",
     "measured": "measured on this machine",
 }
 
@@ -196,7 +196,7 @@ def known(tag: str, source: str, /, **values) -> dict[str, tuple]:
     return {name: (value, f"{tag}: {source}") for name, value in values.items()}
 
 
-published, derived, fitted = (partial(known, tag) for tag in ("published", "derived", "fitted"))
+published, derived, assumed = (partial(known, tag) for tag in ("published", "derived", "assumed"))
 
 
 def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> Hardware:
@@ -214,7 +214,7 @@ def profile(name: str, inside: str, between: str, *facts: dict[str, tuple]) -> H
 
 
 def alphas(inside_s: float, between_s: float) -> dict[str, tuple]:
-    return fitted(
+    return assumed(
         "the order of a small NCCL message on such a link; data sheets state no latency",
         inside_alpha_s=inside_s,
         between_alpha_s=between_s,
@@ -227,10 +227,10 @@ GA100 = {"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 3
 GH100 = {"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12}
 MATMULS = "Bekman, Machine Learning Engineering, table Maximum Achievable Matmul FLOPS (bfloat16)"
 ETHERNET = published("10GBASE: 10 Gb/s", between_bytes_per_s=1.25e9)
-LAUNCH = fitted(
+LAUNCH = assumed(
     "PyTorch takes 4 to 10 us of the host's time for an eager operator, on any GPU", launch_s=5e-6
 )
-OVERLAP = fitted(
+OVERLAP = assumed(
     "the middle of 1.1 to 1.3, documentation of Galvatron's hardware profiler", overlap_slowdown=1.2
 )
 BY_LINKS = derived("nothing published: the slowest link of the ring", collective_bytes_per_s=())
@@ -297,11 +297,11 @@ PROFILES = {
             published(
                 "NVIDIA GeForce RTX 3090 specification: graphics card power 350 W", watts=350
             ),
-            fitted("what transfers reach of 15.75 GB/s each way", inside_bytes_per_s=12e9),
-            fitted("a server of eight slots", node_size=8),
+            assumed("what transfers reach of 15.75 GB/s each way", inside_bytes_per_s=12e9),
+            assumed("a server of eight slots", node_size=8),
             ETHERNET,
             alphas(5e-6, 30e-6),
-            fitted("as A100, the same generation", matmul_share=0.859, memory_share=0.9),
+            assumed("as A100, the same generation", matmul_share=0.859, memory_share=0.9),
             LAUNCH,
             OVERLAP,
             BY_LINKS,
@@ -383,7 +383,7 @@ PROFILES = {
             ),
             ETHERNET,
             alphas(5e-6, 30e-6),
-            fitted("as V100, the generation before", matmul_share=0.664, memory_share=0.833),
+            assumed("as V100, the generation before", matmul_share=0.664, memory_share=0.833),
             LAUNCH,
             OVERLAP,
             BY_LINKS,
@@ -402,13 +402,13 @@ PROFILES = {
                 inside_bytes_per_s=150e9,
             ),
             published("NVIDIA DGX-1 data sheet: 8 GPUs", node_size=8),
-            fitted("one 100 Gb/s EDR port a GPU", between_bytes_per_s=12.5e9),
+            assumed("one 100 Gb/s EDR port a GPU", between_bytes_per_s=12.5e9),
             alphas(4e-6, 5e-6),
             derived(
                 "Markidis et al. 2018 (arXiv:1803.04014), abstract: 83 of 125 TFLOP/s in float16",
                 matmul_share=0.664,
             ),
-            fitted(
+            assumed(
                 "near the 750 of 900 GB/s of Jia et al. 2018 (arXiv:1804.06826), not read again",
                 memory_share=0.833,
             ),
@@ -444,8 +444,8 @@ PROFILES = {
                 memory_bytes_per_s=4800e9,
             ),
             published(f"{MATMULS}: 794.5 of 989 TFLOP/s on H100 and H200", matmul_share=0.803),
-            fitted("as H100, the same generation", memory_share=0.867),
-            fitted(f"as H100, of the same links: {PLAYBOOK}", collective_bytes_per_s=BY_NODES),
+            assumed("as H100, the same generation", memory_share=0.867),
+            assumed(f"as H100, of the same links: {PLAYBOOK}", collective_bytes_per_s=BY_NODES),
         ),
     )
 }

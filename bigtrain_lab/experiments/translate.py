@@ -28,7 +28,7 @@ from .translation import Translation
 
 HOST = Wire(
     "PCIe 3.0 x16", 5e-6, 12e9
-)  # fitted: what copies to a device reach; pageable memory is copied twice
+)  # assumed: what copies to a device reach; pageable memory is copied twice
 
 
 class Translate(Replicated):

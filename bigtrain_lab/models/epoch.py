@@ -74,7 +74,7 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
         (
             "tokens of a sentence",
             alone.tokens,
-            "fitted",
+            "assumed",
             "1,920 words a batch; they only divide a step among layers, forward and backward",
         ),
         ("bytes of gradients", 4 * 93_255_680, "derived", "float32, no two matrices tied"),
@@ -84,7 +84,7 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
             "published",
             "torch's DistributedDataParallel; a larger parameter has a bucket of its own",
         ),
-        ("seconds of waiting for data or a slow rank", 0, "fitted", "none is told of"),
+        ("seconds of waiting for data or a slow rank", 0, "assumed", "none is told of"),
     )
     return [
         *(Constant("the translator's epoch", *each) for each in told),

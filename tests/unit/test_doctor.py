@@ -64,7 +64,7 @@ def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsy
     monkeypatch.setattr("bigtrain_lab.runtime.this_machine", lambda measure: None)
     assert main(["doctor", "--constants"]) == 0
     told, rows = " ".join(capsys.readouterr().out.split()), doctor.constants()
-    assert Counter(row.of for row in rows if row.tag == "fitted") == {
+    assert Counter(row.of for row in rows if row.tag == "assumed") == {
         "rtx3090-pcie": 8,
         "a100-nvlink": 3,
         "titan-rtx-nvlink": 6,

@@ -225,7 +225,7 @@ def test_the_command_names_the_fastest_plan(capsys):
     small = "--layers 4 --width 128 --heads 16 --sequence 64 --vocabulary 512 --batch 8 --devices 2"
     assert main(["plan", *small.split(), "--show", "2"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert all(words in told for words in ("The fastest is", "1% more", "launch_s, fitted"))
+    assert all(words in told for words in ("The fastest is", "1% more", "launch_s, assumed"))
     assert main(["plan", "--hardware", "unit"]) == 2
 
 
