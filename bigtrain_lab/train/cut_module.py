@@ -10,8 +10,8 @@ message is what that block is given and has a gradient, in one flat tensor.
 Memory: while a rank makes the module, the whole of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -25,10 +25,12 @@ from ..core import Impossible, refuse
 from ..runtime.memory.saved import replaced
 from ..techniques import one_process
 from ..techniques.checkpoint import checkpoint
-from ..techniques.checkpoint.conditions import HOST, random_states, set_random_states
+from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.one_process import Sample
 from .dry_run import META
 from .recipe import Recipe
+
+APART = torch.random.fork_rng(devices=[])  # a decorator: numbers drawn in it are no others'
 
 
 def recipe_of(
@@ -50,39 +52,33 @@ def recipe_of(
         given, y = tree_map_only(Tensor, lambda each: each[at % len(each)], (inputs, targets))
         return Sample(tree_leaves(given)[0], y, given)
 
-    def model(number: int) -> nn.Module:
+    def model(number: int, level: str | None) -> nn.Module:
         whole = made(make)[0]
-        for name, p in [*whole.named_parameters(remove_duplicate=False)]:
+        with META:
+            like = MixedPrecision(level).prepare(made(make)[0], masters=False)
+        for name, _ in [*whole.named_parameters(remove_duplicate=False)]:
             if number not in places[name]:
                 owner, _, leaf = name.rpartition(".")
                 part = whole.get_submodule(owner)
                 delattr(part, leaf)
-                setattr(part, leaf, torch.empty_like(p, device=META, requires_grad=True))
+                setattr(part, leaf, torch.empty_like(like.get_parameter(name), requires_grad=True))
         return Stage(whole, blocks, parts[number], number, again)
 
     try:
-        with apart():
-            places, tied = places_of(make, blocks, parts, data(0))
-        common = {"model": model, "data": data, "loss": loss, "ranks": len(counts), "tied": tied}
-        refuse_other(make, Recipe(**common, optimizer=partial(torch.optim.SGD, lr=0.1), steps=2))
+        places, tied = places_of(make, blocks, parts, data(0))
+        common = {"data": data, "loss": loss, "ranks": len(counts), "tied": tied}
+        rule = partial(torch.optim.SGD, lr=0.1)
+        refuse_other(
+            make, Recipe(model=partial(model, level=None), optimizer=rule, steps=2, **common)
+        )
     except (AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise Impossible(
             f"A trial of the stages failed, so take a plan with pp 1 or change the module: {error}"
         ) from error
-    return Recipe(**common, **told)
+    return Recipe(model=partial(model, level=told.get("precision")), **common, **told)
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """What is drawn meanwhile leaves the generators of torch, Python and NumPy as they were."""
-    before = random_states(HOST)
-    try:
-        yield
-    finally:
-        set_random_states(before)
-
-
-@torch.random.fork_rng(devices=[])
+@APART
 def made(make: Callable) -> tuple:
     """What make() returns, with the same weights on each rank."""
     torch.manual_seed(0)
@@ -92,12 +88,13 @@ def made(make: Callable) -> tuple:
 def refuse_other(make: Callable, trial: Recipe) -> None:
     """Refuse a module that trains otherwise when it is cut."""
     module, _, loss = made(make)
-    with apart():
-        cut = trial.alone()
-    with apart():
-        samples = [[trial.data(number)] for number in range(trial.steps)]
-        stage = Stage(module, (), range(0), 0)
-        whole = one_process.synchronous([stage], samples, loss, trial.optimizer)
+    cut = APART(trial.alone)()
+    whole = APART(one_process.synchronous)(
+        [Stage(module, (), range(0), 0)],
+        [[trial.data(number)] for number in range(trial.steps)],
+        loss,
+        trial.optimizer,
+    )
     own, other = ({"": torch.tensor(each.losses)} | each.weights for each in (cut, whole))
     refuse(
         (
@@ -105,9 +102,9 @@ def refuse_other(make: Callable, trial: Recipe) -> None:
                 torch.allclose(value, other[name], 1e-4, 1e-5, equal_nan=True)
                 for name, value in own.items()
             ),
-            "Cut into stages the module trains otherwise than whole. Let make() draw its weights"
-            " with torch, and the loss use its two arguments alone. Let no block change a list or"
-            " dict that it is given, and nothing outside of blocks draw numbers or change state.",
+            "Cut into stages, the module trains otherwise than whole. Draw numbers with torch,"
+            " weights in make() and others inside of blocks. Let the loss use its two arguments"
+            " alone, and change no lists, dicts or state that several blocks share.",
         )
     )
 
@@ -152,8 +149,9 @@ class Stage(nn.Module):
         def enter(at: int, run: Callable, *given, **named):
             if self.number and at == self.own.start:
                 places = learnt(given, named)
-                for place, end in zip(places, accumulate(each.numel() for each in places)):
-                    part = x[end - place.numel() : end]
+                sizes = [each.numel() for each in places]
+                # unsafe: no views, so that a block may change one in place
+                for place, part in zip(places, x.unsafe_split_with_sizes(sizes)):
                     arrived[place] = part.view(place.shape).to(place.dtype)
             if arrived:
                 given, named = tree_map_only(Tensor, lambda t: arrived.get(t, t), (given, named))
@@ -164,7 +162,7 @@ class Stage(nn.Module):
 
         with ExitStack() as around:
             for at, path in enumerate(self.blocks[: self.own.stop + 1]):
-                way = apart() if at < self.own.start else partial(partial, enter, at)
+                way = APART if at < self.own.start else partial(partial, enter, at)
                 around.enter_context(replaced(self.whole.get_submodule(path), "forward", way))
             if len(self.own) < len(self.blocks):
                 around.enter_context(Elsewhere(x.device))
@@ -187,6 +185,7 @@ def learnt(*given) -> list[Tensor]:
     return [each for each in tree_leaves(given) if torch.is_tensor(each) and each.requires_grad]
 
 
+@APART
 def places_of(
     make: Callable, blocks: Sequence[str], parts: Sequence[range], sample: Sample
 ) -> tuple[dict[str, set[int]], dict[str, dict[int, str]]]:
