@@ -31,6 +31,7 @@ from .dry_run import META
 from .recipe import Recipe
 
 APART = torch.random.fork_rng(devices=[])  # a decorator: numbers drawn in it are no others'
+TRIAL = {"optimizer": partial(torch.optim.SGD, lr=0.1), "steps": 2}
 
 
 def recipe_of(
@@ -67,10 +68,7 @@ def recipe_of(
     try:
         places, tied = places_of(make, blocks, parts, data(0))
         common = {"data": data, "loss": loss, "ranks": len(counts), "tied": tied}
-        rule = partial(torch.optim.SGD, lr=0.1)
-        refuse_other(
-            make, Recipe(model=partial(model, level=None), optimizer=rule, steps=2, **common)
-        )
+        refuse_other(make, Recipe(model=partial(model, level=None), **TRIAL, **common))
     except (AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise Impossible(
             f"A trial of the stages failed, so take a plan with pp 1 or change the module: {error}"
@@ -88,14 +86,16 @@ def made(make: Callable) -> tuple:
 def refuse_other(make: Callable, trial: Recipe) -> None:
     """Refuse a module that trains otherwise when it is cut."""
     module, _, loss = made(make)
-    cut = APART(trial.alone)()
-    whole = APART(one_process.synchronous)(
-        [Stage(module, (), range(0), 0)],
-        [[trial.data(number)] for number in range(trial.steps)],
-        loss,
-        trial.optimizer,
+    samples = [[trial.data(number)] for number in range(trial.steps)]
+    own, other = (
+        {"": torch.tensor(trained.losses)} | trained.weights
+        for trained in (
+            APART(trial.alone)(),
+            APART(one_process.synchronous)(
+                [Stage(module, (), range(0), 0)], samples, loss, trial.optimizer
+            ),
+        )
     )
-    own, other = ({"": torch.tensor(each.losses)} | each.weights for each in (cut, whole))
     refuse(
         (
             not all(
@@ -156,7 +156,7 @@ class Stage(nn.Module):
             if arrived:
                 given, named = tree_map_only(Tensor, lambda t: arrived.get(t, t), (given, named))
             if at == self.own.stop:
-                sent = [each.flatten() for each in learnt(given, named)]
+                sent = (each.flatten() for each in learnt(given, named))  # none, if all is frozen
                 raise Ended(torch.cat([x.new_empty(0, dtype=torch.bfloat16), *sent]))
             return checkpoint(run, *given, **named) if self.again else run(*given, **named)
 
@@ -205,9 +205,9 @@ def places_of(
     if outside:
         sent = Stage(whole, blocks, range(0), 0)(*sample[:1], *sample.context)
         x = sent.detach().requires_grad_()
-        through = Stage(whole, blocks, range(len(blocks)), 1)(x.clone(), *sample.context)
+        y = Stage(whole, blocks, range(len(blocks)), 1)(x.clone(), *sample.context)
         # x has a gradient, also where nothing before the blocks has one
-        for stage, end in ((0, sent.sum() + x.sum()), (last, loss(through, sample.targets))):
+        for stage, end in ((0, sent.sum() + x.sum()), (last, loss(y, sample.targets))):
             given = torch.autograd.grad(end, outside, allow_unused=True)
             for p in (p for p, grad in zip(outside, given) if grad is not None):
                 held[p].add(stage)

@@ -488,6 +488,15 @@ def test_a_plan_of_ones_own_model_trains_it_as_torch_does(own, name, plan):
     assert not named
 
 
+def test_stages_compute_in_the_formats_of_one(own):
+    make = run_path(str(own))["turned"]
+    one, two = (
+        model_recipe(make, Plan(1, pp, Way(), 1, 0), 8, "sgd", "bf16", 0.1, 2).run()
+        for pp in (1, 2)
+    )
+    assert one.result["loss"] == pytest.approx(two.result["loss"], abs=1e-6)
+
+
 def test_a_file_is_planned_and_trained_by_the_command_that_it_tells(own, cli):
     told = " ".join(cli("plan", f"{own}:make", "--devices", 2, "--batch", 8)[1].split())
     assert "The fastest is" in told and "To train it: Recipe(..., ranks=" in told
