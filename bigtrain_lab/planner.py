@@ -291,7 +291,8 @@ def model_recipe(
     learning_rate: float = 1e-3,
     steps: int = 10,
 ) -> "cut_module.Recipe":
-    """The Recipe that trains such a model by a plan, on the samples that `make` gives."""
+    """The Recipe that trains such a model by a plan, on the samples that `make` gives. Two
+    micro-batches are trained here first, cut and whole: Impossible where these differ."""
     level = None if precision == "none" else precision
     rule = Optimizer.named(optimizer).at(learning_rate)
     step, blocks, _ = pieces.of_user(make, rule, level)

@@ -21,12 +21,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..core import refuse
+from ..core import Impossible, refuse
 from ..runtime.memory.saved import replaced
+from ..techniques import one_process
 from ..techniques.checkpoint import checkpoint
+from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.one_process import Sample
 from .dry_run import META
 from .recipe import Recipe
+
+APART = torch.random.fork_rng(devices=[])  # a decorator: numbers drawn in it are no others'
+TRIAL = {"optimizer": partial(torch.optim.SGD, lr=0.1), "steps": 2}
 
 
 def recipe_of(
@@ -35,33 +40,73 @@ def recipe_of(
     """Make the Recipe of a module. `make()`: the module, (inputs, targets) with samples along dim
     0, and a loss(output, targets). `blocks`: their paths; `counts`: how many each stage has. Its
     micro-batches are `rows` samples of those inputs, again and again: replace `data` by your own.
-    `again`: blocks are computed again in the backward; `told`: all else."""
+    `again`: blocks are computed again in the backward; `told`: all else.
+
+    Two micro-batches are trained here first, cut and whole. Impossible where these differ. It costs
+    both, one after the other, and the memory of two such modules."""
     _, (inputs, targets), loss = make()
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    before, after, both = ends_of(make, blocks)
-    parts, last = [range(*each) for each in pairwise(accumulate([0, *counts]))], len(counts) - 1
-
-    def model(number: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the same weights on each rank
-            whole = make()[0]
-        own = tuple(f"{blocks[at]}." for at in parts[number])
-        kept = (before if number == 0 else set()) | (after if number == last else set())
-        for name, p in [*whole.named_parameters(remove_duplicate=False)]:
-            if name not in kept and not name.startswith(own):
-                owner, _, leaf = name.rpartition(".")
-                part = whole.get_submodule(owner)
-                delattr(part, leaf)
-                setattr(part, leaf, torch.empty_like(p, device=META, requires_grad=True))
-        return Stage(whole, blocks, parts[number], number, again)
+    parts = [range(*each) for each in pairwise(accumulate([0, *counts]))]
 
     def data(number: int) -> Sample:
         at = torch.arange(number * rows, (number + 1) * rows)
         given, y = tree_map_only(Tensor, lambda each: each[at % len(each)], (inputs, targets))
-        return Sample(given[0], y, given)
+        return Sample(tree_leaves(given)[0], y, given)
 
-    tied = {name: dict.fromkeys((0, last), f"whole.{name}") for name in both if last}
-    return Recipe(model=model, data=data, loss=loss, ranks=len(counts), tied=tied, **told)
+    def model(number: int, level: str | None) -> nn.Module:
+        whole = made(make)[0]
+        with META:
+            like = MixedPrecision(level).prepare(made(make)[0], masters=False)
+        for name, _ in [*whole.named_parameters(remove_duplicate=False)]:
+            if number not in places[name]:
+                owner, _, leaf = name.rpartition(".")
+                part = whole.get_submodule(owner)
+                delattr(part, leaf)
+                setattr(part, leaf, torch.empty_like(like.get_parameter(name), requires_grad=True))
+        return Stage(whole, blocks, parts[number], number, again)
+
+    try:
+        places, tied = places_of(make, blocks, parts, data(0))
+        common = {"data": data, "loss": loss, "ranks": len(counts), "tied": tied}
+        refuse_other(make, Recipe(model=partial(model, level=None), **TRIAL, **common))
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise Impossible(
+            f"A trial of the stages failed, so take a plan with pp 1 or change the module: {error}"
+        ) from error
+    return Recipe(model=partial(model, level=told.get("precision")), **common, **told)
+
+
+@APART
+def made(make: Callable) -> tuple:
+    """What make() returns, with the same weights on each rank."""
+    torch.manual_seed(0)
+    return make()
+
+
+def refuse_other(make: Callable, trial: Recipe) -> None:
+    """Refuse a module that trains otherwise when it is cut."""
+    module, _, loss = made(make)
+    samples = [[trial.data(number)] for number in range(trial.steps)]
+    own, other = (
+        {"": torch.tensor(trained.losses)} | trained.weights
+        for trained in (
+            APART(trial.alone)(),
+            APART(one_process.synchronous)(
+                [Stage(module, (), range(0), 0)], samples, loss, trial.optimizer
+            ),
+        )
+    )
+    refuse(
+        (
+            not all(
+                torch.allclose(value, other[name], 1e-4, 1e-5, equal_nan=True)
+                for name, value in own.items()
+            ),
+            "Cut into stages, the module trains otherwise than whole. Draw numbers with torch,"
+            " weights in make() and others inside of blocks. Let the loss use its two arguments"
+            " alone, and change no lists, dicts or state that several blocks share.",
+        )
+    )
 
 
 class Elsewhere(TorchFunctionMode):
@@ -99,37 +144,27 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, *inputs) -> Any:
         """`x`: the message, `inputs`: of the whole module."""
-        arrived: list[Tensor] = []
+        arrived: dict[Tensor, Tensor] = {}  # in place of which tensor
 
-        def enter(at: int, run: Callable, y: Tensor, *given, **named):
-            if self.number:
-                if at == self.own.start:
-                    places = [y, *learnt(given, named)]
-                    flat = x.split([each.numel() for each in places])
-                    y, *others = [
-                        part.view(to.shape).to(to.dtype) for part, to in zip(flat, places)
-                    ]
-                    arrived.extend(others)
-                refuse(
-                    (
-                        len(learnt(given, named)) != len(arrived),
-                        f"{self.blocks[at]} is given other tensors than the blocks before it, so"
-                        " the module cannot be cut there: take a plan with pp 1.",
-                    )
-                )
-                rest = iter(arrived)
-                given, named = tree_map_only(
-                    Tensor, lambda each: next(rest) if each.requires_grad else each, (given, named)
-                )
+        def enter(at: int, run: Callable, *given, **named):
+            if self.number and at == self.own.start:
+                places = learnt(given, named)
+                sizes = [each.numel() for each in places]
+                # unsafe: no views, so that a block may change one in place
+                for place, part in zip(places, x.unsafe_split_with_sizes(sizes)):
+                    arrived[place] = part.view(place.shape).to(place.dtype)
+            if arrived:
+                given, named = tree_map_only(Tensor, lambda t: arrived.get(t, t), (given, named))
             if at == self.own.stop:
-                raise Ended(torch.cat([each.flatten() for each in (y, *learnt(given, named))]))
-            return checkpoint(run, y, *given, **named) if self.again else run(y, *given, **named)
+                sent = (each.flatten() for each in learnt(given, named))  # none, if all is frozen
+                raise Ended(torch.cat([x.new_empty(0, dtype=torch.bfloat16), *sent]))
+            return checkpoint(run, *given, **named) if self.again else run(*given, **named)
 
         with ExitStack() as around:
-            for at in range(self.own.start, min(self.own.stop + 1, len(self.blocks))):
-                block = self.whole.get_submodule(self.blocks[at])
-                around.enter_context(replaced(block, "forward", partial(partial, enter, at)))
-            if self.number:
+            for at, path in enumerate(self.blocks[: self.own.stop + 1]):
+                way = APART if at < self.own.start else partial(partial, enter, at)
+                around.enter_context(replaced(self.whole.get_submodule(path), "forward", way))
+            if len(self.own) < len(self.blocks):
                 around.enter_context(Elsewhere(x.device))
             try:
                 y = self.whole(*inputs)
@@ -150,23 +185,35 @@ def learnt(*given) -> list[Tensor]:
     return [each for each in tree_leaves(given) if torch.is_tensor(each) and each.requires_grad]
 
 
-def ends_of(make: Callable, blocks: Sequence[str]) -> tuple[set[str], set[str], set[str]]:
-    """Names of the weights outside of blocks that get a gradient before them, and after them; of
-    those that get both, one name each."""
-    with META:
-        whole, (inputs, targets), loss = make()
-        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-        sent = Stage(whole, blocks, range(0), 0)(inputs[0], *inputs)
+@APART
+def places_of(
+    make: Callable, blocks: Sequence[str], parts: Sequence[range], sample: Sample
+) -> tuple[dict[str, set[int]], dict[str, dict[int, str]]]:
+    """By the name of a weight, the stages that have it, and `tied` of a Recipe. Outside of blocks
+    it is needed where it gets a gradient, before them or after them; one that gets none is
+    everywhere."""
+    whole, _, loss = made(make)
+    named, last = [*whole.named_parameters(remove_duplicate=False)], len(parts) - 1
+    held: dict[Tensor, set[int]] = {p: set() for _, p in named}
+    for name, p in named:
+        held[p] |= {
+            stage
+            for stage, part in enumerate(parts)
+            if name.startswith(tuple(f"{blocks[at]}." for at in part))
+        }
+    outside = [p for p, own in held.items() if last and not own and p.requires_grad]
+    if outside:
+        sent = Stage(whole, blocks, range(0), 0)(*sample[:1], *sample.context)
         x = sent.detach().requires_grad_()
-        y = loss(Stage(whole, blocks, range(len(blocks)), 1)(x, *inputs), targets)
-    inside = tuple(f"{block}." for block in blocks)
-    names = {
-        name: p
-        for name, p in whole.named_parameters(remove_duplicate=False)
-        if not name.startswith(inside)
+        y = Stage(whole, blocks, range(len(blocks)), 1)(x.clone(), *sample.context)
+        # x has a gradient, also where nothing before the blocks has one
+        for stage, end in ((0, sent.sum() + x.sum()), (last, loss(y, sample.targets))):
+            given = torch.autograd.grad(end, outside, allow_unused=True)
+            for p in (p for p, grad in zip(outside, given) if grad is not None):
+                held[p].add(stage)
+    tied = {
+        name: dict.fromkeys(sorted(held[p]), f"whole.{name}")
+        for name, p in whole.named_parameters()
+        if len(held[p]) > 1 and p.requires_grad
     }
-    found: list[set[str]] = []
-    for end in (sent + x, y):  # x has a gradient, also where nothing before the blocks has one
-        given = torch.autograd.grad(end, names.values(), end, allow_unused=True)
-        found.append({name for name, grad in zip(names, given) if grad is not None})
-    return *found, found[0] & found[1] & {name for name, _ in whole.named_parameters()}
+    return {name: held[p] or {*range(last + 1)} for name, p in named}, tied

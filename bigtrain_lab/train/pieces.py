@@ -71,6 +71,13 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
                 f"make() gave no model: {error}. Return a module, (inputs, targets) and a"
                 " loss(output, targets)."
             ) from error
+    refuse(
+        (
+            len({x.shape[:1] for x in tree_leaves((inputs, targets)) if torch.is_tensor(x)}) > 1,
+            "Inputs and targets differ in their number of samples, which is dim 0: make what all"
+            " samples share, such as a mask, inside the module.",
+        )
+    )
     rows = []
     for path, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):

@@ -73,8 +73,9 @@ class Recipe:
     schedule       a Schedule, or its name
     replicas       copies of the model that share each window: its micro-batch i goes to replica
                    i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks, tp=slices). Each
-                   replica has a global seed of its own, so that torch's nn.Dropout draws a mask of
-                   its own there, and not those of one process, as models.Dropout does
+                   replica, and each rank of a pipeline, has a global seed of its own, so that
+                   torch's nn.Dropout draws masks of its own there, and not those of one process,
+                   as models.Dropout does
     bucket_bytes   gradients that replicas average in one message
     data_parallel  further settings of DistributedDataParallel, such as {"overlap": False}
     zero           what replicas hold in parts: 0, nothing; 1, the optimizer's state; 2, gradients
@@ -208,8 +209,10 @@ class Recipe:
         for places in self.tied.values():
             (first, name), *others = sorted(places.items())
             for stage, other in others:
-                owner, _, leaf = other.rpartition(".")
-                setattr(stages[stage].get_submodule(owner), leaf, stages[first].get_parameter(name))
+                own = stages[stage].get_parameter(other)
+                for part in stages[stage].modules():
+                    for leaf in [leaf for leaf, p in part._parameters.items() if p is own]:
+                        setattr(part, leaf, stages[first].get_parameter(name))
         batches = [[self.sample(n) for n in window] for window in self.windows]
         if not order.asynchronous:
             return one_process.synchronous(
@@ -280,8 +283,9 @@ class Training:
         order, here = self.order, self.pipe.rank
         self.own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == here]
         self.stages = {stage: self.stage(stage) for stage in self.own}
-        if self.replica and rank.device.type != "meta":
-            torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
+        place = self.replica * order.ranks + here
+        if place and rank.device.type != "meta":
+            torch.manual_seed(rank.seed + place)  # dropout masks of its own
         self.holders = rank.group(("pp", "tp")) if self.slices else self.pipe
         if recipe.zero:  # who have parts of one gradient
             self.holders = self.copies if recipe.mesh.size == recipe.replicas else rank.group()

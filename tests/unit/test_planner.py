@@ -230,6 +230,7 @@ def test_the_command_names_the_fastest_plan(capsys):
 
 
 OWN = """
+import numpy as np
 import torch
 from torch import nn
 
@@ -315,6 +316,80 @@ def twice():
     return Model(4, calls=2), data(), loss
 
 
+class Stream(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.g = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, one, other, kept):
+        one = one.add_(self.f(other).tanh())
+        other = other + self.g(other).tanh()
+        kept.update(other=other) if kept is not None else None
+        return one, other
+
+
+class Streams(nn.Module):
+    def __init__(self, how=""):
+        super().__init__()
+        self.table, self.out, self.how = nn.Embedding(100, 32), nn.Linear(32, 100), how
+        self.register_buffer("calls", torch.ones(()))
+        self.blocks = nn.ModuleList(Stream() for _ in range(4))
+        for each in self.blocks:
+            each.g.weight = self.blocks[0].g.weight
+        self.table.requires_grad_(False)
+
+    def forward(self, ids):
+        one = self.table(ids) * self.calls + 0 * self.out.bias.sum()
+        if (ids > 99).any():
+            one = -one
+        other, kept = 2 * one, {} if self.how == "written" else None
+        if self.how == "drawn":
+            other = other * torch.rand(32)
+        for block in self.blocks:
+            one, other = block(one, other=other, kept=kept)
+            one = one + kept["other"] if kept else one
+            if self.how == "read" and other.sum() > 0:
+                other = -other
+        if self.how == "counted":
+            self.calls += 1
+        return self.out(one + other)
+
+
+def streams():
+    return Streams(), data(), loss
+
+
+def drawn():
+    return Streams("drawn"), data(), loss
+
+
+def read():
+    return Streams("read"), data(), loss
+
+
+def written():
+    return Streams("written"), data(), loss
+
+
+def counted():
+    return Streams("counted"), data(), loss
+
+
+def regular():
+    model = Streams()
+    return model, data(), lambda y, to: loss(y, to) + sum(p.norm() for p in model.parameters())
+
+
+def numbered():
+    model = Streams()
+    model.out.weight.data += np.random.rand()
+    return model, data(), loss
+
+
+def masked():
+    return Model(4), ((data()[0], torch.ones(8, 8)), data()[1]), loss
+
+
 def frozen():
     model = Model(4)
     model.norm.bias.requires_grad_(False)
@@ -366,9 +441,23 @@ def test_what_is_no_model_of_blocks_is_refused(own):
         ("data", "make.. gave no model"),
         ("twice", "more or less than once"),
         ("frozen", "1 weights get no gradient"),
+        ("masked", "differ in their number of samples"),
     ):
         with pytest.raises(Impossible, match=told):
             Search(model_job(made[name], 8), Hardware.named("a100-nvlink"), 1).best
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *((name, "otherwise") for name in ("twice", "drawn", "counted", "regular", "numbered")),
+        ("written", "another rank computed"),
+        ("read", "trial of the stages failed"),
+    ],
+)
+def test_what_a_cut_would_train_otherwise_is_refused_before_it_runs(own, name, told):
+    with pytest.raises(Impossible, match=told):
+        model_recipe(run_path(str(own))[name], Plan(1, 2, Way(), 1, 0), 8)
 
 
 @pytest.mark.parametrize(
@@ -377,10 +466,12 @@ def test_what_is_no_model_of_blocks_is_refused(own):
         ("make", Plan(1, 3, Way(recompute="full"), 2, 0)),
         ("make", Plan(2, 2, Way(), 1, 1)),
         ("steady", Plan(1, 2, Way(), 1, 0)),
+        ("streams", Plan(1, 3, Way(), 1, 0)),
     ],
 )
 def test_a_plan_of_ones_own_model_trains_it_as_torch_does(own, name, plan):
-    """Also where a weight is tied over stages, and where blocks are given more than one tensor."""
+    """Also where a weight is tied over stages or frozen, where blocks are given more than one
+    tensor or change it in place, and where the forward reads its input."""
     make = run_path(str(own))[name]
     run = model_recipe(make, plan, 8, "sgd", learning_rate=0.1, steps=2).run()
     run.wait()
@@ -395,6 +486,15 @@ def test_a_plan_of_ones_own_model_trains_it_as_torch_does(own, name, plan):
     for key, weight in model.named_parameters():
         assert run.result[named.pop(key)] == pytest.approx(weight.detach().numpy(), abs=1e-6), key
     assert not named
+
+
+def test_stages_compute_in_the_formats_of_one(own):
+    make = run_path(str(own))["turned"]
+    one, two = (
+        model_recipe(make, Plan(1, pp, Way(), 1, 0), 8, "sgd", "bf16", 0.1, 2).run()
+        for pp in (1, 2)
+    )
+    assert one.result["loss"] == pytest.approx(two.result["loss"], abs=1e-6)
 
 
 def test_a_file_is_planned_and_trained_by_the_command_that_it_tells(own, cli):

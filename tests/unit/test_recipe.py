@@ -145,6 +145,18 @@ def test_replicas_draw_masks_of_their_own_and_a_recompute_draws_them_again(tmp_p
     )
 
 
+def test_stages_draw_masks_of_their_own():
+    """Of two masks in a row half of a half is left."""
+    run = Recipe(
+        model=lambda number: nn.Sequential(nn.PReLU(), nn.Dropout(0.5)),
+        data=lambda number: (torch.ones(4, 256), torch.ones(())),
+        loss=lambda output, target: (output > 0).float().mean() + 0 * output.sum(),
+        optimizer=lambda weights: torch.optim.SGD(weights, 0.1),
+        ranks=2,
+    ).run()
+    assert run.result["loss"] == pytest.approx(0.25, abs=0.1)
+
+
 def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):
     def drifted(number):
         module = stage(number)
