@@ -5,6 +5,7 @@ Its room is a folder for this user alone, where runs keep programs on their way 
 the room when this process ends, whatever ends it.
 """
 
+import atexit
 import os
 import shutil
 import signal
@@ -53,6 +54,12 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+        atexit.register(self.forget, os.getpid())
+
+    def forget(self, owner: int) -> None:
+        """At the end of the process that has it, remove the room of a server that was killed."""
+        if os.getpid() == owner and self.process.poll() is not None:
+            shutil.rmtree(self.room, ignore_errors=True)
 
 
 @lru_cache(maxsize=1)
