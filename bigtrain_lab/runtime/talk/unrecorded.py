@@ -15,7 +15,7 @@ class Unrecorded:
         """Do nothing: no time, no collective of a plan, nothing to do later."""
 
     mark = note = write = jitter = look_at = enter = issue = later = call = ignore
-    refuse_taken = refuse_other_lane = scalar = histogram = watch = finish = done = close = ignore
+    refuse_taken = refuse_other_lane = scalar = histogram = watch = finish = ignore
 
     def span(self, *_, **__):
         return nullcontext()
