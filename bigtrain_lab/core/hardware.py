@@ -175,6 +175,7 @@ class Hardware:
 
 TAGS = {
     "published": "stands in the source",
+    "reported": "told to us, and not read in its source",
     "derived": "computed from published numbers",
     "assumed": "by us, or taken from another device",
     "measured": "measured on this machine",

@@ -4,7 +4,8 @@ The run of the 93-million-parameter translator: what its log tells. Three RTX 30
 Noam's rate, warm-up of 4,000 updates, patience of 5 epochs. An epoch's 457 s were not all training,
 its model was chosen by a third of the held-out pairs, and its warm-up was over before the third
 epoch was. What is derived from the log is computed here. Then the steps of four GPTs, and parts of
-them: a layer, and all-reduces by their size.
+them: a layer, and all-reduces by their size. The log and Oracle Japan's all-reduces were told to
+us, and not read in their sources; docs/coverage.md says where the others were read.
 """
 
 from typing import NamedTuple

@@ -351,7 +351,7 @@ class Compile(OnOneRank):
         if self.compiler == "inductor":
             yield "What inductor makes is known only once it ran: it is charged as ours."
         if self.compiler == "cuda-graph":
-            yield "A CUDA graph launches all kernels at once; each moves as many bytes as before."
+            yield "A CUDA graph launches a pass at once; each kernel moves as many bytes as before."
         yield from (f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1))
         if fast := samples(trace, COMPILED):
             steps, both = (

@@ -44,7 +44,7 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
         (
             "seconds on one rank",
             alone.seconds,
-            "published",
+            "reported",
             (
                 "20 minutes on one RTX 3090; what a "
                 "pair takes is not predicted, since lengths are not told"
@@ -59,7 +59,7 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
         (
             "share of training",
             alone.training,
-            "published",
+            "reported",
             (
                 "231 of 457 s in the log of an epoch on "
                 "three ranks; loss and BLEU of held-out pairs are shared too, and send nothing"
