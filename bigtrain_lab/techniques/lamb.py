@@ -9,7 +9,7 @@ long steps.
     x <- x - lr r u,   r = phi(|x|) / |u|              the trust ratio; 1 where |x| or |u| is 0
 
 The norms are those of a whole layer, also where ranks have pieces of it. `NaiveLAMB` is a plain
-loop. `LAMB` makes u by torch's fused Adam, and takes layers in blocks (layerwise.py).
+loop. `LAMB` makes u by torch's fused Adam, of all layers together (layerwise.py).
 
 Time: Adam's, two norms and a second pass over x and u. Memory: Adam's m and v.
 Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use:

@@ -6,7 +6,7 @@
 
 Without decay the step is lr eta |x| long. Small gradients give no small steps, so the rate must
 fall by a schedule. The rate is inside v, as in the paper: when it changes, past steps keep theirs.
-`naive_lars` is a plain loop; `LARS` takes layers in blocks: layerwise.py.
+`naive_lars` is a plain loop; `LARS` takes all layers together: layerwise.py.
 
 Time: SGD's, and two norms before it. Memory: v.
 Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), section 4 and Algorithm 1. Variants in

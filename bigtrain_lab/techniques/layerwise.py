@@ -1,21 +1,17 @@
 """The frame of LAMB and LARS: a step on a layer needs norms of the whole layer first.
 
 A layer here is one parameter tensor. Its step reads it twice: for the norms, then for the update.
-
-    one rank, CPU     tensors of at most BLOCK elements together: the update reads them from the
-                      cache. A larger tensor is read from memory twice
-    one rank, GPU     all tensors together, in each operator
-    several ranks     all tensors together: one message sums the squares of all norms
+All tensors of one format are together in each operator, and over several ranks one message sums the
+squares of all norms.
 
 Ranks may have pieces of a tensor, or the same whole tensor: of that only rank 0 adds the square.
 
 Bytes sent: an all-reduce of 16 bytes a tensor. With max_grad_norm another one, of 8 bytes a tensor,
-goes first. Memory: what `direction` returns for the tensors that are together.
+goes first. Memory: what `direction` returns, of all tensors.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -27,28 +23,19 @@ from .guards import layerwise as guard, refuse_settings
 from .tensor_parallel import cut_of
 
 # torch documents its _foreach operators, underscore and all.
-BLOCK = 2**19  # elements that fit the cache, with what `direction` makes of them
 
 
 class Batch(NamedTuple):
-    """Some parameters, or a block of one: lists of one length, for torch's foreach operators. All
-    tensors are contiguous; half formats are float32 here."""
-
-    x: list[Tensor]
-    g: list[Tensor]
-    # Step counts before this update. Copies, since torch's fused Adam adds 1 in place, and does so
-    # once a block.
-    steps: list[Tensor]
-    state: list[list[Tensor]]
-    options: dict
-
-
-class Together(NamedTuple):
-    """Parameters of equal options whose norms are computed together, and which then step."""
+    """Parameters of equal options and format: lists for torch's foreach operators. All tensors are
+    contiguous; half formats are float32 here."""
 
     parameters: list[Tensor]
     x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
-    batches: list[Batch]  # one of all parameters, or the blocks of a large one
+    g: list[Tensor]
+    # Step counts before this update. Copies, since torch's fused Adam adds 1 in place.
+    steps: list[Tensor]
+    state: list[list[Tensor]]
+    options: dict
 
 
 class LayerWise(Optimizer):
@@ -108,16 +95,13 @@ class LayerWise(Optimizer):
                 loss = closure()
         if self.max_grad_norm is not None:
             self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
-        self._ratios = []
-        turns = (
-            [list(self._togethers())]  # one message carries all norms
-            if self._shared
-            else ([together] for together in self._togethers())  # each steps while in the cache
-        )
-        for every in turns:
-            us = [[self.direction(batch) for batch in together.batches] for together in every]
-            for together, u, norms in zip(every, us, self._norms(every, us)):
-                self._finish(together, u, norms)
+        self._ratios, batches = [], [*self._batches()]
+        us = [self.direction(batch) for batch in batches]
+        norms = [norms_of([*batch.x, *u]).view(2, -1) for batch, u in zip(batches, us)]
+        if self._shared:  # one message carries all norms
+            norms = self._of_whole(norms, [batch.parameters for batch in batches])
+        for batch, u, of_each in zip(batches, us, norms):
+            self._finish(batch, u, of_each)
         return loss
 
     def __getstate__(self) -> dict:
@@ -130,17 +114,14 @@ class LayerWise(Optimizer):
             "_ratios": [],
         }
 
-    def _finish(self, together: Together, us: list[list[Tensor]], norms: Tensor) -> None:
+    def _finish(self, batch: Batch, u: list[Tensor], norms: Tensor) -> None:
         """Step the parameters, whose norms are known now."""
-        options = together.batches[0].options
-        x_norm, u_norm = norms.unbind()
+        options, (x_norm, u_norm) = batch.options, norms.unbind()
         trusted = options["trust_ratio"]
         ratio = self.ratio(x_norm, u_norm, options) if trusted else torch.ones_like(x_norm)
-        self._ratios.append((together.parameters, ratio))
-        rates = [*(ratio * options["lr"]).to(together.x[0].dtype)]
-        for batch, u in zip(together.batches, us):
-            self.apply(batch, u, rates)
-        for p, x in zip(together.parameters, together.x):
+        self._ratios.append((batch.parameters, ratio))
+        self.apply(batch, u, [*(ratio * options["lr"]).to(batch.x[0].dtype)])
+        for p, x in zip(batch.parameters, batch.x):
             if p is not x:
                 p.copy_(x)
 
@@ -158,37 +139,25 @@ class LayerWise(Optimizer):
     def _shared(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1
 
-    def _togethers(self) -> Iterator[Together]:
+    def _batches(self) -> Iterator[Batch]:
         """Yield the parameters that have gradients; count their steps."""
         for options in self.param_groups:
             kinds: dict[tuple, list] = {}
             for p in (p for p in options["params"] if p.grad is not None):
                 kinds.setdefault((p.device, p.dtype), []).append(p)
-            for (device, _), alike in kinds.items():
+            for alike in kinds.values():
                 states = [self._state_of(p) for p in alike]
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)
                 torch._foreach_add_(steps, 1)
-                block = BLOCK if device.type != "cuda" else inf
-                rows = [
-                    (p, step, *(state[name] for name in self.state_names))
-                    for p, step, state in zip(alike, before.unbind(), states)
-                ]
-                for run in runs(rows, [p.numel() for p in alike], block):
-                    yield self._together(run, options, block)
-
-    def _together(self, rows: list[tuple], options: dict, limit: float) -> Together:
-        parameters, steps, *state = map(list, zip(*rows))
-        x, g = [*map(plain, parameters)], [plain(p.grad) for p in parameters]
-        batches = [Batch(x, g, steps, state, options)]
-        if x[0].numel() > limit:  # it is alone
-            tensors = x[0], g[0], *(own for (own,) in state)
-            blocks = zip(*(each.view(-1).split(limit) for each in tensors))
-            batches = [
-                Batch([x_block], [g_block], [steps[0].clone()], [[each] for each in own], options)
-                for x_block, g_block, *own in blocks
-            ]
-        return Together(parameters, x, batches)
+                yield Batch(
+                    alike,
+                    [*map(plain, alike)],
+                    [plain(p.grad) for p in alike],
+                    [*before.unbind()],
+                    [[state[name] for state in states] for name in self.state_names],
+                    options,
+                )
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
@@ -199,24 +168,12 @@ class LayerWise(Optimizer):
                 )
         return state
 
-    def _norms(self, every: Sequence[Together], us: Sequence) -> list[Tensor]:
-        """Return the norms of each one's parameters and of their u: shape (2, parameters)."""
-        norms = [
-            norms_of([[*batch.x, *own] for batch, own in zip(together.batches, u)]).view(2, -1)
-            for together, u in zip(every, us)
-        ]
-        return (
-            self._of_whole(norms, [together.parameters for together in every])
-            if self._shared
-            else norms
-        )
-
     def _gradient_norm(self) -> Tensor:
         """Return the norm of the gradients of all parameters, over all ranks."""
         learnt = [
             p for options in self.param_groups for p in options["params"] if p.grad is not None
         ]
-        norms = norms_of([[plain(p.grad) for p in learnt]])[None]
+        norms = norms_of([plain(p.grad) for p in learnt])[None]
         if self._shared:
             (norms,) = self._of_whole([norms], [learnt], rows=1)
         return torch.linalg.vector_norm(norms)
@@ -237,25 +194,11 @@ class LayerWise(Optimizer):
         return [torch.stack([found[p] for p in own] or [none], 1) for own in learnt]
 
 
-def norms_of(blocks: Sequence[list[Tensor]]) -> Tensor:
-    """Return the norms of tensors, in float64; each list has one block of every tensor."""
-    if not blocks[0]:
+def norms_of(tensors: list[Tensor]) -> Tensor:
+    """Return the norms of tensors, in float64."""
+    if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    norms = torch.stack([torch.stack(torch._foreach_norm(own)).double() for own in blocks])
-    return torch.linalg.vector_norm(norms, dim=0) if len(blocks) > 1 else norms[0]
-
-
-def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
-    """Yield runs of consecutive items whose sizes add up to at most `limit`. A larger item is
-    alone."""
-    run, total = [], 0
-    for item, size in zip(items, sizes):
-        if run and total + size > limit:
-            yield run
-            run, total = [], 0
-        run.append(item)
-        total += size
-    yield run
+    return torch.stack(torch._foreach_norm(tensors)).double()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,6 @@ import torch
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.talk.group import Alone
-from bigtrain_lab.techniques import layerwise
 from bigtrain_lab.techniques.lamb import LAMB, NaiveLAMB
 from bigtrain_lab.techniques.lars import LARS, naive_lars
 from bigtrain_lab.techniques.learning_rates import (
@@ -94,9 +93,8 @@ VARIANTS = {  # ours, with the options of its groups; the reference; the setting
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_steps_are_those_of_the_reference(variant, monkeypatch):
-    """A hundred of them, also where a tensor is cut into blocks, and at another group's rate."""
-    monkeypatch.setattr(layerwise, "BLOCK", 100)
+def test_steps_are_those_of_the_reference(variant):
+    """A hundred of them, also at another group's rate."""
     kind, options, reference, settings = VARIANTS[variant]
     first, gradients = drawn(len(variant), 100)
     weights, plain, slow = parameters(first), parameters(first), {"lr": 0.003}

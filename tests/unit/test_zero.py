@@ -370,6 +370,21 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(
         assert not isinstance(optimizer, Wrapped) or len(optimizers[0].calls) == 1
 
 
+def test_optimizers_of_one_class_and_equal_settings_are_tried_once():
+    steps, tried = [], []
+
+    class Counted(torch.optim.SGD):
+        def step(self, closure=None):
+            steps.append(self)
+            return super().step(closure)
+
+    for rate in (0.1, 0.1, 0.2, torch.tensor(0.1), torch.tensor(0.1)):
+        steps.clear()
+        Counted(over_pieces(), lr=rate).step()
+        tried.append(len(steps) > 1)
+    assert tried == [True, False, True, True, True]
+
+
 def made(module=None, stage=1, make=torch.optim.SGD):
     module = module or nn.Linear(2, 2)
     return module, ZeroOptimizer(module.parameters(), make, stage, Alone(), lr=1)

@@ -28,6 +28,7 @@ from .gone import Piece, WeightPiece
 PIECES = WeakIdKeyDictionary()
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
 LAST = WeakIdKeyDictionary()  # optimizer -> its last hook
+FOUND: dict[tuple, bool] = {}  # what decides a trial -> whether it found a look across
 STEPS = 12  # of a trial: some look across later than in their first step
 SIZES = (4, 6), (96, 100)  # of what is tried: some have another rule for large tensors
 
@@ -92,8 +93,8 @@ def refuse_across(optimizer: Optimizer) -> None:
         # of more ranks than have its pieces others may count them: those of another slice
         counted = ranks and (optimizer.pieces(p) or ranks.size > (sharers or ranks.size))
         if (sharers or cut) and not (p.is_meta or told or counted):
-            ways[number, p.dim(), cut] = p
-    for (number, _, cut), p in ways.items():
+            ways[number, p.dim(), cut and cut.dim] = p, cut
+    for (number, *_), (p, cut) in ways.items():
         try:
             with torch.random.fork_rng([p.device] if p.is_cuda else []):
                 fault = looks_across(optimizer, number, p, cut) and "looks across"
@@ -117,7 +118,23 @@ def refuse_across(optimizer: Optimizer) -> None:
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     """Whether a small tensor moves otherwise than its parts do: slices by `cut`, or pieces. It
-    takes the place of `like`, of group `number`."""
+    takes the place of `like`, of group `number`. Optimizers of one class and of equal settings are
+    tried once; one that has state, or a setting that is a tensor or a function, by itself."""
+    own = settings(optimizer) | optimizer.param_groups[number]
+    own = {
+        name: each for name, each in own.items() if name not in ("params", "param_groups", "state")
+    }
+    settled = is_plain(own) and not optimizer.state.get(like)
+    what = (
+        type(optimizer),
+        type(optimizer).step,
+        repr(own),
+        like.dim(),
+        like.device,
+        cut and cut.dim,
+    )
+    if settled and what in FOUND:
+        return FOUND[what]
 
     def parts(whole: Tensor):
         pieces = whole.flatten().tensor_split([whole.numel() * 11 // 24])
@@ -133,7 +150,27 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
             )
         )
 
-    return any(apart(*drawn(like, size)) for size in SIZES)
+    found = any(apart(*drawn(like, size)) for size in SIZES)
+    if settled:
+        FOUND[what] = found
+    return found
+
+
+def settings(optimizer: Optimizer) -> dict:
+    """Its attributes, without what schedulers and torch's GradScaler leave on it for its own
+    step."""
+    return {
+        name: each
+        for name, each in vars(optimizer).items()
+        if not ("hooks" in name or name in ("step", "grad_scale", "found_inf"))
+    }
+
+
+def is_plain(value) -> bool:
+    """Whether two that read alike are alike: numbers and texts of Python, and lists of them."""
+    if type(value) in (dict, list, tuple):
+        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def refuse_beyond(optimizer: Optimizer, count: int, owners: str, instead: str) -> None:
@@ -192,17 +229,7 @@ def movements(
         if isinstance(value, Tensor) and value.shape == like.shape:
             value = torch.full_like(x, float(value.flatten()[:1].sum()))
         state[p][name] = deepcopy(value, memo)
-    # What schedulers and torch's GradScaler leave on the optimizer is of its own step.
-    trial.__setstate__(
-        deepcopy(
-            {
-                name: value
-                for name, value in vars(optimizer).items()
-                if not ("hooks" in name or name in ("step", "grad_scale", "found_inf"))
-            },
-            memo,
-        )
-    )
+    trial.__setstate__(deepcopy(settings(optimizer), memo))
     trial.param_groups[:] = [group] = trial.param_groups[number : number + 1]
     group["params"][:] = [p, *others]
     if "lr" in group:
