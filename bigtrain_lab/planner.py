@@ -828,10 +828,9 @@ class Alike:
         once = np.maximum(go + others * told.backward, behind + others * told.backward) - behind
         travel = (m - 1) / few * (both + told.begin + behind)
         longest = np.where(rounds > 0, np.maximum(stay, travel), once).max(0)
-        ways = told.first + told.last + 2 * hops
-        done = ways.sum(0) + told.turn[-1] - told.quick[-1] + longest
-        left = told.last + hops
-        return np.max(done - np.cumsum(left, 0) + left + told.after, 0)
+        left = told.last - (m == 1) * told.quick + hops
+        done = np.sum(told.first + hops + left, 0) + told.turn[-1] - (m > 1) * told.quick[-1]
+        return np.max(done + longest - np.cumsum(left, 0) + left + told.after, 0)
 
     def hop(self, s: int, stage: Stage) -> np.ndarray:
         """Seconds of a message from stage s to the next."""
@@ -870,10 +869,7 @@ class Alike:
         backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
         ahead, after = stage.total("ahead"), after + takes[-1]
         begin = np.maximum(0, takes[-1] - full[0] - ahead)
-        last, quick = np.where(
-            self.micro_batches > 1, [backward, quick], [backward - quick, 0 * quick]
-        )
-        return Turn(stage.forward, ahead, backward, last, after, begin, 0.0, quick)
+        return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
 
     def sent(self, stage: Stage) -> tuple[Any, Any, Any]:
         """By how much a backward is quicker before a bucket leaves; when each is full in one that
@@ -896,8 +892,10 @@ class Alike:
             backward = backward + unit.count * np.maximum(unit.back, below + above)
         ahead, own, following = stage.units[0].ahead, takes[1], takes[2]
         steady = np.maximum(ahead, own + following) - np.maximum(ahead, following)
-        every = forward, backward, backward, own + after
-        return Turn(own + forward, *every, steady + own, takes[-2])
+        last = stage.units[-1]  # beside which nothing is sent the first time
+        quick = (len(stage.units) == 1) * (last.back - last.backward)
+        every = forward, backward, backward, own + after, steady + own, takes[-2], quick
+        return Turn(own + forward - (last.ahead - last.forward), *every)
 
     # -- memory ------------------------------------------------------------------------------------
 
