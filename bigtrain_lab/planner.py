@@ -470,21 +470,14 @@ class Search:
         """What the pieces of so many stages cost, the weights of each, and the pieces of each
         stage."""
         alike, numbers = Alike(self, [plan]), cut(self.job.blocks, count)
-        kinds = {name: Run(*map(np.sum, alike.run(name))) for name in PIECES}
+        kinds = {name: alike.run(name) for name in PIECES}
         names = [name for each in numbers for name, number in each for _ in range(number)]
-        runs, shapes = [kinds[name] for name in names], {}
-        for name, run in kinds.items():
-            sizes = self.facts(name, plan.way).sizes[:, 0]
-            if not plan.zero:  # of gradients, which may be of another format
-                sizes = sizes * int(run.gradients) // max(1, int(run.weights))
-            shapes[name] = Shapes(
-                {str(n): Weight((int(own),), BYTE, True, None) for n, own in enumerate(sizes)}
-            )
+        runs = [kinds[name] for name in names]
+        shapes = {
+            name: Shapes({str(n): Weight((own,), BYTE, True, None) for n, own in enumerate(run.sizes)})
+            for name, run in kinds.items()
+        }
         ends = [0, *accumulate(sum(number for _, number in each) for each in numbers)]
-        ring = self.ring(
-            range(0, plan.dp * plan.pp * plan.way.tp, plan.pp * plan.way.tp),
-            "reduce_scatter" if plan.zero else "all_reduce",
-        )
         links = {
             (first + a, first + b): wire.link()
             for first in (0, plan.pp)
@@ -493,14 +486,17 @@ class Search:
         }
         cost = Pieces(
             {
-                kind: [getattr(run, of) for run in runs]
+                kind: [getattr(run, of).item() for run in runs]
                 for kind, of in zip("FBU", ("forward", "backward", "update"))
             },
-            dict.fromkeys("FB", int(runs[0].message)),
+            dict.fromkeys("FB", int(runs[0].message[0])),
             links=links,
             **self.hardware.clock(1),
-            beside={"F": [run.ahead for run in runs], "B": [run.back for run in runs]},
-            ring=ring.seconds,
+            beside={
+                kind: [getattr(run, of).item() for run in runs]
+                for kind, of in zip("FB", ("ahead", "back"))
+            },
+            ring=alike.ring.seconds,
         )
         stages = {at: shapes[name] for at, name in enumerate(names)}
         return cost, stages, [range(*each) for each in pairwise(ends)]
@@ -692,7 +688,8 @@ class Pieces(Cost):
 
 class Run(NamedTuple):
     """So many equal pieces in a row. Of each, seconds of its forward and backward, and of both
-    beside messages (`ahead`, `back`), where all work is slower; bytes, as of Facts."""
+    beside messages (`ahead`, `back`), where all work is slower; bytes, as of Facts, and `sizes` of
+    the gradients that leave, weight by weight."""
 
     forward: Any
     backward: Any
@@ -708,6 +705,7 @@ class Run(NamedTuple):
     others: Any
     largest: Any
     update: Any
+    sizes: tuple[int, ...]
     count: int = 1
 
 
@@ -727,16 +725,28 @@ class Stage:
             self.total, ("forward", "backward", "kept", "weights", "gradients")
         )
 
+    @cached_property
+    def buckets(self) -> list[tuple[int, int]]:
+        """Of each bucket of gradients the piece in whose backward it is full, counted from the
+        last one, and its bytes."""
+        found, each = [], 0
+        for run in reversed(self.runs):
+            for piece in range(each, each := each + run.count):
+                for own in reversed(run.sizes):
+                    last = found.pop()[1] if found and found[-1][1] + own <= BUCKET_BYTES else 0
+                    found.append((piece, last + own))
+        return found
+
     def total(self, name: str) -> Any:
         """Of all pieces."""
         return sum(run.count * getattr(run, name) for run in self.runs)
 
 
 class Turn(NamedTuple):
-    """What a stage takes of a step: its first forward, then a forward and a backward of each
-    micro-batch, the last backward, and what follows it. The first stage waits for weights to
-    `begin`, and the last one takes so much more to `turn` back the first time; all others have
-    their weights by then, and messages beside them."""
+    """What a stage takes of a step: its first forward, with what it waits for, a forward and a
+    backward of each other micro-batch, the last backward, and what follows it. Where it waits for
+    no message it takes so much more to `begin` a forward and to `turn` to a backward. So much
+    `quick`er is its first backward."""
 
     first: Any
     forward: Any
@@ -745,10 +755,12 @@ class Turn(NamedTuple):
     after: Any
     begin: Any = 0.0
     turn: Any = 0.0
+    quick: Any = 0.0
 
 
 class Alike:
-    """Plans with equally many stages and one stage of ZeRO. What their replicas send:
+    """Plans that differ in their rows, recompute and sequence parallelism alone. What their
+    replicas send:
 
     ZeRO  messages                                         hidden by
     0     all-reduce of gradients, bucket by bucket        the last backward
@@ -760,28 +772,27 @@ class Alike:
     """
 
     def __init__(self, search: Search, plans: Sequence[Plan]):
-        self.search, (_, self.pp, _, _, self.zero) = search, plans[0]
-        self.kinds = [*dict.fromkeys((plan.dp, plan.way) for plan in plans)]
-        number = {kind: at for at, kind in enumerate(self.kinds)}
-        self.kind = np.array([number[plan.dp, plan.way] for plan in plans])
+        self.search, (self.dp, self.pp, (self.tp, *_), _, self.zero) = search, plans[0]
+        self.ways = [*dict.fromkeys(plan.way for plan in plans)]
+        self.way = np.array([self.ways.index(plan.way) for plan in plans])
         self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
-        self.dp, self.tp = np.array([(dp, way.tp) for dp, way in self.kinds])[self.kind].T
         self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
-        rings = [
-            search.ring(
-                range(0, dp * self.pp * way.tp, self.pp * way.tp),
-                "reduce_scatter" if self.zero else "all_reduce",
-            )
-            for dp, way in self.kinds
-        ]
-        self.ring = Ring(*np.array(rings)[self.kind].transpose(1, 2, 0))
+        self.ring = search.ring(
+            range(0, self.dp * self.pp * self.tp, self.pp * self.tp),
+            "reduce_scatter" if self.zero else "all_reduce",
+        )
         self.stages = cache(self.stages)
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        values = [self.search.run(name, way, dp > 1 and self.zero < 3) for dp, way in self.kinds]
-        updates = [self.search.update(name, way, dp if self.zero else 1) for dp, way in self.kinds]
-        return Run(*np.array(values)[self.kind, :, self.row].T, np.array(updates)[self.kind])
+        search, dp = self.search, self.dp
+        values = [search.run(name, way, dp > 1 and self.zero < 3) for way in self.ways]
+        updates = [search.update(name, way, dp if self.zero else 1) for way in self.ways]
+        told = np.array(values)[self.way, :, self.row].T
+        sizes, found = search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
+        if not self.zero:  # of gradients, which may be of another format
+            sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
+        return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
 
     def stages(self, count: int) -> list[Stage]:
         """So many; of like pieces the same."""
@@ -798,22 +809,28 @@ class Alike:
     # -- time --------------------------------------------------------------------------------------
 
     def seconds(self) -> np.ndarray:
-        """Of a step: the first micro-batch goes through all stages, then one ends each period."""
+        """Of a step: the longest of some ways through it. All go with the first micro-batch through
+        all stages and back. Then one goes to and fro between stage s and the last one, p - s
+        micro-batches a time. Others stay at stage s, from its first backward to its last forward,
+        or from its first forward, or to its last backward. The first dim is the stage's."""
         stages, pp, m = self.stages(self.pp), self.pp, self.micro_batches
-        turns = {stage: self.turn(stage) for stage in stages}
-        hops = [self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0]
-        both = {stage: turn.forward + turn.backward for stage, turn in turns.items()}
-        period, after, done = np.max([*both.values()], 0), 0.0, 0.0
-        for s, stage in reversed([*enumerate(stages)]):
-            after = after + both[stage] + 2 * hops[s]
-            done = done + turns[stage].first + turns[stage].last + 2 * hops[s]
-            period = np.where(m > pp - s, np.maximum(period, after / (pp - s)), period)
-        done = done + turns[stages[0]].begin + turns[stages[-1]].turn + (m - 1) * period
-        step = np.zeros(len(m))
-        for stage, hop in zip(stages, hops):
-            step = np.maximum(step, done + turns[stage].after)
-            done = done - turns[stage].last - hop
-        return step
+        turns = {stage: np.stack(np.broadcast_arrays(*self.turn(stage), m)) for stage in {*stages}}
+        told = Turn(*np.stack([turns[stage][:-1] for stage in stages], 1))
+        hops = np.array([self.hop(s, stage) + 0 * m for s, stage in enumerate(stages[:-1])] + [0 * m])
+        both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None]
+        others = np.minimum(few, m) - 1  # micro-batches that go in before the first comes back
+        rounds = m - 1 - others
+        behind = np.cumsum((both + 2 * hops)[::-1], 0)[::-1] - both + told.turn[-1]
+        go, back = (
+            np.maximum(behind, others * each + told.turn) for each in (told.forward, told.backward)
+        )
+        stay = go + back - told.turn + rounds * (both + told.begin + told.turn) - behind
+        once = np.maximum(go + others * told.backward, behind + others * told.backward) - behind
+        travel = (m - 1) / few * (both + told.begin + behind)
+        longest = np.where(rounds > 0, np.maximum(stay, travel), once).max(0)
+        left = told.last - (m == 1) * told.quick + hops
+        done = np.sum(told.first + hops + left, 0) + told.turn[-1] - (m > 1) * told.quick[-1]
+        return np.max(done + longest - np.cumsum(left, 0) + left + told.after, 0)
 
     def hop(self, s: int, stage: Stage) -> np.ndarray:
         """Seconds of a message from stage s to the next."""
@@ -823,48 +840,47 @@ class Alike:
             for wire in (hardware.inside, hardware.between)
         )
         near = s * self.tp // hardware.node_size == (s + 1) * self.tp // hardware.node_size
-        return np.where(near, inside, between)
+        return inside if near else between
 
     def turn(self, stage: Stage) -> Turn:
         """By the table of messages."""
         after = stage.total("update")
         if self.zero in (1, 2):
-            after = after + self.ring.seconds(stage.weights, np.ceil(stage.weights / BUCKET_BYTES))
+            after = after + self.ring.seconds(np.array(stage.buckets)[:, 1]).sum()
+        if self.dp == 1:
+            return Turn(stage.forward, stage.forward, stage.backward, stage.backward, after)
         ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
         return ways[self.zero](stage, after)
 
     def last_hides(self, stage: Stage, after: Any) -> Turn:
-        """A bucket leaves the last backward when it is full, run by run from its end. Work is
-        slower once the first has left. A lone replica sends nothing."""
-        now, sent, waiting, bucket = 0.0, 0.0, 0, self.ring.seconds(BUCKET_BYTES)
-        for run in reversed(stage.runs):
-            own = np.maximum((run.weights if self.zero else run.gradients) * (self.dp > 1), 1)
-            few = np.minimum(-(-(BUCKET_BYTES - waiting) // own), run.count)
-            full, waiting = np.divmod(waiting + run.count * own, BUCKET_BYTES)
-            first = now + few * np.where(sent > 0, run.back, run.backward)
-            now, busy = first + (run.count - few) * run.back, np.maximum(sent, first)
-            sent = np.where(full > 0, np.maximum(busy + full * bucket, now + bucket), sent)
-        left = np.maximum(0, sent - now) + self.ring.seconds(waiting)
-        return Turn(stage.forward, stage.forward, stage.backward, now, after + left)
+        """A bucket leaves the last backward when it is full. Work is slower once the first has
+        left."""
+        quick, full, takes = self.sent(stage)
+        backward = stage.total("back") - quick
+        arrived = np.max(full - quick + np.cumsum(takes[::-1], 0)[::-1], 0)
+        left = np.maximum(0, arrived - backward)
+        return Turn(stage.forward, stage.forward, stage.backward, backward, after + left)
 
     def each_hides(self, stage: Stage, after: Any) -> Turn:
-        """A bucket waits until the one before has arrived, and so does the backward. Of those that
-        a piece fills the last one travels beside the next piece, and the last of all beside the
-        next forward and what `leads` to a bucket. The first backward is `quick` until then."""
-        now, lead, quick, waiting, begun = 0.0, 0.0, 0.0, 0, np.False_
-        bucket = self.ring.seconds(BUCKET_BYTES)
-        for run in reversed(stage.runs):
-            few = -(-(BUCKET_BYTES - waiting) // np.maximum(run.weights, 1))
-            few = ~begun * np.minimum(few, run.count)
-            lead, quick = lead + few * run.back, quick + few * (run.back - run.backward)
-            full, waiting = np.divmod(waiting + run.count * run.weights, BUCKET_BYTES)
-            beside, begun = np.minimum(full, run.count), begun | (full > 0)
-            takes = np.maximum(run.count * run.back, run.back + (beside - 1) * bucket)
-            now = now + takes + (full - beside) * bucket
-        left = self.ring.seconds(np.where(waiting > 0, waiting, BUCKET_BYTES))
-        forward = np.maximum(stage.total("ahead"), left - lead)
-        last, turn = np.where(self.micro_batches > 1, [0 * quick, -quick], [-quick, 0 * quick])
-        return Turn(stage.forward, forward, now, now + last, after + left, 0.0, turn)
+        """A bucket waits until the one before has arrived, and so does the backward. The last
+        travels beside the next forward and what leads to a bucket. The first backward is `quick`
+        until then."""
+        quick, full, takes = self.sent(stage)
+        backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
+        ahead, after = stage.total("ahead"), after + takes[-1]
+        begin = np.maximum(0, takes[-1] - full[0] - ahead)
+        return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
+
+    def sent(self, stage: Stage) -> tuple[Any, Any, Any]:
+        """By how much a backward is quicker before a bucket leaves; when each is full in one that
+        is not, and how long it takes. The first dim is the bucket's."""
+        ends, sizes = np.array(stage.buckets).T
+        runs = stage.runs[::-1]
+        of = np.repeat(np.arange(len(runs)), [run.count for run in runs])
+        back, own = (np.array([getattr(run, of) for run in runs]) for of in ("back", "backward"))
+        done = np.cumsum(back[of], 0)
+        quick = (back - own)[of][: ends[0] + 1].sum(0)
+        return quick, done[ends], self.ring.seconds(sizes)[:, None]
 
     def pieces_hide(self, stage: Stage, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
@@ -876,8 +892,10 @@ class Alike:
             backward = backward + unit.count * np.maximum(unit.back, below + above)
         ahead, own, following = stage.units[0].ahead, takes[1], takes[2]
         steady = np.maximum(ahead, own + following) - np.maximum(ahead, following)
-        every = forward + steady + own, backward + takes[-2]
-        return Turn(forward, *every, backward, own + after, own, takes[-2])
+        last = stage.units[-1]  # beside which nothing is sent the first time
+        quick = (len(stage.units) == 1) * (last.back - last.backward)
+        every = forward, backward, backward, own + after, steady + own, takes[-2], quick
+        return Turn(own + forward - (last.ahead - last.forward), *every)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -934,9 +952,9 @@ def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan:
 def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[Planned]:
     """All plans, the fastest first."""
     search = Search(job, hardware, devices, on_device=on_device)
-    alike: dict[tuple[int, int], list[Plan]] = defaultdict(list)
+    alike: dict[tuple[int, ...], list[Plan]] = defaultdict(list)
     for plan in search.plans():
-        alike[plan.pp, plan.zero].append(plan)
+        alike[plan.pp, plan.way.tp, plan.zero].append(plan)
     return sorted(
         chain.from_iterable(map(search.priced, alike.values())), key=lambda each: each[1:]
     )
