@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..core import Impossible, Trace
 from ..order.plan import collector_paused
-from ..view import report
+from ..view import report, table
 from .controls import nearby
 
 PATIENCE_S = 0.25
@@ -17,8 +17,8 @@ ONCE = threading.RLock()
 
 
 class Prediction(NamedTuple):
-    """All that a panel shows of settings before they run. Of a lab that `tells_late` the sentences
-    and the column come when `tell` has filled them in."""
+    """All that a panel shows of settings before they run. At first the column has the answers above
+    the picture alone; `tell` fills in all others and the sentences, and sets `told`."""
 
     experiment: object
     trace: Trace
@@ -26,17 +26,27 @@ class Prediction(NamedTuple):
     sentences: list[str]
     column: report.Column
     only_predicted: str
+    told: threading.Event
 
 
 @collector_paused()
-def attempt(first, settings: dict) -> Prediction | str:
+def attempt(first, settings: dict, whole: bool = True) -> Prediction | str:
     """The prediction of `first` with these settings, or the sentence that says why they cannot
-    be."""
+    be. `whole`: with all that its lab says of it."""
     try:
         experiment = first.replace(**settings)
-        trace, described = experiment.predict(), experiment.describe()
-        found = Prediction(experiment, trace, described, [], {}, experiment.only_predicted)
-        if not experiment.tells_late:
+        trace = experiment.predict()
+        shown = [] if experiment.tells_late else table.above(experiment)
+        found = Prediction(
+            experiment,
+            trace,
+            experiment.describe(),
+            [],
+            report.column(shown, trace),
+            experiment.only_predicted,
+            threading.Event(),
+        )
+        if whole and not experiment.tells_late:
             tell(found)
         return found
     except Exception as error:  # a class typed by a student may raise anything
@@ -46,9 +56,10 @@ def attempt(first, settings: dict) -> Prediction | str:
 def tell(found: Prediction) -> None:
     """Fill in what its lab says of a prediction, once."""
     with ONCE:
-        if not found.column:
+        if not found.told.is_set():
             found.sentences.extend(found.experiment.explain(found.trace))
             found.column.update(report.column(found.experiment.quantities, found.trace))
+            found.told.set()
 
 
 def raised(error: Exception) -> str:

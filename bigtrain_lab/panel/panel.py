@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -175,18 +176,22 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
-            if not tried.column:
+            if not tried.told.is_set():
                 self._later.ask(lambda: self._tell(tried), lambda _: None, 0)
         self._act()
 
     def _tell(self, made: Prediction) -> None:
-        """Add what a lab says late, unless the hand moves on meanwhile."""
+        """Add sentences and numbers once the hand rests."""
         time.sleep(PAUSE_S)
-        if made is self._compared.prediction:
-            with suppress(Exception):  # the picture stays
+        if made is self._compared.prediction and not self.settings.predicting:
+            try:
                 tell(made)
-                with self._lock:
-                    self._tabulate()
+                told = self._tabulate
+            except Exception as error:  # a class typed by a student may raise anything
+                told = partial(self._on_prediction, raised(error), {})
+            with self._lock:
+                if made is self._compared.prediction:
+                    told()
 
     @property
     def problem(self) -> str:
@@ -287,6 +292,10 @@ class Panel(widgets.VBox):
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
+        made = self._compared.prediction
+        (self.foot.remove_class if made.told.is_set() else self.foot.add_class)("btl-untold")
+        if not made.told.is_set() and not self._failure:
+            return  # what stands there is of the settings before, and grey
         trouble = (
             table.trouble(self._failure, self._failed, self.traces["predicted"])
             if self._failure
@@ -305,6 +314,7 @@ class Panel(widgets.VBox):
         that cannot be show nothing."""
         with self._lock:
             if not self._refusal:
+                tell(self._compared.prediction)
                 self._compared.pin(self.tabs.value)
                 self._fit_pinned()
 

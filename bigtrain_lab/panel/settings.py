@@ -130,8 +130,8 @@ class Settings(widgets.GridBox):
 
     def predict(self, patience_s: float | None = None, known: dict[str, Any] | None = None) -> None:
         """Predict what the controls say, and of some what is `known`; what takes longer than
-        `patience_s` comes later, unless a control moves on. Of several threads one asks at a
-        time."""
+        `patience_s` comes later, unless a control moves on; without it, all that the lab says
+        comes at once. Of several threads one asks at a time."""
         with self._lock:
             settings = {name: made.value for name, made in self.controls.items()} | (known or {})
             self._asked_of = settings
@@ -140,7 +140,7 @@ class Settings(widgets.GridBox):
             self._asked = asked = self._asked + 1
 
             def compute():
-                tried = attempt(first, settings)
+                tried = attempt(first, settings, whole=patience_s is None)
                 refused = isinstance(tried, str)
                 return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 

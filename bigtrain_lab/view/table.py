@@ -8,7 +8,7 @@ from ..core import CLOCKS, Peak, Trace, duration, peak, size
 from . import palette, report, words
 from .waits import drawing
 
-FULLEST = "peak memory, fullest rank"
+FULLEST, OF_A_RANK = "peak memory, fullest rank", "peak memory, rank"
 PLANNED = (
     "As planned: the ranks did what the plan says, at the hardware profile's prices. It tests the"
     " program, not those prices; only measured is of this machine."
@@ -69,12 +69,22 @@ def answers(
 def chosen(rows: list[report.Row], names: tuple[str, ...]) -> list[report.Row]:
     """The rows of a lab's answers, or the first few."""
     told = {row.quantity: row for row in rows}
-    ranks = [row for row in rows if row.quantity.startswith("peak memory, rank")]
+    ranks = [row for row in rows if row.quantity.startswith(OF_A_RANK)]
     if ranks and FULLEST in names:
         most = [[getattr(row, each) for row in ranks] for each in (*CLOCKS, "pinned")]
         fullest = [max(filter(None, of), key=lambda a: a.value, default=None) for of in most]
         told[FULLEST] = report.Row(FULLEST, "B", *fullest[:3], pinned=fullest[3])
     return [told[name] for name in names or list(told) if name in told][:MOST]
+
+
+def above(experiment) -> list:
+    """The quantities of which `chosen` makes the answers above the picture."""
+    names = experiment.answers or [each.name for each in experiment.quantities][:MOST]
+    return [
+        each
+        for each in experiment.quantities
+        if each.name in names or FULLEST in names and each.name.startswith(OF_A_RANK)
+    ]
 
 
 def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) -> str:

@@ -307,6 +307,7 @@ def test_an_unexpected_exception_stands_where_the_figure_was(panel, monkeypatch,
 
     monkeypatch.setattr(Waves, method, broken)
     panel.controls["micro_batches"].value = 3
+    until(lambda: panel.problem)
     assert re.fullmatch(r"KeyError: 'no such stage' \(in broken, line \d+\)", panel.problem)
     assert "btl-refused" in panel.picture.body._dom_classes and panel.run_button.disabled
     panel.controls["micro_batches"].value = 2
