@@ -70,6 +70,8 @@ def fingerprint() -> int:
 def serve(control: int, room: str) -> None:
     """All that the server does. It is asked at `control`. Ctrl-C is its launcher's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(AttributeError, OSError):  # the kernel is no Linux, or does not allow it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     for name in LOADED:
         with suppress(Exception):  # a file that does not import
             import_module(name)
