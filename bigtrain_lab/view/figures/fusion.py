@@ -98,7 +98,7 @@ def draw_kernel(
         y1=high,
         line={"color": colour, "width": 2},
         fillcolor=colour,
-        opacity=0.3,
+        layer="below",  # else it lies over the words
         row=row,
         col=1,
     )
@@ -108,7 +108,7 @@ def draw_kernel(
             y=[high - k % TALL - 0.5 for k in range(len(operators))],
             mode="text",
             text=[each[1] for each in operators],
-            textfont_size=11,
+            textfont={"size": 11, "color": palette.ink(colour)},
             hovertext=[
                 f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}:"
                 f" {size(kernel['bytes'])} read and written"
