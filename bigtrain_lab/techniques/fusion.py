@@ -39,7 +39,7 @@ from functorch.compile import (
     min_cut_rematerialization_partition,
 )
 from torch import Tensor, fx
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import optimization_hint as hint
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
@@ -245,11 +245,6 @@ def size_bytes(value) -> int:
         return sum(map(size_bytes, value)) if isinstance(value, (tuple, list)) else 0
     sizes = [hint(size) for size, stride in zip(value.shape, value.stride()) if hint(stride)]
     return math.prod(sizes) * value.element_size()
-
-
-def hint(size) -> int:
-    """Return a size as a number, without fixing a symbol to it."""
-    return size if isinstance(size, int) else symbolic_shapes.optimization_hint(size)
 
 
 def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[str]]:
