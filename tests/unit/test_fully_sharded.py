@@ -487,8 +487,7 @@ def sparse():
 
 
 def skipped():
-    model = two_linear()
-    model(torch.ones(1, 2)).sum().backward()
+    model = with_gradients(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
     trained(model)
 
@@ -496,8 +495,7 @@ def skipped():
 def clipped_early():
     model = trained(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    model.clip_grad_norm_(0.1)
+    with_gradients(model).clip_grad_norm_(0.1)
 
 
 class Hidden(nn.Linear):
@@ -555,7 +553,7 @@ def forgotten_finish():
     model = two_linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     for _ in range(4):
-        model(torch.ones(1, 2)).sum().backward()
+        with_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
 
