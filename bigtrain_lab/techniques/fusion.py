@@ -27,7 +27,6 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -40,7 +39,8 @@ from functorch.compile import (
     min_cut_rematerialization_partition,
 )
 from torch import Tensor, fx
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import optimization_hint as hint
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from .guards import fusion as guard
@@ -113,24 +113,13 @@ def best_groups(
     Operators are given in an order in which they can run. Each joins an earlier group or begins
     one, the cheapest choice first. A partial grouping that costs as much as the best one so far is
     given up. If the graph is too large for all choices, the best of MOST_VISITS is returned."""
-    users: dict[str, list[int]] = {}
-    for i, each in enumerate(operators):
-        for value in each.reads:
-            users.setdefault(value, []).append(i)
-    graph = Choices(
-        operators,
-        {each.name: i for i, each in enumerate(operators)},
-        users,
-        sizes,
-        {*outputs}
-        | {value for value, by in users.items() if any(operators[i].space is None for i in by)},
-    )
+    graph = Choices(operators, sizes, outputs)
     best, stack, visits = None, [(0, None, 0)], MOST_VISITS
     while stack and (visits > 0 or best is None):
         extra, earlier, g = stack.pop()
         if best and extra >= best[0]:
             continue
-        now = Partial() if earlier is None else earlier.joined(g, *graph.needed(earlier, g))
+        now = Partial() if earlier is None else graph.joined(earlier, g)
         visits -= len(operators)
         if len(now.group_of) < len(operators):
             ways = [(extra + graph.added_bytes(now, g), now, g) for g in graph.groups(now)]
@@ -143,47 +132,53 @@ def best_groups(
     return [group for group in members.values() if len(group) > 1]
 
 
-@dataclass(frozen=True)
-class Partial:
+class Partial(NamedTuple):
     """Groups of the first operators of a graph."""
 
     group_of: tuple[int, ...] = ()  # each operator's group
     before: tuple[int, ...] = ()  # of each group: bit h is set if group h must run before it
     spaces: tuple[Hashable, ...] = ()
 
-    def joined(self, g: int, bits: int, space: Hashable) -> "Partial":
-        """Add the next operator, of this space, to group g. `bits`: groups that must run before."""
-        fresh = g == len(self.before)
-        before = (*self.before, 0) if fresh else self.before
+
+class Choices:
+    """Groups that the next operator may join, and their costs.
+
+    users     value -> numbers of the operators that read it
+    written   values that any grouping writes
+    """
+
+    def __init__(self, operators, sizes, outputs):
+        self.operators, self.sizes = operators, sizes
+        self.number = {each.name: i for i, each in enumerate(operators)}
+        read = {value for each in operators for value in each.reads}
+        self.users = {
+            value: [i for i, each in enumerate(operators) if value in each.reads] for value in read
+        }
+        alone = {value for each in operators if each.space is None for value in each.reads}
+        self.written = {*outputs} | alone
+
+    def joined(self, now: Partial, g: int) -> Partial:
+        """Add the next operator to group g."""
+        bits, space = self.needed(now, g), self.operators[len(now.group_of)].space
+        fresh = g == len(now.before)
+        before = (*now.before, 0) if fresh else now.before
         return Partial(
-            (*self.group_of, g),
+            (*now.group_of, g),
             tuple(
                 bits if h == g else mask | bits if mask >> g & 1 else mask
                 for h, mask in enumerate(before)
             ),
-            (*self.spaces, space) if fresh else self.spaces,
+            (*now.spaces, space) if fresh else now.spaces,
         )
 
-
-@dataclass(frozen=True)
-class Choices:
-    """Groups that the next operator may join, and their costs."""
-
-    operators: Sequence[Operator]
-    number: Mapping[str, int]
-    users: Mapping[str, list[int]]
-    sizes: Mapping[str, int]
-    written: set[str]  # values that any grouping writes
-
-    def needed(self, now: Partial, g: int) -> tuple[int, Hashable]:
-        """Return the groups, as bits, that must run before group g if the next operator joins it.
-        Return that operator's space too."""
-        each = self.operators[len(now.group_of)]
+    def needed(self, now: Partial, g: int) -> int:
+        """Return the groups, as bits, that must run before group g if the next operator joins
+        it."""
         bits = 0 if g == len(now.before) else now.before[g]
-        for value in each.reads:
+        for value in self.operators[len(now.group_of)].reads:
             if value in self.number and (maker := now.group_of[self.number[value]]) != g:
                 bits |= now.before[maker] | 1 << maker
-        return bits, each.space
+        return bits
 
     def groups(self, now: Partial) -> list[int]:
         """List the groups that the next operator may join: a new one, and earlier ones that would
@@ -194,9 +189,7 @@ class Choices:
             *(
                 g
                 for g in range(fresh)
-                if space is not None
-                and now.spaces[g] == space
-                and not self.needed(now, g)[0] >> g & 1
+                if space is not None and now.spaces[g] == space and not self.needed(now, g) >> g & 1
             ),
         ]
 
@@ -252,11 +245,6 @@ def size_bytes(value) -> int:
         return sum(map(size_bytes, value)) if isinstance(value, (tuple, list)) else 0
     sizes = [hint(size) for size, stride in zip(value.shape, value.stride()) if hint(stride)]
     return math.prod(sizes) * value.element_size()
-
-
-def hint(size) -> int:
-    """Return a size as a number, without fixing a symbol to it."""
-    return size if isinstance(size, int) else symbolic_shapes.optimization_hint(size)
 
 
 def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[str]]:
@@ -387,23 +375,8 @@ class Memory:
 
 def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
     """Return each value of the part as a tensor without data: its shape, strides and format."""
-    found = {}
-
-    class Shapes(fx.Interpreter):
-        def run_node(self, node):
-            found[node] = super().run_node(node)
-            return found[node]
-
-    empty = [
-        (
-            torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-            if isinstance(arg, Tensor)
-            else arg
-        )
-        for arg in args
-    ]
-    Shapes(part).run(*empty)
-    return found
+    FakeTensorProp(part).propagate(*args)
+    return {node: node.meta["val"] for node in part.graph.nodes if node.op == "call_function"}
 
 
 def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list[torch.dtype]]:

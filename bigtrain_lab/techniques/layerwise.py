@@ -100,8 +100,15 @@ class LayerWise(Optimizer):
         norms = [norms_of([*batch.x, *u]).view(2, -1) for batch, u in zip(batches, us)]
         if self._shared:  # one message carries all norms
             norms = self._of_whole(norms, [batch.parameters for batch in batches])
-        for batch, u, of_each in zip(batches, us, norms):
-            self._finish(batch, u, of_each)
+        for batch, u, (x_norm, u_norm) in zip(batches, us, norms):
+            options, ratio = batch.options, torch.ones_like(x_norm)
+            if options["trust_ratio"]:
+                ratio = self.ratio(x_norm, u_norm, options)
+            self._ratios.append((batch.parameters, ratio))
+            self.apply(batch, u, [*(ratio * options["lr"]).to(batch.x[0].dtype)])
+            for p, x in zip(batch.parameters, batch.x):
+                if p is not x:
+                    p.copy_(x)
         return loss
 
     def __getstate__(self) -> dict:
@@ -113,17 +120,6 @@ class LayerWise(Optimizer):
             "gradient_divisor": self.gradient_divisor,
             "_ratios": [],
         }
-
-    def _finish(self, batch: Batch, u: list[Tensor], norms: Tensor) -> None:
-        """Step the parameters, whose norms are known now."""
-        options, (x_norm, u_norm) = batch.options, norms.unbind()
-        trusted = options["trust_ratio"]
-        ratio = self.ratio(x_norm, u_norm, options) if trusted else torch.ones_like(x_norm)
-        self._ratios.append((batch.parameters, ratio))
-        self.apply(batch, u, [*(ratio * options["lr"]).to(batch.x[0].dtype)])
-        for p, x in zip(batch.parameters, batch.x):
-            if p is not x:
-                p.copy_(x)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load as torch does, but keep the state of half parameters float32."""

@@ -37,7 +37,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime.talk.group import Group
 from .checkpoint.again import keep
-from .checkpoint.chain import top_hooks
 from .guards import tensor_parallel as guard
 from .prepared_model import masters_of
 from .tensor_parallel import crossing, cut_of, gathered, in_format, own_part
@@ -150,7 +149,7 @@ def address(tensor: Tensor) -> int:
 def kept_beyond(tensor: Tensor):
     """Save the tensor by the saved-tensor hooks outside ours; return a handle with .unpack(). Torch
     has no public way to ask them."""
-    innermost = top_hooks()
+    innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)
     torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         return keep(tensor)

@@ -33,6 +33,7 @@ from ..techniques import Pipeline, one_process
 from ..techniques.accumulate import windows
 from ..techniques.checkpoint import recomputed
 from ..techniques.clip import clip_grad_norm
+from ..techniques.data_loader import copied
 from ..techniques.fully_sharded import cast_inputs
 from ..techniques.guards import recipe as guard
 from ..techniques.guards.optimizers import before_step
@@ -149,12 +150,7 @@ class Recipe:
 
     def sample(self, number: int, device="cpu") -> Sample:
         """A micro-batch on a device."""
-        inputs, targets, context = Sample(*guard.asked(self, "data", number))
-        x, y, *rest = (
-            part.to(device) if isinstance(part, Tensor) else part
-            for part in (inputs, targets, *context)
-        )
-        return Sample(x, y, tuple(rest))
+        return copied(guard.asked(self, "data", number), device, pinned=False)
 
     def shares(self, window: Sequence[int], replica: int, own: Sequence[Sample]):
         """What the loss of each of a replica's own micro-batches is multiplied by, before replicas

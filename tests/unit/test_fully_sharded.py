@@ -6,6 +6,7 @@ as predicted; half formats by tests/compose."""
 import copy
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -486,8 +487,7 @@ def sparse():
 
 
 def skipped():
-    model = two_linear()
-    model(torch.ones(1, 2)).sum().backward()
+    model = with_gradients(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
     trained(model)
 
@@ -495,8 +495,7 @@ def skipped():
 def clipped_early():
     model = trained(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    model.clip_grad_norm_(0.1)
+    with_gradients(model).clip_grad_norm_(0.1)
 
 
 class Hidden(nn.Linear):
@@ -511,32 +510,28 @@ class Outside(nn.Sequential):
         return self[1](next(self[0](x)))
 
 
-class Clip:
-    """torch's clip in the place of a scaler."""
-
-    def scale(self, loss):
-        return loss
-
-    def step(self, optimizer):
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+def clipped(optimizer, *_):
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
 
 
-class Hooked(Clip):
-    def step(self, optimizer):
-        optimizer.register_step_pre_hook(lambda *_: Clip.step(self, optimizer))
-        optimizer.step()
+def clipped_in_a_hook(optimizer):
+    optimizer.register_step_pre_hook(clipped)
+    optimizer.step()
 
 
-class ByHand(Clip):
-    def step(self, optimizer):
-        sum((2 * p.grad.data).pow(2).sum() for p in optimizer.param_groups[0]["params"])
+def summed_by_hand(optimizer):
+    sum((2 * p.grad.data).pow(2).sum() for p in optimizer.param_groups[0]["params"])
 
 
-class Projected(Clip):
-    def step(self, optimizer):
-        every = optimizer.param_groups[0]["params"]
-        optimizer.register_step_post_hook(lambda *_: [p.detach().norm() for p in every])
-        optimizer.step()
+def projected(optimizer):
+    every = optimizer.param_groups[0]["params"]
+    optimizer.register_step_post_hook(lambda *_: [p.detach().norm() for p in every])
+    optimizer.step()
+
+
+def unscaled(step):
+    """What stands in the place of a scaler, and steps so."""
+    return partial(SimpleNamespace, scale=lambda loss: loss, step=step)
 
 
 def scaled_alone(make):
@@ -558,7 +553,7 @@ def forgotten_finish():
     model = two_linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     for _ in range(4):
-        model(torch.ones(1, 2)).sum().backward()
+        with_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -598,10 +593,15 @@ def forgotten_finish():
             partial(scaled_alone, partial(torch.amp.GradScaler, "cpu")),
             "_amp_.* which ask all ranks",
         ),
-        (partial(scaled_alone, Clip), "norm was called on .*take clip_grad_norm_"),
-        (partial(scaled_alone, Hooked), "norm was called on .*take clip_grad_norm_"),
-        (partial(scaled_alone, ByHand), "sum was called on .*take clip_grad_norm_"),
-        (partial(scaled_alone, Projected), "norm was called on weights of which other ranks"),
+        *(
+            (partial(scaled_alone, unscaled(step)), told)
+            for step, told in [
+                (clipped, "norm was called on .*take clip_grad_norm_"),
+                (clipped_in_a_hook, "norm was called on .*take clip_grad_norm_"),
+                (summed_by_hand, "sum was called on .*take clip_grad_norm_"),
+                (projected, "norm was called on weights of which other ranks"),
+            ]
+        ),
         (skipped, "was replaced or dropped on its way"),
         (
             lambda: trained(trained(two_linear())),

@@ -240,10 +240,10 @@ def learn(mp, model):
     return loss
 
 
-def trained(level, steps=4, optimizer_class=torch.optim.Adam):
+def trained(level, steps=4, optimizer_class=torch.optim.Adam, net=Net, lr=0.05, learn=learn):
     mp = at(level)
-    model = mp.prepare(Net())
-    optimizer = optimizer_class(mp.parameters(), lr=0.05)
+    model = mp.prepare(net())
+    optimizer = optimizer_class(mp.parameters(), lr=lr)
     for _ in range(steps):
         learn(mp, model)
         mp.step(optimizer)
@@ -472,17 +472,17 @@ def test_checkpointing_computes_again_under_the_policy(reentrant, inside):
 def one_weight(level, slope, lr=1.0, steps=1):
     """A single weight that begins at 1, whose gradient is `slope`, trained by SGD; where it is
     afterwards."""
-    mp = at(level)
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(model.weight)
-    mp.prepare(model)
-    optimizer = torch.optim.SGD(mp.parameters(), lr=lr)
-    for _ in range(steps):
+
+    def learn(mp, model):
         with mp:
             loss = (model(torch.ones(1, 1, dtype=model.weight.dtype)).float() * slope).sum()
         mp.backward(loss)
-        mp.step(optimizer)
-        optimizer.zero_grad()
+
+    def net():
+        nn.init.ones_((model := nn.Linear(1, 1, bias=False)).weight)
+        return model
+
+    mp, *_ = trained(level, steps, torch.optim.SGD, net, lr, learn)
     return mp.parameters()[0].item()
 
 

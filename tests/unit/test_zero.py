@@ -31,9 +31,10 @@ from bigtrain_lab.techniques import (
 )
 from bigtrain_lab.techniques.accumulate import update
 from bigtrain_lab.techniques.clip import clip_grad_norm
+from bigtrain_lab.techniques.guards.optimizers import OF_TORCH, looks_across
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 from bigtrain_lab.techniques.shards import CUTS
-from bigtrain_lab.techniques.tensor_parallel import Cut
+from bigtrain_lab.techniques.tensor_parallel import Cut, cut_of
 from bigtrain_lab.techniques.zero import NaiveZero
 
 from .threads import WIDTH, Model, on_processes, on_threads
@@ -87,9 +88,8 @@ def alone(make):
 
 def naive(make, group):
     """As `trained` without clip, groups, or weights that some rank does not use."""
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH)).double()
-    for number, p in enumerate(model.parameters()):
-        p.data.copy_(torch.linspace(-1, 1, p.numel()).view_as(p) / (1 + number))
     optimizer = make(model.parameters(), group)
     for step in range(STEPS):
         x, y, _ = samples(step, group.rank, group.size)
@@ -310,22 +310,7 @@ WHOLE = {
     "LAMB, another group": lambda params: LAMB(params, group=Alone()),
 }
 PLAIN = [
-    *(
-        partial(getattr(torch.optim, name), lr=0.1)
-        for name in (
-            "SGD",
-            "Adam",
-            "AdamW",
-            "Adagrad",
-            "RMSprop",
-            "Adamax",
-            "NAdam",
-            "RAdam",
-            "Adadelta",
-            "ASGD",
-            "Rprop",
-        )
-    ),
+    *(partial(kind, lr=0.1) for kind in OF_TORCH),
     partial(torch.optim.Adam, lr=torch.tensor(0.0), fused=True),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
     partial(Wrapped, lr=0.1),
@@ -368,6 +353,8 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(
             optimizer.step()
         assert all(map(torch.equal, parameters, copies)), optimizers[0]
         assert not isinstance(optimizer, Wrapped) or len(optimizers[0].calls) == 1
+        known = type(optimizer) in OF_TORCH
+        assert not known or not any(looks_across(optimizer, 0, p, cut_of(p)) for p in parameters)
 
 
 def test_optimizers_of_one_class_and_equal_settings_are_tried_once():

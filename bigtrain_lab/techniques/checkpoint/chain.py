@@ -224,9 +224,11 @@ def entered(context) -> Callable[[], None]:
     Autograd sets the hooks on saved tensors anew for each node. So those of the context, such as a
     meter's, are popped here, and pushed again before it is left.
     """
-    before, aside = top_hooks(), []
+    before, aside = _top_saved_tensors_default_hooks(True), []
     context.__enter__()
-    while (now := top_hooks()) is not None and (before is None or now[0] is not before[0]):
+    while (now := _top_saved_tensors_default_hooks(True)) is not None and (
+        before is None or now[0] is not before[0]
+    ):
         torch._C._autograd._pop_saved_tensors_default_hooks()
         aside.append(now)
 
@@ -236,10 +238,6 @@ def entered(context) -> Callable[[], None]:
         context.__exit__(None, None, None)
 
     return leave
-
-
-def top_hooks() -> tuple[Callable, Callable] | None:
-    return _top_saved_tensors_default_hooks(True)
 
 
 # -- a stage of a model ----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Where a graph breaks, and why a function is captured again, each in a sentence."""
 
 import linecache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -30,14 +29,9 @@ def graph_breaks(function, *args, **kwargs) -> list[str]:
 # -- captured again --------------------------------------------------------------------------------
 
 
-class Captured(NamedTuple):
-    """A graph as torch.compile captured it: what its tensors are like, and its operators."""
-
-    inputs: dict[str, dict[str, object]]  # name -> what is said of it
-    operators: tuple[str, ...]
-
-
-def captured(graph: fx.GraphModule) -> Captured:
+def captured(graph: fx.GraphModule) -> tuple[dict[str, dict], tuple[str, ...]]:
+    """What the inputs of a graph are like, name -> what is said of it, and its operators, as
+    torch.compile captured it."""
     inputs = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("example_value")
@@ -53,26 +47,24 @@ def captured(graph: fx.GraphModule) -> Captured:
                 "strides": tuple(map(str, value.stride())),
                 "gradient": "with a gradient" if value.requires_grad else "without a gradient",
             }
-    return Captured(
-        inputs, tuple(str(node.target) for node in graph.graph.nodes if node.op.startswith("call_"))
-    )
+    calls = (node for node in graph.graph.nodes if node.op.startswith("call_"))
+    return inputs, tuple(str(node.target) for node in calls)
 
 
-def reasons(graphs: list[Captured]) -> list[str]:
+def reasons(graphs: list[tuple[dict, tuple]]) -> list[str]:
     """Why each graph was captured, in order."""
-    told = []
-    for k, now in enumerate(graphs):
-        before = next(
-            (each for each in reversed(graphs[:k]) if each.operators == now.operators), None
-        )
-        told.append(change(before, now) if before else "the first call of this code")
+    told, last = [], {}  # operators -> the inputs of their last capture
+    for inputs, operators in graphs:
+        first = operators not in last
+        told.append("the first call of this code" if first else change(last[operators], inputs))
+        last[operators] = inputs
     return told
 
 
-def change(before: Captured, now: Captured) -> str:
+def change(before: dict[str, dict], now: dict[str, dict]) -> str:
     """What differs between two captures of the same operators."""
-    for name, said in now.inputs.items():
-        earlier = before.inputs.get(name)
+    for name, said in now.items():
+        earlier = before.get(name)
         if earlier is None:
             return f"{name} is another number: it became an input"
         for what in ("shape", "format", "gradient", "strides"):

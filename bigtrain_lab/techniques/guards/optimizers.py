@@ -13,7 +13,7 @@ from itertools import islice
 from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -29,6 +29,20 @@ PIECES = WeakIdKeyDictionary()
 TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then, and its pieces
 LAST = WeakIdKeyDictionary()  # optimizer -> its last hook
 FOUND: dict[tuple, bool] = {}  # what decides a trial -> whether it found a look across
+# torch's own that step each element by itself, whatever their settings: a rank need not try them
+OF_TORCH = {
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adagrad,
+    optim.RMSprop,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adadelta,
+    optim.ASGD,
+    optim.Rprop,
+}
 STEPS = 12  # of a trial: some look across later than in their first step
 SIZES = (4, 6), (96, 100)  # of what is tried: some have another rule for large tensors
 
@@ -77,7 +91,7 @@ def refuse_across(optimizer: Optimizer) -> None:
     """One that looks across the elements of a tensor of which this rank has a piece or a slice. A
     class may say by an attribute `element_wise` that it does not, as one that draws noise must."""
     every = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
-    ways, told = {}, getattr(optimizer, "element_wise", False)
+    ways, told = {}, type(optimizer) in OF_TORCH or getattr(optimizer, "element_wise", False)
     ranks = optimizer.ranks if hasattr(optimizer, "among") else None  # of LAMB and LARS
     for number, p in every:
         sharers = PIECES.get(p)
