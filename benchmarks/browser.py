@@ -4,9 +4,9 @@ From the key that moves a slider, seen by the page, until after the frame that s
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse: from the
 mouse's move until the last change of answers and picture, and of its own row among rivals; and
-until all is told: other rivals, sentences, the table of numbers, which come later. A drag moves the panel's height by nothing, and
-leaves no error in the console. At last a slider moves in the page loaded anew, and in the panel of
-a kernel started anew.
+until all is told: other rivals, sentences, the table of numbers, which come later. A drag moves
+the panel's height by nothing, and leaves no error in the console. At last a slider moves in the
+page loaded anew, and in the panel of a kernel started anew.
 """
 
 import tempfile
