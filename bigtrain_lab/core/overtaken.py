@@ -8,8 +8,8 @@ from contextvars import ContextVar
 WANTED: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
 
-class Overtaken(Exception):
-    """Nobody waits for the result any more."""
+class Overtaken(BaseException):
+    """Nobody waits for the result any more. No error, so nothing that catches errors goes on."""
 
 
 def go_on() -> None:

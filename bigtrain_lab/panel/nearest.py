@@ -8,7 +8,6 @@ from traceback import extract_tb
 from typing import NamedTuple
 
 from ..core import Impossible, Trace
-from ..core.overtaken import go_on
 from ..order.plan import collector_paused
 from ..view import report, table
 from .controls import nearby
@@ -103,7 +102,6 @@ def nearest(first, settings: dict, moved: str | None, sentence: str = "") -> dic
         if fields[name].annotation is float and name != moved and name not in named:
             continue  # it has many values, and nobody speaks of it
         for value in nearby(knobs[name], fields[name].annotation, settings[name]):
-            go_on()
             if time.monotonic() > deadline:
                 return None
             try:

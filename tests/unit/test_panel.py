@@ -167,19 +167,28 @@ def test_a_panel_from_class_instance_and_name():
 # -- prediction ------------------------------------------------------------------------------------
 
 
-def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(panel):
-    sent, before = [], panel.player.data
+def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, monkeypatch):
+    """By a message each to answers and player, and one that greys what is still to be told."""
+    whole, foot, sent = Panel(Waves, micro_batches=5), panel.foot, []
+    gate, real = threading.Event(), Waves.explain
+    monkeypatch.setattr(Waves, "explain", lambda self, of: gate.wait(60) and real(self, of))
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)
     for part in parts(panel, hidden=True):
         if part is not panel.controls["micro_batches"]:
             part.comm.send = lambda *args, part=part, **kwargs: sent.append(type(part).__name__)
+    before = panel.player.data, foot.why.value, foot.numbers.value
     panel.controls["micro_batches"].value = 5
-    assert sent == ["HTML", "HTML", "Player"] and panel.experiment.micro_batches == 5
-    assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot")
+    assert sent == ["HTML", "Foot", "Player"] and panel.experiment.micro_batches == 5
+    assert panel.player.data != before[0] and (foot.why.value, foot.numbers.value) == before[1:]
+    assert "btl-untold" in foot._dom_classes and panel.answers.value == whole.answers.value
+    gate.set()
+    until(lambda: "btl-untold" not in foot._dom_classes)
+    assert (foot.why.value, foot.numbers.value) == (whole.foot.why.value, whole.foot.numbers.value)
+    assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot") and panel.run is None
     assert all(
         'title="step time: the mean over the run&#x27;s steps"' in part.value
-        for part in (panel.answers, panel.foot.numbers)
+        for part in (panel.answers, foot.numbers)
     )
-    assert panel.player.data != before and panel.run is None
 
 
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):
@@ -316,23 +325,6 @@ def test_an_unexpected_exception_stands_where_the_figure_was(panel, monkeypatch,
     assert "btl-refused" in panel.picture.body._dom_classes and panel.run_button.disabled
     panel.controls["micro_batches"].value = 2
     assert panel.problem == "" and not panel.run_button.disabled
-
-
-def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, monkeypatch):
-    gate, real = threading.Event(), Waves.explain
-    monkeypatch.setattr(Waves, "explain", lambda self, of: gate.wait(60) and real(self, of))
-    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)
-    data, foot = panel.player.data, panel.foot
-    before = foot.why.value, foot.numbers.value
-    panel.controls["micro_batches"].value = 5
-    assert panel.player.data != data and (foot.why.value, foot.numbers.value) == before
-    assert "btl-untold" in foot._dom_classes  # so grey
-    answers = panel.answers.value
-    gate.set()
-    until(lambda: "btl-untold" not in foot._dom_classes)
-    whole = Panel(Waves, micro_batches=5)
-    assert (foot.why.value, foot.numbers.value) == (whole.foot.why.value, whole.foot.numbers.value)
-    assert answers == panel.answers.value == whole.answers.value
 
 
 @pytest.mark.parametrize(
