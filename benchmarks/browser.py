@@ -3,10 +3,10 @@
 From the key that moves a slider, seen by the page, until after the frame that shows the new
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse: from the
-mouse's move until the last change of answers, picture, sentences, and of its own row among rivals;
-and until all rivals are told, which come later. A drag moves the panel's height by nothing, and
-leaves no error in the console. At last a slider moves in the page loaded anew, and in the panel of
-a kernel started anew.
+mouse's move until the last change of answers and picture, and of its own row among rivals; and
+until all is told: other rivals, sentences, the table of numbers, which come later. A drag moves
+the panel's height by nothing, and leaves no error in the console. At last a slider moves in the
+page loaded anew, and in the panel of a kernel started anew.
 """
 
 import tempfile
@@ -42,24 +42,26 @@ WATCH = """() => {
 }"""
 
 SEEN = """() => {
-    window.began = window.last = window.all = 0;
+    window.began = window.last = window.all = window.rivals = 0;
     document.addEventListener('mousemove', () => { window.began = performance.now(); }, true);
     const seen = (changes) => {
         const places = changes.map(({ target }) => target.closest ? target : target.parentElement);
         const rows = places.some(each => each?.closest('.btl-rows'));
-        const drawn = places.some(each => each && !each.closest('.btl-rows')
-            && each.closest('.btl-player, .btl-lens, .btl-pane, .widget-html'));
+        const foot = places.some(each => each?.closest('.btl-pane'));
+        const drawn = places.some(each => each && !each.closest('.btl-rows, .btl-pane')
+            && each.closest('.btl-player, .btl-lens, .widget-html'));
         setTimeout(() => {  // after the frame
-            const own = rows && window.all < window.began;  // which comes first
+            const own = rows && window.rivals < window.began;  // which comes first
             if (drawn || own) window.last = performance.now();
-            if (rows) window.all = performance.now();
+            if (rows) window.rivals = performance.now();
+            if (rows || foot) window.all = performance.now();
         }, 0);
     };
     new MutationObserver(seen).observe(document.querySelector('.btl-panel'),
         { attributes: true, childList: true, subtree: true, characterData: true });
 }"""
 QUIET = """() => performance.now() - Math.max(window.began, window.last, window.all) > 600
-    && !document.querySelector('.btl-rows .btl-stale, .btl-waiting')"""
+    && !document.querySelector('.btl-rows .btl-stale, .btl-waiting, .btl-untold')"""
 
 
 def delays(lab: Lab) -> list[float]:
@@ -93,8 +95,8 @@ def frames(lab: Lab) -> list[float]:
 
 
 def drags(lab: Lab, name: str) -> tuple[list[float], list[float], set[float]]:
-    """Milliseconds from a move of the mouse to the last change that it brought, of each slider of a
-    panel; those to the last rival; and the heights that the panel had."""
+    """Milliseconds from a move of the mouse to the picture that it brought, of each slider of a
+    panel; those until all is told; and the heights that the panel had."""
     page = lab.open("drag.ipynb", [f"from bigtrain_lab.panel import show\nshow({name!r})"])
     page.wait_for_selector(".btl-answers b")
     page.wait_for_timeout(SETTLED_MS)
@@ -166,7 +168,7 @@ def of_drags(server, browser) -> list[dict]:
         ]
         if all_told:
             middle = all_told[len(all_told) // 2]
-            found.append(row(f"{name}, until all rivals are told, median", middle, "ms"))
+            found.append(row(f"{name}, until all is told, median", middle, "ms"))
     soon = sum(each <= SOON_MS for each in everything) / len(everything)
     return [
         *found,

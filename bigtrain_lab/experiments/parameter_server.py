@@ -184,7 +184,7 @@ class ParameterServing(OnHardware):
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
         late = {
             (worker, number): long
-            for number in range(MOST // self.workers)
+            for number in range(MOST // self.workers if self.hiccups else 0)
             for worker, draw in enumerate(draws)
             if draw.random() < self.hiccups
         }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from ..core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
+from ..core.overtaken import go_on
 from .collective import Collective
 from .plan import (
     Compute,
@@ -80,6 +81,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     ready = deque(plan.lanes)
     while ready:
+        go_on()
         key = ready.popleft()
         (rank, lane_name), lane, ops = key, lanes[key], programs[key]
         for position in range(at[key], len(ops)):

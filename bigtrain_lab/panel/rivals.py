@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from ..core import Trace
+from ..core.overtaken import go_on
 from ..view import table
 from .compared import Pinned
 from .nearest import raised
@@ -47,7 +48,8 @@ class Rivals(Rows):
             self._write()
 
     def _predict(self, experiment, known: Trace | None) -> None:
-        """All rows, unless the settings move on; the trace of the first may be known."""
+        """All rows, unless the settings move on, which is Overtaken; the trace of the first may be
+        known."""
         settings, earlier = experiment.rivals(), self._found
         self._found = {
             name: earlier.get(name, table.Rival(name))._replace(
@@ -57,8 +59,7 @@ class Rivals(Rows):
         }
         now = experiment.model_dump().items()
         for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
-            if experiment is not self._shown:
-                return
+            go_on()
             found = self._found[name] = rival(experiment, name, settings[name], known)
             if found.own:
                 self._write()

@@ -3,8 +3,10 @@ settings that can be."""
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from ..core.overtaken import WANTED, Overtaken, go_on
 from ..order.plan import collector_paused
 from . import widgets
 from .controls import (
@@ -165,8 +167,8 @@ class Newest:
     """The newest of several calls: an answer to an earlier one is worth nothing.
 
     A call that is over soon is answered in the caller's own thread. A long one is left to a daemon
-    thread, and the kernel goes on. A newer one silences it, and of those that wait for its end only
-    the newest begins. `ask` from any thread.
+    thread, and the kernel goes on. A newer one silences it, so it gives up at its next step, and of
+    those that wait for its end only the newest begins. `ask` from any thread.
     """
 
     def __init__(self):
@@ -188,7 +190,9 @@ class Newest:
         def work():
             if before:
                 before.wait(STUCK_S)
-            if over is self._last:
+            WANTED.set(lambda: over is self._last)
+            with suppress(Overtaken):
+                go_on()
                 answer.append(compute())
             with self._lock:
                 over.set()

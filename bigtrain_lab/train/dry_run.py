@@ -52,6 +52,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..core import Alive
 from ..core.later import compiler_asleep
+from ..core.overtaken import go_on
 from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, together, with_units
@@ -137,6 +138,7 @@ class DryRank:
 
     @contextmanager
     def span(self, step, version: int | None = None, beside: bool = False):
+        go_on()
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))

@@ -23,6 +23,7 @@ from bigtrain_lab.core import Knob, Scalar
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
+from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.panel import widgets
 from bigtrain_lab.panel.bar import MORE, WHY
 from bigtrain_lab.panel.controls import (
@@ -36,6 +37,8 @@ from bigtrain_lab.panel.controls import (
     put,
 )
 from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.panel.settings import Newest
+from bigtrain_lab.train.dry_run import dry_run
 from bigtrain_lab.view import report, table
 from bigtrain_lab.view.curves import curves
 from tests.unit.ranks import until
@@ -164,19 +167,28 @@ def test_a_panel_from_class_instance_and_name():
 # -- prediction ------------------------------------------------------------------------------------
 
 
-def test_a_move_predicts_again_by_a_message_each_to_answers_table_and_player(panel):
-    sent, before = [], panel.player.data
+def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, monkeypatch):
+    """By a message each to answers and player, and one that greys what is still to be told."""
+    whole, foot, sent = Panel(Waves, micro_batches=5), panel.foot, []
+    gate, real = threading.Event(), Waves.explain
+    monkeypatch.setattr(Waves, "explain", lambda self, of: gate.wait(60) and real(self, of))
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)
     for part in parts(panel, hidden=True):
         if part is not panel.controls["micro_batches"]:
             part.comm.send = lambda *args, part=part, **kwargs: sent.append(type(part).__name__)
+    before = panel.player.data, foot.why.value, foot.numbers.value
     panel.controls["micro_batches"].value = 5
-    assert sent == ["HTML", "HTML", "Player"] and panel.experiment.micro_batches == 5
-    assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot")
+    assert sent == ["HTML", "Foot", "Player"] and panel.experiment.micro_batches == 5
+    assert panel.player.data != before[0] and (foot.why.value, foot.numbers.value) == before[1:]
+    assert "btl-untold" in foot._dom_classes and panel.answers.value == whole.answers.value
+    gate.set()
+    until(lambda: "btl-untold" not in foot._dom_classes)
+    assert (foot.why.value, foot.numbers.value) == (whole.foot.why.value, whole.foot.numbers.value)
+    assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot") and panel.run is None
     assert all(
         'title="step time: the mean over the run&#x27;s steps"' in part.value
-        for part in (panel.answers, panel.foot.numbers)
+        for part in (panel.answers, foot.numbers)
     )
-    assert panel.player.data != before and panel.run is None
 
 
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):
@@ -306,12 +318,39 @@ def test_an_unexpected_exception_stands_where_the_figure_was(panel, monkeypatch,
         return real(self, *told)
 
     monkeypatch.setattr(Waves, method, broken)
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)  # a hand's move
     panel.controls["micro_batches"].value = 3
     until(lambda: panel.problem)
     assert re.fullmatch(r"KeyError: 'no such stage' \(in broken, line \d+\)", panel.problem)
     assert "btl-refused" in panel.picture.body._dom_classes and panel.run_button.disabled
     panel.controls["micro_batches"].value = 2
     assert panel.problem == "" and not panel.run_button.disabled
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda: simulate(GPipe(2, 2), {"F": 1, "B": 2}), lambda: dry_run(spanning)],
+    ids=["simulate", "dry_run"],
+)
+def test_an_overtaken_prediction_gives_up_at_its_next_step(step):
+    newest, said = Newest(), []
+
+    def endless():
+        try:
+            while True:
+                step()
+        finally:
+            said.append("gave up")
+
+    newest.ask(endless, said.append, 0.01)
+    newest.ask(lambda: "the newest", said.append, 60)
+    until(lambda: len(said) == 2)
+    assert said == ["gave up", "the newest"]
+
+
+def spanning(rank):
+    with rank.span("step"):
+        pass
 
 
 def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
