@@ -24,7 +24,11 @@ export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# nbval is for the runs of lessons, which start it: to load it takes seconds.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder -p no:nbval
+
+# A hundred processes of the tests load the library, and each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup browser lab lint size test quick bench notebooks grading-proof clean
 

@@ -100,7 +100,8 @@ def test_ranks_know_where_they_are(tmp_path):
             float(torch.rand(1, generator=rank.rng("dp"))) == draws["dp"]
         )  # a generator is made anew
         return {f"{axis}{rank.index}": draw for axis, draw in draws.items()} | {
-            f"cwd{rank.index}": __import__("os").getcwd()
+            f"cwd{rank.index}": os.getcwd(),
+            f"scheduled{rank.index}": getattr(os, "sched_getscheduler", lambda pid: -1)(0),
         }
 
     run = launch(program, 4, mesh=Mesh(dp=2, tp=2), directory=tmp_path / "run")
@@ -110,6 +111,8 @@ def test_ranks_know_where_they_are(tmp_path):
         and r["tp0"] == r["tp2"] != r["tp1"] == r["tp3"]
     )
     assert len({r[f"None{i}"] for i in range(4)}) == 4 and r["cwd2"] == os.getcwd()
+    # on Linux, none is kept from ending a send
+    assert r["scheduled0"] == r["scheduled3"] == getattr(os, "SCHED_BATCH", -1)
 
 
 def test_default_directory_and_what_was_printed(tmp_path, monkeypatch):
