@@ -579,6 +579,7 @@ def main(control: int, path: list[str]) -> None:
     (modules, limits), _ = receive(control)
     sys.meta_path.insert(0, texts := Texts(modules))
     torch.set_num_threads(1)
+    importlib.import_module("bigtrain_lab.core.later").put_compiler_to_sleep()
     weight = torch.nn.Parameter(torch.ones(2))
     for make in (torch.optim.SGD, torch.optim.Adam):  # what a first step imports, once for all
         weight.sum().backward()

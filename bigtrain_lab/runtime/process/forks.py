@@ -30,9 +30,9 @@ from pkgutil import iter_modules
 PACKAGE = __package__.split(".")[0]
 ROOT = str(Path(__file__).parents[2])
 PR_SET_PDEATHSIG = 1  # of prctl: what a process gets when its parent ends
+LATER = f"{PACKAGE}.core.later"
 LOADED = (
     "torch",
-    "torch._dynamo",
     "torch.func",
     "torch.distributed",
     "torch.optim",
@@ -70,6 +70,8 @@ def fingerprint() -> int:
 def serve(control: int, room: str) -> None:
     """All that the server does. It is asked at `control`. Ctrl-C is its launcher's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(Exception):
+        import_module(LATER).put_compiler_to_sleep()  # also in each rank
     for name in LOADED:
         with suppress(Exception):  # a file that does not import
             import_module(name)
