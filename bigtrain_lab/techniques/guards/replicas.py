@@ -45,9 +45,7 @@ def as_written():
     first call takes it, and the last gives it back."""
     with EAGER:
         made = (
-            STANCES[0]
-            if STANCES
-            else compiler_awake() and torch.compiler.set_stance("force_eager")
+            STANCES[0] if STANCES else compiler_awake() and torch.compiler.set_stance("force_eager")
         )
         STANCES.append(made)
     try:
