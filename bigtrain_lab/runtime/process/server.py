@@ -59,10 +59,8 @@ class Server:
         self.fingerprint = forks.fingerprint()  # before it loads the library
         self.room = tempfile.mkdtemp(prefix="bigtrain-")
         (self.control, theirs), (self.copies, asked) = socket.socketpair(), socket.socketpair()
-        with theirs, asked, tempfile.TemporaryFile("w+", encoding="utf-8") as told:
-            json.dump([dict(os.environ), sys.path, forks.__name__, self.room], told)
-            told.seek(0)
-            given = [each.fileno() for each in (theirs, asked, told)]
+        given = [theirs.fileno(), asked.fileno()]
+        with theirs, asked:
             self.process = subprocess.Popen(
                 # the flags that multiprocessing passes on to its own processes, and no site
                 [
@@ -73,6 +71,8 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 env={name: value for name, value in os.environ.items() if READ.match(name)},
             )
+        told = [dict(os.environ), sys.path, forks.__name__, self.room]
+        self.control.sendall(json.dumps(told).encode() + b"\n")
         atexit.register(self.forget, os.getpid())
 
     def forget(self, owner: int) -> None:

@@ -16,21 +16,21 @@ from importlib import import_module
 from runpy import run_path
 
 
-def main(homes: list[str], control: int, asked: int, told: int) -> None:
-    """`homes`: where torch is. The server is asked at `control`, the copy at `asked`; `told` is the
-    file of what the server begins with."""
+def main(homes: list[str], control: int, asked: int) -> None:
+    """`homes`: where torch is. The server is asked at `control`, where a line first says what it
+    begins with, and the copy at `asked`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its launcher's to hear
     sys.path += homes
     import_module("torch")
     gc.collect()
     gc.freeze()  # a collector that looks at what it inherits would copy the pages
     if not os.fork():
-        os.close(control), os.close(told)
+        os.close(control)
         copies(socket.socket(fileno=asked))
         os._exit(0)
     os.close(asked)
-    with open(told, encoding="utf-8") as file:
-        environment, path, module, room = json.load(file)
+    first = open(control, "rb", 0, closefd=False).readline()
+    environment, path, module, room = json.loads(first)
     os.environ.clear()
     os.environ.update(environment)
     import_module("site").main()  # an editable install may need its hooks
