@@ -59,10 +59,10 @@ def victims(kind: str, folder: str) -> None:
         run = launch(endless, RANKS, directory=Path(folder) / f"{kind}-{number}")
         after_s, server = chance.uniform(0, LONGEST_S[kind]), running().process.pid
         if kind == "rank":
-            while len(found := psutil.Process(server).children()) < RANKS:
+            while len(found := ranks_of(server)) < RANKS:
                 time.sleep(0.0005)
             time.sleep(after_s)
-            killed = chance.choice(found).pid
+            killed = chance.choice(found)
         else:
             time.sleep(after_s)
             killed = server
@@ -88,6 +88,15 @@ def victims(kind: str, folder: str) -> None:
             ),
             flush=True,
         )
+
+
+def ranks_of(server: int) -> list[int]:
+    """Children of the server, but for the copy of what it began as (stem.py)."""
+    return [
+        each.pid
+        for each in psutil.Process(server).children()
+        if os.getsid(each.pid) == os.getsid(server)
+    ]
 
 
 def launcher(folder: str, number: int) -> None:

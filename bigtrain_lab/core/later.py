@@ -11,6 +11,7 @@ A module that is named in such a block is imported when something is first asked
 
 import builtins
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import resolve_name
@@ -50,18 +51,22 @@ def later():
 np, torch = Later("numpy"), Later("torch")
 
 
-@contextmanager
-def compiler_asleep():
-    """Keep torch from importing its compiler, which takes two seconds, only to hide functions from
-    it. Nothing is compiled meanwhile. Afterwards torch hides these functions anew. Whoever asks for
-    more of the compiler gets the real one."""
+def put_compiler_to_sleep() -> Callable[[], None]:
+    """Keep torch from importing its compiler, which takes two seconds and 70 MB, only to hide
+    functions from it. Whoever asks for more of the compiler gets the real one. Returns what ends
+    this. Then, and for the real one, torch hides these functions anew."""
     if "torch._dynamo" in sys.modules:
-        yield
-        return
+        return lambda: None
     torch, hidden, stand_in = import_module("torch"), [], ModuleType("torch._dynamo")
 
+    def end() -> None:
+        if vars(torch).get("_dynamo") is stand_in:
+            del sys.modules[stand_in.__name__], torch._dynamo
+        for function in hidden:
+            vars(function).pop("__dynamo_disable", None)
+
     def awake(name: str):
-        sys.modules.pop(stand_in.__name__)
+        end()
         return getattr(import_module(stand_in.__name__), name)
 
     def disable(function, *_, **__):
@@ -69,11 +74,22 @@ def compiler_asleep():
         return function
 
     stand_in.disable, stand_in.graph_break, stand_in.__getattr__ = disable, lambda: None, awake
+    # what torch clears when ranks meet
+    stand_in.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
     sys.modules[stand_in.__name__] = torch._dynamo = stand_in
+    return end
+
+
+@contextmanager
+def compiler_asleep():
+    """The same meanwhile."""
+    end = put_compiler_to_sleep()
     try:
         yield
     finally:
-        if torch._dynamo is stand_in:
-            del sys.modules[stand_in.__name__], torch._dynamo
-        for function in hidden:
-            vars(function).pop("__dynamo_disable", None)
+        end()
+
+
+def compiler_awake() -> bool:
+    """Whether torch's compiler has been imported: its stand-in has no spec."""
+    return getattr(sys.modules.get("torch._dynamo"), "__spec__", None) is not None

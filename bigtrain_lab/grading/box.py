@@ -9,15 +9,12 @@ An answer that ends its process, or sends what cannot be read, is told so in a s
 """
 
 import atexit
-import importlib.util
-import json
 import os
 import pkgutil
 import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -39,6 +36,7 @@ from .trainings import Refused
 with later():
     import torch
 
+    from ..runtime.process import server
     from . import ranks as threads
 
 CPU_S, WALL_S = 10, 60
@@ -46,7 +44,6 @@ LATE_S = 5  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 MOST_PRINTED = 2000  # letters of a scene
 LIMITS = {"CPU": CPU_S, "AS": MEMORY_BYTES, "FSIZE": 0, "NOFILE": 256, "CORE": 0}
-PACKAGES = ("torch", "numpy", "pydantic", "cloudpickle")  # and what lies beside them
 TOO_LONG = "TooLong"
 ENDED = "(ended)"  # of a row, and no class's name: the answer's process died in it
 PACKAGE = Path(__file__).parents[1]
@@ -92,31 +89,22 @@ class Box:
     def __init__(self):
         self._room = tempfile.mkdtemp(prefix="answers-")
         self._control, theirs = socket.socketpair()
-        given = json.dumps([theirs.fileno(), sorted(homes())])
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", inside.__file__, given],
-            cwd=self._room,
-            env={
-                "OMP_NUM_THREADS": "1",
-                "MALLOC_ARENA_MAX": "1",  # what is freed goes back: a peak is what was alive
-                "MALLOC_MMAP_THRESHOLD_": "65536",
-            },
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
+        with theirs:
+            asked = server.running().copies
+            socket.send_fds(asked, [inside.__file__.encode()], [theirs.fileno()])
         modules = {name: text for each in WITHOUT_ANSWERS for name, text in texts(each).items()}
-        send(self._control, [modules, LIMITS | {"CPU": CPU_S}])
+        send(self._control, [self._room, modules, LIMITS | {"CPU": CPU_S}])
         self._servers, self._lock = {}, RLock()
         atexit.register(self.close)
 
     def close(self) -> None:
         """End all its processes, which remove their folder."""
         atexit.unregister(self.close)
-        for each in (*self._servers.values(), self._control):
+        for each in self._servers.values():
             each.close()
-        self._process.wait()
+        with self._control:
+            self._control.shutdown(socket.SHUT_WR)
+            self._control.recv(1)  # nothing: they have all ended
 
     def rows(self, exercise, pieces: list[Piece], seed: int, names=None) -> Iterator[Row]:
         """What an answer shows, scene by scene, or in those of these names; each in new
@@ -235,11 +223,6 @@ def fence() -> dict[str, bool]:
     return {what: not reached for what, reached in row.value.items()}
 
 
-def homes() -> set[str]:
-    """Where what an answer may import is installed."""
-    return {str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in PACKAGES}
-
-
 @cache
 def travelling(exercise) -> dict:
     """What of an exercise goes to an answer's process: no truth, no right answer."""
@@ -262,7 +245,7 @@ def travelling(exercise) -> dict:
         "modules": modules,
         "allows": list(exercise.allows),
         "forbids": list(exercise.forbids),
-        "folders": readable(homes() | {sysconfig.get_path("stdlib")}, hidden),
+        "folders": readable(server.homes() | {sysconfig.get_path("stdlib")}, hidden),
     }
 
 
@@ -286,7 +269,7 @@ def readable(folders, hidden: list[str]) -> list[str]:
     found = ["/dev/null", "/dev/urandom", "/usr/share/zoneinfo"]
     for folder in map(Path, folders):
         inside_it = [each for each in hidden if Path(each).is_relative_to(folder)]
-        if inside_it or folder in (*map(Path, homes()), Path(sysconfig.get_path("stdlib"))):
+        if inside_it or folder in (*map(Path, server.homes()), Path(sysconfig.get_path("stdlib"))):
             found += readable(
                 (
                     each

@@ -26,13 +26,15 @@ def warm_up() -> None:
 
 
 def ranks_alive() -> list:
-    """Processes of ranks that this process launched: the fork server's children, and
-    nobody else's (a browser's, say)."""
+    """Processes of ranks that this process launched: the fork server's children in its session, and
+    nobody else's (a browser's, or those of answers)."""
     server = psutil.Process(fork_server.running().process.pid)
     return [
         p
         for p in server.children(recursive=True)
-        if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+        if p.is_running()
+        and p.status() != psutil.STATUS_ZOMBIE
+        and os.getsid(p.pid) == os.getsid(server.pid)
     ]
 
 

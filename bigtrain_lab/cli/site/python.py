@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_context
@@ -107,9 +107,12 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
         run = subprocess.run(["node", "snapshot.mjs"], cwd=room, capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(f"Python could not start in node: {run.stderr[-1000:]}")
+        loaded = {*json.loads((room / "loaded.json").read_text(encoding="utf-8"))}
+        trim(room / "pyodide" / "python_stdlib.zip", loaded)
         for path in (*(room / "pyodide").iterdir(), room / "snapshot"):
             zipped(directory / path.relative_to(room), path.read_bytes())
-    zipped(directory / "library", json.dumps(own).encode())
+    later = {path: body for path, body in own.items() if module(path, AT) not in loaded}
+    zipped(directory / "library", json.dumps(later).encode())
     for lab, paths in used.items():
         body = {f"/kept/{PACKAGE.name}/kept/{path.name}": text(path) for path in paths}
         zipped(directory / "kept" / lab, json.dumps(body).encode())
@@ -119,13 +122,21 @@ def put(pyodide: Path, used: dict[str, list[Path]], directory: Path) -> None:
         write_whole(directory / script, asset(script))
 
 
-def trim(library: Path) -> None:
-    """Leave out of Python's own library what no page can use."""
+def trim(library: Path, loaded: Container[str] = ()) -> None:
+    """Leave out of Python's own library what no page can use. Modules that are loaded become zeros:
+    the memory knows where the others lie."""
     with ZipFile(library) as whole:
         left = {name: whole.read(name) for name in whole.namelist() if not UNUSABLE.match(name)}
     with ZipFile(library, "w", ZIP_STORED) as short:  # a second zip around it does better
         for name, body in left.items():
-            short.writestr(ZipInfo(name), body)
+            short.writestr(ZipInfo(name), bytes(len(body)) if module(name) in loaded else body)
+
+
+def module(path: str, at: str = "") -> str:
+    """The module that a file below `at` is of; no module's name for other files."""
+    return (
+        path.removeprefix(f"{at}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    )
 
 
 def files(root: Path, at: str, unused: Iterable[str] = ()) -> dict[str, str]:

@@ -34,9 +34,9 @@ from pkgutil import iter_modules
 PACKAGE = __package__.split(".")[0]
 ROOT = str(Path(__file__).parents[2])
 PR_SET_PDEATHSIG = 1  # of prctl: what a process gets when its parent ends
+LATER = f"{PACKAGE}.core.later"
 LOADED = (
     "torch",
-    "torch._dynamo",
     "torch.func",
     "torch.distributed",
     "torch.optim",
@@ -76,6 +76,8 @@ def serve(control: int, room: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(AttributeError, OSError):  # the kernel is no Linux, or does not allow it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(Exception):
+        import_module(LATER).put_compiler_to_sleep()  # also in each rank
     for name in LOADED:
         with suppress(Exception):  # a file that does not import
             import_module(name)

@@ -6,7 +6,10 @@ the room when this process ends, whatever ends it.
 """
 
 import atexit
+import importlib.util
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,7 +26,7 @@ from multiprocessing.util import _args_from_interpreter_flags
 from pathlib import Path
 
 from ...core import Impossible
-from . import forks
+from . import forks, stem
 from .pulse import STOPPED, Pulse
 
 RANK = f"{forks.PACKAGE}.runtime.process.child"
@@ -35,25 +38,41 @@ SERVER_ENDED = (
     " knowledge of the ranks: they were ended too. Run again: a new server starts by itself."
 )
 SILENT_S = 5.0  # a server that says nothing for so long is looked at
-SERVE = "import sys; sys.path[:] = {}; from {} import serve; serve({}, {!r})"
+PACKAGES = ("torch", "numpy", "pydantic", "cloudpickle")  # and what lies beside them
+# Of the environment, what Python, the loader and torch read as they begin.
+READ = re.compile(
+    "LD_|DYLD_|PYTHONH|MALLOC_|(OMP|KMP|MKL|OPENBLAS|ATEN)_|(PY)?TORCH|CUDA|NCCL|TMPDIR"
+)
 _lock = threading.RLock()
 
 
+def homes() -> set[str]:
+    """Where torch and its neighbours are installed."""
+    return {str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in PACKAGES}
+
+
 class Server:
-    """A server as this process has it."""
+    """A server as this process has it. It is asked at `control`, and the copy of what it began as
+    at `copies` (stem.py)."""
 
     def __init__(self):
         self.fingerprint = forks.fingerprint()  # before it loads the library
         self.room = tempfile.mkdtemp(prefix="bigtrain-")
-        self.control, theirs = socket.socketpair()
-        with theirs:
-            code = SERVE.format(sys.path, forks.__name__, theirs.fileno(), self.room)
+        (self.control, theirs), (self.copies, asked) = socket.socketpair(), socket.socketpair()
+        given = [theirs.fileno(), asked.fileno()]
+        with theirs, asked:
             self.process = subprocess.Popen(
-                # the flags that multiprocessing passes on to its own processes
-                [sys.executable, *_args_from_interpreter_flags(), "-c", code],
-                pass_fds=[theirs.fileno()],
+                # the flags that multiprocessing passes on to its own processes, and no site
+                [
+                    *(sys.executable, *_args_from_interpreter_flags(), "-s", "-P", "-S"),
+                    *(stem.__file__, json.dumps([sorted(homes()), *given])),
+                ],
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if READ.match(name)},
             )
+        told = [dict(os.environ), sys.path, forks.__name__, self.room]
+        self.control.sendall(json.dumps(told).encode() + b"\n")
         atexit.register(self.forget, os.getpid())
 
     def forget(self, owner: int) -> None:
@@ -85,7 +104,7 @@ def running() -> Server:
         with _lock:
             server = started(os.getpid())
             if server.process.poll() is not None:
-                server.control.close()
+                server.control.close(), server.copies.close()
                 shutil.rmtree(server.room, ignore_errors=True)
                 started.cache_clear()
                 server = started(os.getpid())

@@ -4,7 +4,6 @@ gradients that they would average wrongly, and reads of what is elsewhere.
 A module is refused on every rank in one sentence, before anything hangs.
 """
 
-import sys
 import threading
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core import Impossible
+from ...core.later import compiler_awake
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape, as_bytes
 from ..prepared_model import masters_of
@@ -44,8 +44,9 @@ def as_written():
     that are dropped in between. The stance is torch's one, also of ranks that are threads: the
     first call takes it, and the last gives it back."""
     with EAGER:
-        compiles = "torch._dynamo" in sys.modules
-        made = STANCES[0] if STANCES else compiles and torch.compiler.set_stance("force_eager")
+        made = (
+            STANCES[0] if STANCES else compiler_awake() and torch.compiler.set_stance("force_eager")
+        )
         STANCES.append(made)
     try:
         yield

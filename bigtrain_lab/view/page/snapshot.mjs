@@ -9,8 +9,8 @@ process.on("uncaughtException", ({ message }) => { process.exitCode = 1; console
 const read = (name) => JSON.parse(fs.readFileSync(name));
 const python = await load(read("made.json"), create, { _makeSnapshot: true });
 write(python, read("files.json"));
-python.runPython(`
-import gc, linecache, re, sys
+const loaded = python.runPython(`
+import gc, json, linecache, re, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, "/library")
 import warnings
@@ -26,7 +26,9 @@ sys.path_importer_cache.clear()
 linecache.clearcache()
 re.purge()
 gc.collect()
+json.dumps([*sys.modules])
 `);
+fs.writeFileSync("loaded.json", loaded);
 
 // What was freed still has its bytes. Zeros zip to nothing: fill all memory that is free, without growing it.
 const { _malloc, _free, HEAPU8 } = python._module, held = [];
