@@ -74,8 +74,6 @@ def fingerprint() -> int:
 def serve(control: int, room: str) -> None:
     """All that the server does. It is asked at `control`. Ctrl-C is its launcher's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(AttributeError, OSError):  # the kernel is no Linux, or does not allow it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with suppress(Exception):
         import_module(LATER).put_compiler_to_sleep()  # also in each rank
     for name in LOADED:
@@ -152,8 +150,9 @@ def become(
     """What was asked for: the `main` of a module, of a process's number and what a file has,
     pickled. The library's own modules are inherited loaded, since to import them costs a fresh rank
     more than all else together (90 ms), unless a file has changed since."""
-    with suppress(AttributeError):  # the kernel is no Linux
+    with suppress(AttributeError, OSError):  # the kernel is no Linux, or does not allow it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     sys.path, sys.argv = path, argv
     try:
         given = Path(payload).read_bytes()
