@@ -787,9 +787,9 @@ class Alike:
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        search, dp = self.search, self.dp
-        values = [search.run(name, way, dp > 1 and self.zero < 3) for way in self.ways]
-        updates = [search.update(name, way, dp if self.zero else 1) for way in self.ways]
+        search, sharers = self.search, self.dp if self.zero else 1
+        values = [search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
+        updates = [search.update(name, way, sharers) for way in self.ways]
         told = np.array(values)[self.way, :, self.row].T
         sizes, found = search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
         if not self.zero:  # of gradients, which may be of another format
