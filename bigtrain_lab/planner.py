@@ -876,11 +876,12 @@ class Alike:
         is not, and how long it takes. The first dim is the bucket's."""
         ends, sizes = np.array(stage.buckets).T
         runs = stage.runs[::-1]
-        of = np.repeat(np.arange(len(runs)), [run.count for run in runs])
-        back, own = (np.array([getattr(run, of) for run in runs]) for of in ("back", "backward"))
-        done = np.cumsum(back[of], 0)
-        quick = (back - own)[of][: ends[0] + 1].sum(0)
-        return quick, done[ends], self.ring.seconds(sizes)[:, None]
+        back, backward = (
+            np.repeat([getattr(run, name) for run in runs], [run.count for run in runs], 0)
+            for name in ("back", "backward")
+        )
+        quick = (back - backward)[: ends[0] + 1].sum(0)
+        return quick, np.cumsum(back, 0)[ends], self.ring.seconds(sizes)[:, None]
 
     def pieces_hide(self, stage: Stage, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
