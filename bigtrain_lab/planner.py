@@ -787,11 +787,10 @@ class Alike:
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        search, sharers = self.search, self.dp if self.zero else 1
-        values = [search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
-        updates = [search.update(name, way, sharers) for way in self.ways]
+        values = [self.search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
+        updates = [self.search.update(name, way, self.dp if self.zero else 1) for way in self.ways]
         told = np.array(values)[self.way, :, self.row].T
-        sizes, found = search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
+        sizes, found = self.search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
         if not self.zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
         return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
