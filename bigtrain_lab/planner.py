@@ -5,18 +5,21 @@ recompute, sequence parallelism, the stages of ZeRO. The model with one of its b
 values for each way to slice it, with two rows and with three. What a piece of it holds, computes
 and sends is affine in the rows. Closed forms then give the time and memory of all plans at once.
 
-    period = max over s of  max(F_s + B_s,  (sum of F + B + 2 hops from s on) / (p - s))
-    step   = sum of F + B + 2 hops + (m - 1) period + averaging that no backward hides + update
+    step   = sum of F + B + 2 hops + averaging that no backward hides + update + the longest of
+             (m - 1) / (p - s) (sum of F + B + 2 hops from s on)            to and fro
+             (m - p + s) (F_s + B_s), and what lies before and after        at stage s
+             2 (m - 1) hops                                                 at a port
     memory = state + n (kept of a micro-batch) + the largest backward,    n = min(m, p - s)
 
 Stage s of p stages under 1F1B with m micro-batches; a hop is a message between two stages. State is
 weights, gradients and what the optimizer holds, shared among dp replicas by the stages of ZeRO.
-Stages 2 and 3 send in every backward, one message after the other, so F_s and B_s are then at
-least what their messages take. benchmarks/results/plan.md compares plans drawn at random with what
-the labs predict. Labs leave inputs of layers out of memory, and so does a search with
-on_device=False. `scheduled` simulates one plan, by any schedule, as the labs do. A closed form is
-at most 3% above that simulation. So plans are simulated in the order of their closed forms, until
-the next one is 3% above the best: no other can be faster.
+Messages of replicas are priced bucket by bucket, and at stage 3 piece by piece. Stages 2 and 3 send
+in every backward, one message after the other, so F_s and B_s are then at least what their messages
+take. benchmarks/results/plan.md compares plans drawn at random with what the labs predict. Labs
+leave inputs of layers out of memory, and so does a search with on_device=False. `scheduled`
+simulates one plan, by any schedule, as the labs do. A closed form is at most 3% above that
+simulation. So plans are simulated in the order of their closed forms, until the next one is 3%
+above the best: no other can be faster.
 
 Cost: some 15 dry runs, then some 20 microseconds a plan, then 5 to 150 ms for each plan near the
 best.
@@ -474,7 +477,9 @@ class Search:
         names = [name for each in numbers for name, number in each for _ in range(number)]
         runs = [kinds[name] for name in names]
         shapes = {
-            name: Shapes({str(n): Weight((own,), BYTE, True, None) for n, own in enumerate(run.sizes)})
+            name: Shapes(
+                {str(n): Weight((own,), BYTE, True, None) for n, own in enumerate(run.sizes)}
+            )
             for name, run in kinds.items()
         }
         ends = [0, *accumulate(sum(number for _, number in each) for each in numbers)]
@@ -613,8 +618,7 @@ class Search:
         return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-1, 0]))
 
     def ring(self, ranks: range, kind: str) -> "Ring":
-        """What a Cost charges a collective of these ranks, in each of its ways. Of fewer ways than
-        other ranks have the last one stands again, so that all make one array."""
+        """What a Cost charges a collective of these ranks, in each of its ways."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
         prices = hardware.prices(1) | {
@@ -623,9 +627,7 @@ class Search:
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
         cost = Cost({}, **prices, ticks_per_unit=TICKS_PER_SECOND)
-        ways = np.array(cost.ways(kind, tuple(ranks)), float) / TICKS_PER_SECOND
-        missing = len(hardware.protocols) + len(hardware.trees) - len(ways)
-        return Ring(*np.pad(ways, ((0, missing), (0, 0)), "edge").T)
+        return Ring(*np.array(cost.ways(kind, tuple(ranks)), float).T / TICKS_PER_SECOND)
 
 
 # -- one plan, or many that are alike: each number below may be an array, of a number a plan -------
@@ -785,11 +787,10 @@ class Alike:
 
     def run(self, name: str) -> Run:
         """A piece of this name."""
-        search, dp = self.search, self.dp
-        values = [search.run(name, way, dp > 1 and self.zero < 3) for way in self.ways]
-        updates = [search.update(name, way, dp if self.zero else 1) for way in self.ways]
+        values = [self.search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
+        updates = [self.search.update(name, way, self.dp if self.zero else 1) for way in self.ways]
         told = np.array(values)[self.way, :, self.row].T
-        sizes, found = search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
+        sizes, found = self.search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
         if not self.zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
         return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
@@ -816,7 +817,7 @@ class Alike:
         stages, pp, m = self.stages(self.pp), self.pp, self.micro_batches
         turns = {stage: np.stack(np.broadcast_arrays(*self.turn(stage), m)) for stage in {*stages}}
         told = Turn(*np.stack([turns[stage][:-1] for stage in stages], 1))
-        hops = np.array([self.hop(s, stage) + 0 * m for s, stage in enumerate(stages[:-1])] + [0 * m])
+        hops = np.array([self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0 * m])
         both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None]
         others = np.minimum(few, m) - 1  # micro-batches that go in before the first comes back
         rounds = m - 1 - others
@@ -825,22 +826,20 @@ class Alike:
             np.maximum(behind, others * each + told.turn) for each in (told.forward, told.backward)
         )
         stay = go + back - told.turn + rounds * (both + told.begin + told.turn) - behind
-        once = np.maximum(go + others * told.backward, behind + others * told.backward) - behind
+        once = np.maximum(
+            go + others * told.backward - behind, others * np.maximum(told.backward, hops)
+        )
+        ports = (m - 1) * hops + rounds * np.roll(hops, 1, 0)
         travel = (m - 1) / few * (both + told.begin + behind)
-        longest = np.where(rounds > 0, np.maximum(stay, travel), once).max(0)
+        longest = np.maximum(ports, np.where(rounds > 0, np.maximum(stay, travel), once)).max(0)
         left = told.last - (m == 1) * told.quick + hops
         done = np.sum(told.first + hops + left, 0) + told.turn[-1] - (m > 1) * told.quick[-1]
         return np.max(done + longest - np.cumsum(left, 0) + left + told.after, 0)
 
-    def hop(self, s: int, stage: Stage) -> np.ndarray:
+    def hop(self, s: int, stage: Stage) -> Any:
         """Seconds of a message from stage s to the next."""
-        hardware = self.search.hardware
-        inside, between = (
-            wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0.0
-            for wire in (hardware.inside, hardware.between)
-        )
-        near = s * self.tp // hardware.node_size == (s + 1) * self.tp // hardware.node_size
-        return inside if near else between
+        wire = self.search.hardware.wire(s * self.tp, (s + 1) * self.tp)
+        return wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
 
     def turn(self, stage: Stage) -> Turn:
         """By the table of messages."""
@@ -876,11 +875,12 @@ class Alike:
         is not, and how long it takes. The first dim is the bucket's."""
         ends, sizes = np.array(stage.buckets).T
         runs = stage.runs[::-1]
-        of = np.repeat(np.arange(len(runs)), [run.count for run in runs])
-        back, own = (np.array([getattr(run, of) for run in runs]) for of in ("back", "backward"))
-        done = np.cumsum(back[of], 0)
-        quick = (back - own)[of][: ends[0] + 1].sum(0)
-        return quick, done[ends], self.ring.seconds(sizes)[:, None]
+        back, backward = (
+            np.repeat([getattr(run, name) for run in runs], [run.count for run in runs], 0)
+            for name in ("back", "backward")
+        )
+        quick = (back - backward)[: ends[0] + 1].sum(0)
+        return quick, np.cumsum(back, 0)[ends], self.ring.seconds(sizes)[:, None]
 
     def pieces_hide(self, stage: Stage, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
@@ -913,7 +913,7 @@ class Alike:
         """In a backward for which so many micro-batches are alive, or in the update. `again`: there
         was a backward before it in this step. At stage 2 one bucket fills, and one is on its
         way."""
-        dp, growing, units = self.dp, (self.dp == 1) & (not again), stage.units
+        dp, growing, units = self.dp, self.dp == 1 and not again, stage.units
         weights, gradients, pieces = stage.weights, stage.gradients, stage.gradients // dp
         masters = gradients > weights  # which are in pieces, and so no weights
         largest = np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES)
@@ -921,7 +921,7 @@ class Alike:
         several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
         buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
         whole, standing, updated = (  # weights; gradients in a backward, and in the update
-            (weights, gradients * ~growing, gradients),
+            (weights, gradients * (not growing), gradients),
             (weights, weights, pieces + np.where(masters, weights, weights - pieces)),
             (weights, pieces * (again & several) + buckets, pieces),
             (np.where(masters, 0, weights // dp), pieces * again, pieces),

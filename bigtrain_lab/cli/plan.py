@@ -132,9 +132,9 @@ def plan(
         )
     elif here and model:
         out.print(
-            f"To train it on processes here: bigtrain plan {model} --devices {devices} --hardware"
-            f" {hardware} --memory-gb {memory_gb:g} --batch {batch} --precision {precision}"
-            f" --optimizer {optimizer} --train 10",
+            "If the trial of its stages passes, this trains it on processes here: bigtrain plan"
+            f" {model} --devices {devices} --hardware {hardware} --memory-gb {memory_gb:g}"
+            f" --batch {batch} --precision {precision} --optimizer {optimizer} --train 10",
             soft_wrap=True,
         )
     elif here and plan.way.recompute != "selective":

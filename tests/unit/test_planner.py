@@ -76,7 +76,7 @@ def test_the_best_plan_is_the_fastest_as_simulated(search, bytes_per_s):
     wire = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
     found = Search(search.job, replace(search.hardware, **wire), 4)
     steps = {each.plan: found.scheduled(each.plan, "1f1b") for each in found.all}
-    assert all(0.85 <= each.seconds / steps[each.plan] <= OVER for each in found.all)
+    assert all(0.92 <= each.seconds / steps[each.plan] <= OVER for each in found.all)
     assert found.best.seconds == min(steps.values()) == steps[found.best.plan]
 
 
@@ -96,7 +96,7 @@ def test_equal_pieces_are_one_times_their_number(zero):
             own, told = (alike.peak(each, alive, again) for each in (stage, single))
             assert own == told
         for own, told in zip(alike.turn(stage), alike.turn(single)):
-            assert own == pytest.approx(told, rel=OVER - 1)
+            assert own == pytest.approx(told)
 
 
 def test_another_schedule_is_simulated(search):
