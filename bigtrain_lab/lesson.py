@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
 
 from .core import Impossible, duration, size, write_whole
 
+ANSWERS = Path("predictions.json")  # beside the copies: what the reader said first
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
 CELL = re.compile(r"^<!-- (\S+) (\w+) -->\n", re.MULTILINE)  # of an edition: its id, of which text
 ROWS = "application/vnd.bigtrain-lab.sheet+json"  # of an output: the rows of a Sheet
@@ -29,12 +32,22 @@ RELEASES = [folder / "notebooks" for folder in Path(__file__).parents[:2]]  # in
 
 def predict(question: str) -> str:
     """Ask, and return what the reader types; "nothing" where nobody can, as in a test. Cells below
-    wait, and the answer stays in the reader's own copy of the lesson; nobody marks it."""
+    wait. The first answer stays, in the reader's own copy of the lesson and in a file beside it: a
+    cell that runs again shows it. Nobody marks it."""
+    lesson, known = Path(os.environ.get("JPY_SESSION_NAME", "")).stem, {}  # as Jupyter tells it
+    with suppress(OSError, ValueError):
+        known = json.loads(ANSWERS.read_text(encoding="utf-8")) if lesson else {}
+    if answer := known.get(key := f"{lesson}: {question}"):
+        print(f"{question} {answer}   (you said; to be asked anew, delete it in {ANSWERS})")
+        return answer
     try:
-        return input(f"{question} ").strip() or "nothing"
+        answer = input(f"{question} ").strip()
     except (EOFError, OSError, StdinNotImplementedError):
         print(question)
         return "nothing"
+    if lesson and answer:
+        write_whole(ANSWERS, json.dumps(known | {key: answer}, indent=1, ensure_ascii=False))
+    return answer or "nothing"
 
 
 class Sheet(list):

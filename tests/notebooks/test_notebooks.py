@@ -485,3 +485,14 @@ def test_copies_in_another_language(tmp_path):
     assert same - texts == {cell.id for cell in cells} - texts
     with pytest.raises(Impossible, match="choose zh, or none"):
         lesson.copies(own, release, "eo")
+
+
+def test_the_first_prediction_stays(tmp_path, monkeypatch, capsys):
+    said = iter(["", "8", "9"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda question: next(said))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "00_one.ipynb"))
+    assert [lesson.predict("slots?") for _ in range(3)] == ["nothing", "8", "8"]
+    assert "slots? 8   (you said" in capsys.readouterr().out
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "01_other.ipynb"))
+    assert lesson.predict("slots?") == "9"
