@@ -21,7 +21,7 @@ def main(homes: list[str], control: int, asked: int) -> None:
     begins with, and the copy at `asked`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its launcher's to hear
     sys.path += homes
-    import_module("torch")
+    import_module("torch.fx.experimental.symbolic_shapes")  # torch, and what a first gradient loads
     gc.collect()
     gc.freeze()  # a collector that looks at what it inherits would copy the pages
     if not os.fork():
