@@ -66,6 +66,8 @@ def put_compiler_to_sleep() -> Callable[[], None]:
             vars(function).pop("__dynamo_disable", None)
 
     def awake(name: str):
+        if name == "__file__":  # who walks through all modules looks for it
+            raise AttributeError(name)
         end()
         return getattr(import_module(stand_in.__name__), name)
 

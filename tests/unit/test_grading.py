@@ -566,10 +566,10 @@ def test_the_kernel_is_as_it_was():
     assert threads == torch.get_num_threads() and here == os.getcwd()
     own = box.Box()
     assert [row.value for row in own.rows(Double, [Piece(1, "answer = lambda x: x")], 1)]
-    room, process = Path(own._room), own._process
-    assert room.exists() and process.poll() is None
-    own.close()
-    assert not room.exists() and process.poll() is not None
+    room = Path(own._room)
+    assert room.exists()
+    own.close()  # waits until its processes have ended
+    assert not room.exists()
 
 
 IN_A_BROWSER = """
