@@ -180,6 +180,17 @@ def outcome(run) -> str:
     return f"ended with {', '.join(broken)}" if broken else run.state
 
 
+def about(name: str, trace: Trace, run) -> str:
+    """Which run this is, in a line."""
+    started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
+    what = f"{name} on {counted(trace.ranks, 'rank')}"
+    return (
+        f"{what}, started {started}: {outcome(run)}"
+        if run
+        else f"{what}: a saved {trace.clock} trace"
+    )
+
+
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
     parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", str(facts["shares"])]
@@ -348,22 +359,15 @@ class Cell(NamedTuple):
     odd: bool
 
 
-class Strip(NamedTuple):
-    """A text timeline: (name, cells) a lane, and the sentence that says what it shows."""
-
-    lanes: tuple[tuple[str, tuple[Cell, ...]], ...]
-    caption: str
-
-
 IDLE = Cell("·", "", False)
 
 
-def strip(trace: Trace, columns: int) -> Strip:
+def strip(trace: Trace, columns: int) -> tuple[list[tuple[str, list[Cell]]], str]:
     """The timeline in so many columns: as many of the first training steps as leave a box two
-    columns wide."""
+    columns wide. Returns (name, cells) of each lane, and the sentence that says what it shows."""
     spans = [s for s in trace.boxes() if s.end > s.start]
     if not spans:
-        return Strip((), "Nothing has run yet.")
+        return [], "Nothing has run yet."
     begin = min(e.start for e in (*spans, *trace.transfers()))
     last = max(e.end for e in (*spans, *trace.transfers()))
     ends = [end - begin for end in (*trace.step_ends[:-1], last)]
@@ -399,7 +403,7 @@ def strip(trace: Trace, columns: int) -> Strip:
                 Cell(character, span.kind[:1], odd) for character in text
             ]
             odd = not odd
-        lanes.append((row_name(lane), tuple(cells)))
+        lanes.append((row_name(lane), cells))
     of = counted(trace.steps, "step")
     shown = (
         of
@@ -413,7 +417,7 @@ def strip(trace: Trace, columns: int) -> Strip:
         if not trace.settings.get("unfinished")
         else ("part of a run", "idle, or not known")
     )
-    return Strip(
-        tuple(lanes),
+    return (
+        lanes,
         f"{trace.clock}: {told}, {duration(trace.units(length), trace.unit)}; · is {blank}",
     )

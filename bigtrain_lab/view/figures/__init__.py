@@ -37,14 +37,8 @@ def literal(value):
             )
         case dict():
             return {literal(key): literal(each) for key, each in value.items()}
-        case list():
-            return [*map(literal, value)]
-        case tuple():
-            return (
-                value._make(map(literal, value))
-                if hasattr(value, "_make")
-                else tuple(map(literal, value))
-            )
+        case list() | tuple():  # a named tuple is made of its fields
+            return getattr(value, "_make", type(value))(map(literal, value))
     return value
 
 

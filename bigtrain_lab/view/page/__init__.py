@@ -63,7 +63,10 @@ def page(
         heading=escape(experiment.question if experiment else name),
         about=escape(
             ". ".join(
-                filter(None, [about(name, first, run), experiment.describe() if experiment else ""])
+                filter(
+                    None,
+                    [report.about(name, first, run), experiment.describe() if experiment else ""],
+                )
             )
         ),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
@@ -95,17 +98,6 @@ def page(
 def asset(name: str) -> str:
     """A file of this folder."""
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def about(name: str, trace: Trace, run) -> str:
-    """Which run this is, in a line."""
-    started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
-    what = f"{name} on {counted(trace.ranks, 'rank')}"
-    return (
-        f"{what}, started {started}: {report.outcome(run)}"
-        if run
-        else f"{what}: a saved {trace.clock} trace"
-    )
 
 
 def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> str:
