@@ -6,12 +6,11 @@ or imports torch.
 """
 
 import shlex
-from collections import defaultdict
 from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, number, size
+from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, grouped, number, size
 from ..order import HOLDS
 from .words import labels as labels_of, row_name, rows_of
 
@@ -219,14 +218,11 @@ def energy(watt_hours: float | None) -> str:
 
 def reported(trace: Trace) -> list[str]:
     """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
-    values: dict[str, list[float]] = {}
-    for event in trace:
-        if (
-            isinstance(event, Scalar)
-            and event.kind == "scalar"
-            and not event.name.startswith(HOLDS)
-        ):
-            values.setdefault(event.name, []).append(event.value)
+    values = grouped(
+        (event.name, event.value)
+        for event in trace.where(Scalar, kind="scalar")
+        if not event.name.startswith(HOLDS)
+    )
     return [
         f"{name} {number(of[0])}"
         + (f" -> {number(of[-1])} ({len(of)} values)" if len(of) > 1 else "")
@@ -384,13 +380,11 @@ def strip(trace: Trace, columns: int) -> tuple[list[tuple[str, list[Cell]]], str
             int(scale * trace.ticks_per_unit) / trace.ticks_per_unit
         )  # whole columns a slot: equal boxes look equal
     columns = min(columns, round(scale * length))
-    labels, by_lane = labels_of(trace), defaultdict(list)
-    for span in spans:
-        by_lane[span.rank, span.lane].append(span)
+    labels, by_lane = labels_of(trace), grouped(((span.rank, span.lane), span) for span in spans)
     lanes = []
     for lane in rows_of(trace):
         cells, odd = [IDLE] * columns, False
-        for span in by_lane[lane]:
+        for span in by_lane.get(lane, ()):
             first, last = round((span.start - begin) * scale), round((span.end - begin) * scale)
             if first >= columns or (first == last and cells[first] is not IDLE):
                 continue
