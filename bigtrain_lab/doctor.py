@@ -14,6 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from .core import COLLECTIVES, Constant, Hardware, available_bytes
 from .core.words import counted, device_size, duration, size
 
@@ -150,7 +153,7 @@ def python(ranks):
     return version_finding(
         "Python",
         "{}.{}.{}".format(*sys.version_info[:3]),
-        metadata.metadata("bigtrain_lab")["Requires-Python"],
+        SpecifierSet(metadata.metadata("bigtrain_lab")["Requires-Python"]),
     )
 
 
@@ -274,7 +277,7 @@ def widgets(ranks):
     wrong = [
         f"{name} {version or 'is missing'}, needs {wanted[name]}"
         for name, version in found.items()
-        if version is None or not inside(version, wanted[name])
+        if version is None or not wanted[name].contains(version, prereleases=True)
     ]
     if wrong:
         return (
@@ -326,8 +329,8 @@ CHECKS = {
 # -- what is here ----------------------------------------------------------------------------------
 
 
-def version_finding(name: str, version: str, wanted: str):
-    if inside(version, wanted):
+def version_finding(name: str, version: str, wanted: SpecifierSet):
+    if wanted.contains(version, prereleases=True):
         return "ok", version
     return (
         "fail",
@@ -336,19 +339,10 @@ def version_finding(name: str, version: str, wanted: str):
     )
 
 
-def needed() -> dict[str, str]:
+def needed() -> dict[str, SpecifierSet]:
     """Package -> the range of versions that bigtrain_lab asks for."""
-    from packaging.requirements import Requirement
-
-    return {
-        r.name: str(r.specifier) for r in map(Requirement, metadata.requires("bigtrain_lab") or ())
-    }
-
-
-def inside(version: str, wanted: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(wanted).contains(version, prereleases=True)
+    asked = map(Requirement, metadata.requires("bigtrain_lab") or ())
+    return {each.name: each.specifier for each in asked}
 
 
 def installed(package: str) -> str | None:

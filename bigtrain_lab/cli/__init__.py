@@ -157,7 +157,7 @@ def show(path: Asked = None) -> int:
     from .screen import results, screen, timeline
 
     opened = reopen(path)
-    _, run, experiment, traces, notes, _ = opened
+    _, run, experiment, traces, *_ = opened
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     console.print(opened.about, style="bold", soft_wrap=True)
@@ -172,8 +172,6 @@ def show(path: Asked = None) -> int:
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
     if run and run.state != "done":
         console.print(run.diagnosis or "Its ranks are still at work.")
-    for note in notes:
-        console.print(note, soft_wrap=True)
     if whole and experiment:
         console.print(results(experiment, traces.values()))
     console.print(timeline(drawn, console.width))
@@ -201,8 +199,6 @@ def compare(
     console, letters = screen(), ascii_uppercase[: len(found)]
     for letter, side in zip(letters, found, strict=True):
         console.print(f"{letter}  {side.about}", style="bold", soft_wrap=True)
-        for note in side.notes:
-            console.print(note, soft_wrap=True)
     settings, lines = reopen.settings_that_differ(found), reopen.lines(found, traces)
     orders = ", the orders are not" if reopen.orders_differ(found) else ""
     console.print(

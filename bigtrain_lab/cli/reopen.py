@@ -41,8 +41,9 @@ class Reopened(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Which run it is, in a line."""
-        return f"{self.path}: {report.about(self.name, next(iter(self.traces.values())), self.run)}"
+        """Which run it is, in a line, and a line for each of its notes."""
+        trace = next(iter(self.traces.values()))
+        return "\n".join([f"{self.path}: {report.about(self.name, trace, self.run)}", *self.notes])
 
 
 def reopen(path: Path | None) -> Reopened:

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from bigtrain_lab import Action, Cost, Impossible, Trace, simulate
+from bigtrain_lab import Action, Cost, simulate
 from bigtrain_lab.core import (
     MEMORY_KINDS,
     Alive,
@@ -31,7 +31,6 @@ from bigtrain_lab.view import figures, packed, palette
 from bigtrain_lab.view.figures import memory
 from bigtrain_lab.view.figures.memory import byte_ticks
 from bigtrain_lab.view.packed import LISTED, pack
-from bigtrain_lab.view.player import pack
 
 
 def trace_of(schedule=OneFOneB, ranks=4, micro_batches=8, **links):
