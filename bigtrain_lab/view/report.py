@@ -182,11 +182,10 @@ def outcome(run) -> str:
 def about(name: str, trace: Trace, run) -> str:
     """Which run this is, in a line."""
     started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
-    what = f"{name} on {counted(trace.ranks, 'rank')}"
     return (
-        f"{what}, started {started}: {outcome(run)}"
+        f"{name} on {counted(trace.ranks, 'rank')}, started {started}: {outcome(run)}"
         if run
-        else f"{what}: a saved {trace.clock} trace"
+        else f"{name} on {counted(trace.ranks, 'rank')}: a saved {trace.clock} trace"
     )
 
 
