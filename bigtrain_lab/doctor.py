@@ -57,58 +57,56 @@ def peer_findings(peer) -> Iterator[Finding]:
     from .runtime.process import border
     from .runtime.torchrun import peers
 
-    mend = "let this machine's name service or /etc/hosts know it, or use its address."
+    step, mend = (
+        "name",
+        "let this machine's name service or /etc/hosts know it, or use its address.",
+    )
     try:
         address = peers.resolve(peer)
         yield Finding(
             "ok",
-            "name",
+            step,
             f"{peer.host} is {address}" if address != peer.host else f"{address} is an address",
         )
-        mend = "connect this machine to the peer's network."
+        step, mend = "route", "connect this machine to the peer's network."
         own = peers.own_address(address)
-    except peers.Unreachable as error:
-        yield Finding(
-            "fail", "name" if "name service" in mend else "route", f"{peer.host}: {error}", mend
-        )
-        return
-    name, chosen = peers.interface_of(own), border.interface()
-    says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
-    if peers.loopback(own):
-        yield Finding(
-            "ok", "route", f"{address} is this machine itself, by its loopback interface {name}"
-        )
-    elif name and chosen not in (None, name):
-        yield Finding(
-            "warn",
-            "route",
-            f"{says}, but GLOO_SOCKET_IFNAME is {chosen}",
-            f"export GLOO_SOCKET_IFNAME={name} on this node.",
-        )
-    else:
-        yield Finding(
-            "ok",
-            "route",
-            (
-                f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name}"
-                f" NCCL_SOCKET_IFNAME={name}"
-                if name
-                else says
-            ),
-        )
-    try:
+        name, chosen = peers.interface_of(own), border.interface()
+        says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
+        if peers.loopback(own):
+            yield Finding(
+                "ok", "route", f"{address} is this machine itself, by its loopback interface {name}"
+            )
+        elif name and chosen not in (None, name):
+            yield Finding(
+                "warn",
+                "route",
+                f"{says}, but GLOO_SOCKET_IFNAME is {chosen}",
+                f"export GLOO_SOCKET_IFNAME={name} on this node.",
+            )
+        else:
+            yield Finding(
+                "ok",
+                "route",
+                (
+                    f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name}"
+                    f" NCCL_SOCKET_IFNAME={name}"
+                    if name
+                    else says
+                ),
+            )
+        step, mend = "port", "open the port in the firewalls on the way, or look up the address."
         peers.connect(address, peer.port)
-        yield Finding("ok", "port", f"{peer} takes connections")
+        yield Finding("ok", step, f"{peer} takes connections")
     except peers.Unreachable as error:
         yield Finding(
             "fail",
-            "port",
-            f"{peer} does not answer: {error}",
+            step,
+            f"{peer if step == 'port' else peer.host}: {error}",
             (
                 "start torchrun there first, or look up the port: the machine is there, but nothing"
                 " listens."
-                if "refused" in str(error)
-                else "open the port in the firewalls on the way, or look up the address."
+                if step == "port" and "refused" in str(error)
+                else mend
             ),
         )
 

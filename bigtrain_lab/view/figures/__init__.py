@@ -37,6 +37,8 @@ def literal(value):
             )
         case dict():
             return {literal(key): literal(each) for key, each in value.items()}
+        case Iterator():
+            return [*map(literal, value)]
         case list() | tuple():  # a named tuple is made of its fields
             return getattr(value, "_make", type(value))(map(literal, value))
     return value
@@ -47,12 +49,7 @@ def literally(draw):
 
     @wraps(draw)
     def drawn(given, *args, **options):
-        traces = (
-            isinstance(given, (list, tuple))
-            and not hasattr(given, "_make")
-            or isinstance(given, Iterator)
-        )
-        return draw([*map(literal, given)] if traces else literal(given), *args, **options)
+        return draw(literal(given), *args, **options)
 
     return drawn
 

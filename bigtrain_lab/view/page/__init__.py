@@ -131,16 +131,15 @@ def settings(trace: Trace, experiment: Experiment | None) -> str:
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
     """What page.js reads, which holds nothing of a run but base64: the bodies of the traces, and
     which clock has which."""
-    bodies: list[str] = []
-    clocks = {}
-    for trace in given:
-        body = packed_text(pack(trace).removeprefix(f'{{"clock":"{trace.clock}",'.encode()))
-        clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
-        bodies += [body] if body not in bodies else []
+    packed = {
+        t.clock: packed_text(pack(t).removeprefix(f'{{"clock":"{t.clock}",'.encode()))
+        for t in given
+    }
+    bodies = [*dict.fromkeys(packed.values())]
     return json.dumps(
         {
             "bodies": bodies,
-            "clocks": clocks,
+            "clocks": {clock: bodies.index(body) for clock, body in packed.items()},
             "first": first,
             "limit": experiment.capacity_bytes if experiment else None,
             "look": look(),
