@@ -14,6 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from .core import COLLECTIVES, Constant, Hardware, available_bytes
 from .core.words import counted, device_size, duration, size
 
@@ -54,58 +57,56 @@ def peer_findings(peer) -> Iterator[Finding]:
     from .runtime.process import border
     from .runtime.torchrun import peers
 
-    mend = "let this machine's name service or /etc/hosts know it, or use its address."
+    step, mend = (
+        "name",
+        "let this machine's name service or /etc/hosts know it, or use its address.",
+    )
     try:
         address = peers.resolve(peer)
         yield Finding(
             "ok",
-            "name",
+            step,
             f"{peer.host} is {address}" if address != peer.host else f"{address} is an address",
         )
-        mend = "connect this machine to the peer's network."
+        step, mend = "route", "connect this machine to the peer's network."
         own = peers.own_address(address)
-    except peers.Unreachable as error:
-        yield Finding(
-            "fail", "name" if "name service" in mend else "route", f"{peer.host}: {error}", mend
-        )
-        return
-    name, chosen = peers.interface_of(own), border.interface()
-    says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
-    if peers.loopback(own):
-        yield Finding(
-            "ok", "route", f"{address} is this machine itself, by its loopback interface {name}"
-        )
-    elif name and chosen not in (None, name):
-        yield Finding(
-            "warn",
-            "route",
-            f"{says}, but GLOO_SOCKET_IFNAME is {chosen}",
-            f"export GLOO_SOCKET_IFNAME={name} on this node.",
-        )
-    else:
-        yield Finding(
-            "ok",
-            "route",
-            (
-                f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name}"
-                f" NCCL_SOCKET_IFNAME={name}"
-                if name
-                else says
-            ),
-        )
-    try:
+        name, chosen = peers.interface_of(own), border.interface()
+        says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
+        if peers.loopback(own):
+            yield Finding(
+                "ok", "route", f"{address} is this machine itself, by its loopback interface {name}"
+            )
+        elif name and chosen not in (None, name):
+            yield Finding(
+                "warn",
+                "route",
+                f"{says}, but GLOO_SOCKET_IFNAME is {chosen}",
+                f"export GLOO_SOCKET_IFNAME={name} on this node.",
+            )
+        else:
+            yield Finding(
+                "ok",
+                "route",
+                (
+                    f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name}"
+                    f" NCCL_SOCKET_IFNAME={name}"
+                    if name
+                    else says
+                ),
+            )
+        step, mend = "port", "open the port in the firewalls on the way, or look up the address."
         peers.connect(address, peer.port)
-        yield Finding("ok", "port", f"{peer} takes connections")
+        yield Finding("ok", step, f"{peer} takes connections")
     except peers.Unreachable as error:
         yield Finding(
             "fail",
-            "port",
-            f"{peer} does not answer: {error}",
+            step,
+            f"{peer if step == 'port' else peer.host}: {error}",
             (
                 "start torchrun there first, or look up the port: the machine is there, but nothing"
                 " listens."
-                if "refused" in str(error)
-                else "open the port in the firewalls on the way, or look up the address."
+                if step == "port" and "refused" in str(error)
+                else mend
             ),
         )
 
@@ -150,7 +151,7 @@ def python(ranks):
     return version_finding(
         "Python",
         "{}.{}.{}".format(*sys.version_info[:3]),
-        metadata.metadata("bigtrain_lab")["Requires-Python"],
+        SpecifierSet(metadata.metadata("bigtrain_lab")["Requires-Python"]),
     )
 
 
@@ -274,7 +275,7 @@ def widgets(ranks):
     wrong = [
         f"{name} {version or 'is missing'}, needs {wanted[name]}"
         for name, version in found.items()
-        if version is None or not inside(version, wanted[name])
+        if version is None or not wanted[name].contains(version, prereleases=True)
     ]
     if wrong:
         return (
@@ -326,8 +327,8 @@ CHECKS = {
 # -- what is here ----------------------------------------------------------------------------------
 
 
-def version_finding(name: str, version: str, wanted: str):
-    if inside(version, wanted):
+def version_finding(name: str, version: str, wanted: SpecifierSet):
+    if wanted.contains(version, prereleases=True):
         return "ok", version
     return (
         "fail",
@@ -336,19 +337,10 @@ def version_finding(name: str, version: str, wanted: str):
     )
 
 
-def needed() -> dict[str, str]:
+def needed() -> dict[str, SpecifierSet]:
     """Package -> the range of versions that bigtrain_lab asks for."""
-    from packaging.requirements import Requirement
-
-    return {
-        r.name: str(r.specifier) for r in map(Requirement, metadata.requires("bigtrain_lab") or ())
-    }
-
-
-def inside(version: str, wanted: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(wanted).contains(version, prereleases=True)
+    asked = map(Requirement, metadata.requires("bigtrain_lab") or ())
+    return {each.name: each.specifier for each in asked}
 
 
 def installed(package: str) -> str | None:

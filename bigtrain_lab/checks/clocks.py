@@ -4,11 +4,10 @@ Per (rank, lane) the list of (kind, name, start, end, bytes) must be identical, 
 of memory) the list of (action, bytes). A trace's scalars are left out: a prediction knows no loss.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from ..core import Memory, Span, Trace, Transfer
+from ..core import Memory, Span, Trace, Transfer, grouped
 
 
 def clocks_differ(predicted: Trace, modelled: Trace) -> list[str]:
@@ -40,26 +39,29 @@ def first_differences(ours: dict[tuple, list], theirs: dict[tuple, list]) -> Ite
 
 def by_kind(trace: Trace) -> dict[tuple[int, str], list]:
     """(rank, memory kind) -> (action, bytes held after it), in order."""
-    kinds = defaultdict(list)
-    for e in trace.events:
-        if isinstance(e, Memory) and not e.inside:
-            kinds[e.rank, e.kind].append((e.name, e.bytes))
-    return dict(kinds)
+    return grouped(
+        ((e.rank, e.kind), (e.name, e.bytes))
+        for e in trace.events
+        if isinstance(e, Memory) and not e.inside
+    )
 
 
 def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
-    lanes = defaultdict(list)
-    for e in trace.events:
-        if isinstance(e, (Span, Transfer)) or (isinstance(e, Memory) and not e.inside):
-            lanes[e.rank, e.lane].append(
-                (
-                    type(e).__name__,
-                    e.kind,
-                    e.name,
-                    e.start,
-                    e.end,
-                    getattr(e, "bytes", None),
-                    *((e.version,) if isinstance(e, Span) else ()),
-                )
-            )
-    return dict(lanes)
+    """(rank, lane) -> its events, each as (sort, kind, name, start, end, bytes or None, and of a
+    span its version)."""
+    return grouped(
+        (
+            (e.rank, e.lane),
+            (
+                type(e).__name__,
+                e.kind,
+                e.name,
+                e.start,
+                e.end,
+                getattr(e, "bytes", None),
+                *((e.version,) if isinstance(e, Span) else ()),
+            ),
+        )
+        for e in trace.events
+        if isinstance(e, (Span, Transfer)) or (isinstance(e, Memory) and not e.inside)
+    )

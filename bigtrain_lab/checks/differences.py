@@ -2,12 +2,11 @@
 apart, each in a sentence."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
-from ..core import Trace, duration, size
+from ..core import Trace, duration, grouped, size
 from ..view.words import label
 from .clocks import by_lane, first_differences
 from .parity import relative_errors
@@ -33,13 +32,11 @@ def first_difference(a: Trace, b: Trace) -> str | None:
 def rows_of(trace: Trace, scale: int) -> dict[tuple, list[tuple]]:
     """(rank, lane, sort of event) -> the events there, as `by_lane` has them, with this many ticks
     for each of the trace's."""
-    rows = defaultdict(list)
-    for (rank, lane), events in by_lane(trace).items():
-        for event in events:
-            rows[rank, lane, event[0]].append(
-                (*event[:3], event[3] * scale, event[4] * scale, *event[5:])
-            )
-    return dict(rows)
+    return grouped(
+        ((*lane, event[0]), (*event[:3], event[3] * scale, event[4] * scale, *event[5:]))
+        for lane, events in by_lane(trace).items()
+        for event in events
+    )
 
 
 def told(x: tuple | None, y: tuple | None, time) -> str:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from io import TextIOWrapper
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -151,20 +152,15 @@ def safeguards(level) -> str:
 @app.command
 def show(path: Asked = None) -> int:
     """Reopen a run or a saved trace: settings, state, table, timeline."""
-    from ..core.words import counted
     from ..view import report
     from .reopen import reopen
     from .screen import results, screen, timeline
 
-    run, experiment, traces, notes, *_ = reopen(path)
+    opened = reopen(path)
+    _, run, experiment, traces, *_ = opened
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
-    if run:
-        console.print(
-            f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started"
-            f" {run.settings['started']}: {report.outcome(run)}",
-            style="bold",
-        )
+    console.print(opened.about, style="bold", soft_wrap=True)
     if experiment:
         console.print(
             ", ".join(
@@ -176,8 +172,6 @@ def show(path: Asked = None) -> int:
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
     if run and run.state != "done":
         console.print(run.diagnosis or "Its ranks are still at work.")
-    for note in notes:
-        console.print(note, soft_wrap=True)
     if whole and experiment:
         console.print(results(experiment, traces.values()))
     console.print(timeline(drawn, console.width))
@@ -200,28 +194,26 @@ def compare(
     from . import reopen
     from .screen import amounts_apart, screen, settings_apart
 
-    sides = reopen.sides(paths)
-    traces = reopen.on_one_clock(sides, clock)
-    console, letters = screen(), [side.letter for side in sides]
-    for side in sides:
-        console.print(f"{side.letter}  {side.about}", style="bold", soft_wrap=True)
-        for note in side.opened.notes:
-            console.print(note, soft_wrap=True)
-    settings, lines = reopen.settings_that_differ(sides), reopen.lines(sides, traces)
-    orders = ", the orders are not" if reopen.orders_differ(sides) else ""
+    found = reopen.sides(paths)
+    traces = reopen.on_one_clock(found, clock)
+    console, letters = screen(), ascii_uppercase[: len(found)]
+    for letter, side in zip(letters, found, strict=True):
+        console.print(f"{letter}  {side.about}", style="bold", soft_wrap=True)
+    settings, lines = reopen.settings_that_differ(found), reopen.lines(found, traces)
+    orders = ", the orders are not" if reopen.orders_differ(found) else ""
     console.print(
         settings_apart(letters, settings) if settings else f"The settings are the same{orders}."
     )
     if lines:
         console.print(amounts_apart(letters, traces[0].clock, lines))
-    for side, trace in zip(sides[1:], traces[1:], strict=True):
-        pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
+    for letter, side, trace in list(zip(letters, found, traces, strict=True))[1:]:
+        pair, difference = f"A and {letter}", first_difference(traces[0], trace)
         console.print(
             f"{pair}, {trace.clock}:"
             f" {f'first difference: {difference}' if difference else 'the same, event for event'}.",
             soft_wrap=True,
         )
-        if returned := reopen.results_differ(sides[0], side):
+        if returned := reopen.results_differ({"A": found[0], letter: side}):
             console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)
     return 0
 
@@ -257,7 +249,7 @@ def export(
 
     if html is None and chrome is None:
         raise Impossible("Nothing was asked for: name a file to write, by --html or --chrome.")
-    run, experiment, traces, notes, *_ = reopen(path)
+    _, run, experiment, traces, notes, _ = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
     if clock not in traces:
         raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")

@@ -1,7 +1,7 @@
 """`bigtrain course`: build assignments, prove them before they are handed out, grade a class."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -89,25 +89,16 @@ def doctor(folder: Folder = Path("."), *, assignment: Only = (), cores: Cores = 
     return tell_findings(findings(folder, cores or os.cpu_count() or 1, assignment))
 
 
-def track(done: Iterable, total: int) -> Iterator:
+def track(done: Iterable, total: int) -> Iterable:
     """Pass on what is done, with a bar and the time left on a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     errors = screen(stderr=True)
-    bar = Progress(
-        TextColumn("answers"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    return progress.track(
+        done,
+        f"{total} answers",
+        total,
         console=errors,
         transient=True,
         disable=not errors.is_terminal,
     )
-    with bar:
-        yield from bar.track(done, total=total)

@@ -17,11 +17,6 @@ KNOBS, MORE, OWN = (
 )
 
 
-def option(help: str) -> Parameter:
-    """One of a command's own options."""
-    return Parameter(help=help, group=OWN)
-
-
 def menu(verb: str, act: Callable, make: Callable, words: Sequence[str]) -> App:
     """A command for the experiment that the words begin with, else for each, with its knobs and the
     keyword options of `act(experiment, *, ...)`, on what `make(cls, settings)` returns."""
@@ -114,17 +109,30 @@ def run(
     experiment,
     *,
     directory: Annotated[
-        Path | None, option("where the run is kept, new or empty; else a new folder under runs/")
+        Path | None,
+        Parameter(
+            group=OWN, help="where the run is kept, new or empty; else a new folder under runs/"
+        ),
     ] = None,
     stall_s: Annotated[
-        float, option("seconds without any progress after which the ranks are ended as hanging")
+        float,
+        Parameter(
+            group=OWN,
+            help="seconds without any progress after which the ranks are ended as hanging",
+        ),
     ] = 30.0,
     clock: Annotated[
-        bool, option("carry the modelled clock; without it only wall times are recorded")
+        bool,
+        Parameter(
+            group=OWN, help="carry the modelled clock; without it only wall times are recorded"
+        ),
     ] = True,
     device: Annotated[
         Literal["cpu", "auto", "cuda"],
-        option("where ranks compute; auto takes GPUs where they are (not tested on any)"),
+        Parameter(
+            group=OWN,
+            help="where ranks compute; auto takes GPUs where they are (not tested on any)",
+        ),
     ] = "cpu",
 ) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
@@ -177,7 +185,9 @@ def run(
 def predict(
     experiment,
     *,
-    save: Annotated[Path | None, option("also write the predicted trace to this file")] = None,
+    save: Annotated[
+        Path | None, Parameter(group=OWN, help="also write the predicted trace to this file")
+    ] = None,
 ) -> int:
     """Predict an experiment: no processes, instant."""
     console, trace = screen(), experiment.trace

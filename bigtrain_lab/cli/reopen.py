@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from ..core import Impossible, Trace, counted
+from ..core import Impossible, Trace
 from ..core.later import later
 from ..experiments import Experiment
 from ..experiments.experiment import asked, order_of
@@ -27,12 +27,23 @@ class Reopened(NamedTuple):
     """`run` is None for a trace file; `experiment` where this library does not have it, or not with
     these settings. `notes` say what was lost, and why there is no experiment."""
 
+    path: Path
     run: "runtime.Run | None"
     experiment: Experiment | None
     traces: dict[str, Trace]
     notes: tuple[str, ...]
     settings: dict
-    ranks: int
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return self.run.settings["name"] if self.run else str(self.settings.get("experiment", "?"))
+
+    @property
+    def about(self) -> str:
+        """Which run it is, in a line, and a line for each of its notes."""
+        trace = next(iter(self.traces.values()))
+        return "\n".join([f"{self.path}: {report.about(self.name, trace, self.run)}", *self.notes])
 
 
 def reopen(path: Path | None) -> Reopened:
@@ -67,12 +78,7 @@ def reopen(path: Path | None) -> Reopened:
         experiment = None
         notes.append(f"There is no table: {error}")
     return Reopened(
-        run,
-        experiment,
-        {trace.clock: trace for trace in traces},
-        tuple(notes),
-        settings,
-        ranks,
+        path, run, experiment, {trace.clock: trace for trace in traces}, tuple(notes), settings
     )
 
 
@@ -103,34 +109,7 @@ def newest() -> str:
 # -- side by side ----------------------------------------------------------------------------------
 
 
-class Side(NamedTuple):
-    """One of the runs, with the letter that it is called by."""
-
-    letter: str
-    path: Path
-    opened: Reopened
-
-    @property
-    def settings(self) -> dict:
-        return asked(self.opened.settings)
-
-    @property
-    def name(self) -> str:
-        """The experiment's."""
-        run = self.opened.run
-        return run.settings["name"] if run else str(self.opened.settings.get("experiment", "?"))
-
-    @property
-    def about(self) -> str:
-        """Which run it is, in a line."""
-        run = self.opened.run
-        kept = (
-            f"started {run.settings['started']}: {report.outcome(run)}" if run else "a saved trace"
-        )
-        return f"{self.path}: {self.name} on {counted(self.opened.ranks, 'rank')}, {kept}"
-
-
-def sides(paths: Iterable[Path]) -> list[Side]:
+def sides(paths: Iterable[Path]) -> list[Reopened]:
     """The runs, opened; Impossible for fewer than two, or where they answer different questions."""
     paths = list(paths)
     if not 2 <= len(paths) <= len(ascii_uppercase):
@@ -138,10 +117,7 @@ def sides(paths: Iterable[Path]) -> list[Side]:
             f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more,"
             f" up to {len(ascii_uppercase)}."
         )
-    found = [
-        Side(letter, path, reopen(path))
-        for letter, path in zip(ascii_uppercase, paths, strict=False)
-    ]
+    found = [*map(reopen, paths)]
     for other in found[1:]:
         if other.name != found[0].name:
             raise Impossible(
@@ -151,14 +127,12 @@ def sides(paths: Iterable[Path]) -> list[Side]:
     return found
 
 
-def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
+def on_one_clock(found: list[Reopened], clock: str | None) -> list[Trace]:
     """Their traces on this clock, by default the first of PREFERRED that all have; Impossible where
     they have none in common."""
-    common = [name for name in PREFERRED if all(name in side.opened.traces for side in found)]
+    common = [name for name in PREFERRED if all(name in side.traces for side in found)]
     if clock not in (None, *common) or not common:
-        lacking = (
-            next(side for side in found if clock not in side.opened.traces) if clock else found[-1]
-        )
+        lacking = next(side for side in found if clock not in side.traces) if clock else found[-1]
         raise Impossible(
             f"{lacking.path} has no {clock or PREFERRED[0]} times: "
             + (
@@ -167,7 +141,7 @@ def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
                 else "these have no clock in common, so compare runs with runs."
             )
         )
-    traces = [side.opened.traces[clock or common[0]] for side in found]
+    traces = [side.traces[clock or common[0]] for side in found]
     for side, trace in zip(found, traces, strict=True):
         if trace.unit != traces[0].unit:
             raise Impossible(
@@ -182,12 +156,13 @@ def units(trace: Trace) -> str:
     return {"s": "seconds", "slot": "slots"}.get(trace.unit, trace.unit)
 
 
-def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
+def settings_that_differ(found: list[Reopened]) -> list[tuple[str, list]]:
     """(name, its value in each) of every setting that is not the same in all; None where there is
     no such setting."""
+    given = [asked(side.settings) for side in found]
     values = {
-        name: [side.settings.get(name) for side in found]
-        for name in dict.fromkeys(name for side in found for name in side.settings)
+        name: [each.get(name) for each in given]
+        for name in dict.fromkeys(name for each in given for name in each)
     }
     return [
         (name.replace("_", "-"), each)
@@ -196,54 +171,40 @@ def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
     ]
 
 
-def orders_differ(found: list[Side]) -> bool:
+def orders_differ(found: list[Reopened]) -> bool:
     """Whether they followed different orders, as far as they tell; of equal settings that is a
     class that was changed."""
-    return len({order for side in found if (order := order_of(side.opened.settings))}) > 1
+    return len({order for side in found if (order := order_of(side.settings))}) > 1
 
 
-class Line(NamedTuple):
-    """A quantity in each run, and how each of the others differs from the first."""
-
-    quantity: str
-    amounts: list[report.Amount | None]
-    differences: list[str]
-
-
-def lines(found: list[Side], traces: list[Trace]) -> list[Line]:
-    """A line a quantity that any of the experiments has."""
-    tables = [
-        report.rows(side.opened.experiment.quantities, trace) if side.opened.experiment else []
+def lines(found: list[Reopened], traces: list[Trace]) -> list[tuple[str, list, list[str]]]:
+    """(quantity, its amount in each, how each of the others differs from the first) of every
+    quantity that any of the experiments has."""
+    columns = [
+        report.column(side.experiment.quantities, trace) if side.experiment else {}
         for side, trace in zip(found, traces, strict=True)
     ]
-    columns = [
-        {
-            row.quantity: amount
-            for row in table
-            if (amount := getattr(row, traces[0].clock)) is not None
-        }
-        for table in tables
-    ]
-    rows = [
-        (name, [column.get(name) for column in columns])
+    rows = {
+        name: [column.get(name) for column in columns]
         for name in dict.fromkeys(name for column in columns for name in column)
-    ]
+    }
     return [
-        Line(
+        (
             name,
             each,
             [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]],
         )
-        for name, each in rows
+        for name, each in rows.items()
     ]
 
 
-def results_differ(a: Side, b: Side) -> str | None:
-    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among
-    the two, since it returns nothing."""
-    if not (a.opened.run and b.opened.run):
+def results_differ(pair: dict[str, Reopened]) -> str | None:
+    """What the ranks of two runs, by their letters, returned (weights, losses), in a sentence; None
+    where a prediction is among the two, since it returns nothing."""
+    runs = {letter: side.run for letter, side in pair.items()}
+    if None in runs.values():
         return None
-    for side in (a, b):
-        if side.opened.run.state != "done":
-            return f"not compared, since {side.letter} is {side.opened.run.state}."
-    return differences.arrays_apart(a.opened.run.result, b.opened.run.result, (a.letter, b.letter))
+    for letter, run in runs.items():
+        if run.state != "done":
+            return f"not compared, since {letter} is {run.state}."
+    return differences.arrays_apart(*(run.result for run in runs.values()), tuple(runs))

@@ -103,7 +103,7 @@ def results(experiment, traces) -> Table:
 
 def timeline(trace: Trace, width: int) -> Group:
     """One row a rank, one coloured box an action."""
-    names = max((len(name) for name, _ in report.strip(trace, 1).lanes), default=0) + 1
+    names = max((len(name) for name, _ in report.strip(trace, 1)[0]), default=0) + 1
     lanes, caption = report.strip(trace, max(1, width - names))
     lines = [Text(caption, style="italic")]
     for name, cells in lanes:
@@ -147,12 +147,8 @@ def amounts_apart(letters, clock: str, lines) -> Table:
             *(f"{letter} against {letters[0]}" for letter in letters[1:]),
         ],
         [
-            (
-                line.quantity,
-                *("–" if amount is None else str(amount) for amount in line.amounts),
-                *line.differences,
-            )
-            for line in lines
+            (name, *("–" if amount is None else str(amount) for amount in amounts), *differences)
+            for name, amounts, differences in lines
         ],
     )
 

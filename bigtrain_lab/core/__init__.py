@@ -6,6 +6,7 @@ from .events import MEMORY_KINDS, Alive, Histogram, Memory, Scalar, Span, Transf
 from .family import Family
 from .files import write_whole
 from .formats import DTYPES
+from .grouped import grouped
 from .hardware import PROFILES, TICKS_PER_SECOND, Constant, Hardware, Wire
 from .impossible import Impossible, refuse
 from .knob import Knob, knob
@@ -43,6 +44,7 @@ __all__ = [
     "Wire",
     "Peak",
     "followed",
+    "grouped",
     "over_step",
     "peak",
     "readings",

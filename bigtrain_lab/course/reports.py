@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 
-from ..core import counted, write_whole
+from ..core import counted, grouped, write_whole
 from ..core.files import printable
 from ..grading import Topic
 
@@ -231,12 +231,15 @@ def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
         f"{counted(len(sheets), 'submission')}, {mean(sheet.points for sheet in sheets):.3g} of"
         f" {sheets[0].of:g} points on average"
     )
-    shares = defaultdict(list)
-    for line in (line for sheet in sheets for line in sheet.lines if line.of):
-        shares[line.topic, line.title].append(100 * line.points / line.of)
+    shares = grouped(
+        ((line.topic, line.title), 100 * line.points / line.of)
+        for sheet in sheets
+        for line in sheet.lines
+        if line.of
+    )
     hardest = sorted((round(mean(each)), *step) for step, each in shares.items())
     mistakes = Counter(mistake for sheet in sheets for mistake in mistakes_of(sheet))
-    pairs = sorted(alike_pairs(handed_in), key=lambda pair: -pair.similarity)
+    pairs = sorted(alike_pairs(handed_in), key=lambda pair: -pair[0])
     return page(
         f"{notebook}: the class",
         f"<p>{told}.</p>",
@@ -256,7 +259,7 @@ def class_page(notebook: str, sheets: list[Sheet], handed_in: list) -> str:
         " right answers are alike by nature.</p>",
         rows_of(
             ("% alike", "exercise", "student", "student"),
-            [(round(100 * pair.similarity), *pair[1:]) for pair in pairs[:MOST_PAIRS]],
+            [(round(100 * similarity), *pair) for similarity, *pair in pairs[:MOST_PAIRS]],
         ),
         f"<p>{counted(max(0, len(pairs) - MOST_PAIRS), 'further pair')} not listed.</p>",
     )
@@ -271,25 +274,20 @@ def mistakes_of(sheet: Sheet) -> set[tuple[str, str]]:
 # -- answers that are alike -----------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
-    similarity: float  # 0 to 1
-    topic: str
-    one: str
-    other: str
-
-
-def alike_pairs(handed_in: list) -> Iterator[Pair]:
-    """Pairs of students whose answers share most of their runs of nodes."""
-    shapes = defaultdict(dict)
-    for each in handed_in:
-        for topic, pieces in each.pieces.items():
-            if pieces:
-                shapes[topic][each.student] = shape("\n".join(piece.text for piece in pieces))
+def alike_pairs(handed_in: list) -> Iterator[tuple[float, str, str, str]]:
+    """(how alike, 0 to 1, exercise, two students) where answers share most of their runs of
+    nodes."""
+    shapes = grouped(
+        (topic, (each.student, shape("\n".join(piece.text for piece in pieces))))
+        for each in handed_in
+        for topic, pieces in each.pieces.items()
+        if pieces
+    )
     for topic, of in shapes.items():
-        for (one, a), (other, b) in combinations(of.items(), 2):
+        for (one, a), (other, b) in combinations(of, 2):
             similarity = 2 * (a & b).total() / ((a.total() + b.total()) or 1)
             if similarity >= ALIKE:
-                yield Pair(similarity, topic, one, other)
+                yield similarity, topic, one, other
 
 
 def shape(text: str) -> Counter:

@@ -9,7 +9,7 @@ bytes a token. Nothing is fetched unless it is asked for.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from io import BytesIO, TextIOWrapper
 
 from bigtrain_lab.core import Impossible, refuse
 from bigtrain_lab.models.config import require_counts
@@ -155,26 +155,14 @@ def of_pairs(
 
 def read_lines(path) -> list[str]:
     """The lines of a text file in UTF-8."""
+    from .text import content_of
+
     try:
-        refuse(
-            (
-                Path(path).exists() and not Path(path).is_file(),
-                f"{path} is no file: name a text file.",
-            )
-        )
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = TextIOWrapper(BytesIO(content_of(path)), "utf-8-sig").read()
     except UnicodeDecodeError as error:
         raise Impossible(
             f"{path} is not in UTF-8 (byte {error.start:,}): save it as UTF-8, for "
             "example with iconv."
-        ) from error
-    except Impossible:
-        raise
-    except (TypeError, ValueError) as error:
-        raise Impossible(f"{path!r} is no path: give the name of a text file.") from error
-    except OSError as error:
-        raise Impossible(
-            f"{path} cannot be read ({error.strerror}): name a text file that you may open."
         ) from error
     refuse(
         (

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bigtrain_lab.core import Impossible, counted, refuse
+from bigtrain_lab.core.files import open_regular
 from bigtrain_lab.models.config import require_counts
 from bigtrain_lab.models.seed import generator
 
@@ -77,23 +78,19 @@ def help_text() -> ByteText:
 
 def read_text(path) -> ByteText:
     """Any file, read as bytes."""
+    return ByteText(content_of(path), repr(str(path)))
+
+
+def content_of(path) -> bytes:
+    """All bytes of a file that a user names; Impossible, in a sentence, where it cannot be read."""
     try:
-        file = Path(path).expanduser()
-        refuse(
-            (
-                file.exists() and not file.is_file(),  # a folder, or a device that never ends
-                f"{str(path)!r} is no file: name a text file.",
-            )
-        )
-        content = file.read_bytes()
-    except Impossible:
-        raise
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        with open_regular(Path(path).expanduser()) as file:  # no device, which may never end
+            return file.read()
+    except (OSError, TypeError, RuntimeError) as error:
         raise Impossible(
             f"{str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error}): name a "
             "text file that you may open."
         ) from error
-    return ByteText(content, repr(str(path)))
 
 
 def chosen_text(path: str) -> ByteText:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from html import escape
 from math import ceil, floor, isfinite, log10
 
-from ..core import Scalar, Trace, number
+from ..core import Scalar, Trace, grouped, number
 from ..order import ACCURACY
 from .words import axis_unit
 
@@ -21,9 +21,7 @@ def curves(
     """A chart for each title, with all names of this title of which the trace tells: the last one
     bold, the others thin. All charts together are as wide as this, in pixels."""
     names = {*reported(trace, titles), *reported(pinned, titles)}
-    charts = {}
-    for name in filter(names.__contains__, titles):
-        charts.setdefault(titles[name], []).append(name)
+    charts = grouped((title, name) for name, title in titles.items() if name in names)
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
     told = "Grey: what is pinned. " * bool(reported(pinned, names))

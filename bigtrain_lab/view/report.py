@@ -6,12 +6,11 @@ or imports torch.
 """
 
 import shlex
-from collections import defaultdict
 from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, number, size
+from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, grouped, number, size
 from ..order import HOLDS
 from .words import labels as labels_of, row_name, rows_of
 
@@ -180,6 +179,16 @@ def outcome(run) -> str:
     return f"ended with {', '.join(broken)}" if broken else run.state
 
 
+def about(name: str, trace: Trace, run) -> str:
+    """Which run this is, in a line."""
+    started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
+    return (
+        f"{name} on {counted(trace.ranks, 'rank')}, started {started}: {outcome(run)}"
+        if run
+        else f"{name} on {counted(trace.ranks, 'rank')}: a saved {trace.clock} trace"
+    )
+
+
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
     parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", str(facts["shares"])]
@@ -208,14 +217,11 @@ def energy(watt_hours: float | None) -> str:
 
 def reported(trace: Trace) -> list[str]:
     """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
-    values: dict[str, list[float]] = {}
-    for event in trace:
-        if (
-            isinstance(event, Scalar)
-            and event.kind == "scalar"
-            and not event.name.startswith(HOLDS)
-        ):
-            values.setdefault(event.name, []).append(event.value)
+    values = grouped(
+        (event.name, event.value)
+        for event in trace.where(Scalar, kind="scalar")
+        if not event.name.startswith(HOLDS)
+    )
     return [
         f"{name} {number(of[0])}"
         + (f" -> {number(of[-1])} ({len(of)} values)" if len(of) > 1 else "")
@@ -348,22 +354,15 @@ class Cell(NamedTuple):
     odd: bool
 
 
-class Strip(NamedTuple):
-    """A text timeline: (name, cells) a lane, and the sentence that says what it shows."""
-
-    lanes: tuple[tuple[str, tuple[Cell, ...]], ...]
-    caption: str
-
-
 IDLE = Cell("·", "", False)
 
 
-def strip(trace: Trace, columns: int) -> Strip:
+def strip(trace: Trace, columns: int) -> tuple[list[tuple[str, list[Cell]]], str]:
     """The timeline in so many columns: as many of the first training steps as leave a box two
-    columns wide."""
+    columns wide. Returns (name, cells) of each lane, and the sentence that says what it shows."""
     spans = [s for s in trace.boxes() if s.end > s.start]
     if not spans:
-        return Strip((), "Nothing has run yet.")
+        return [], "Nothing has run yet."
     begin = min(e.start for e in (*spans, *trace.transfers()))
     last = max(e.end for e in (*spans, *trace.transfers()))
     ends = [end - begin for end in (*trace.step_ends[:-1], last)]
@@ -380,13 +379,11 @@ def strip(trace: Trace, columns: int) -> Strip:
             int(scale * trace.ticks_per_unit) / trace.ticks_per_unit
         )  # whole columns a slot: equal boxes look equal
     columns = min(columns, round(scale * length))
-    labels, by_lane = labels_of(trace), defaultdict(list)
-    for span in spans:
-        by_lane[span.rank, span.lane].append(span)
+    labels, by_lane = labels_of(trace), grouped(((span.rank, span.lane), span) for span in spans)
     lanes = []
     for lane in rows_of(trace):
         cells, odd = [IDLE] * columns, False
-        for span in by_lane[lane]:
+        for span in by_lane.get(lane, ()):
             first, last = round((span.start - begin) * scale), round((span.end - begin) * scale)
             if first >= columns or (first == last and cells[first] is not IDLE):
                 continue
@@ -399,7 +396,7 @@ def strip(trace: Trace, columns: int) -> Strip:
                 Cell(character, span.kind[:1], odd) for character in text
             ]
             odd = not odd
-        lanes.append((row_name(lane), tuple(cells)))
+        lanes.append((row_name(lane), cells))
     of = counted(trace.steps, "step")
     shown = (
         of
@@ -413,7 +410,7 @@ def strip(trace: Trace, columns: int) -> Strip:
         if not trace.settings.get("unfinished")
         else ("part of a run", "idle, or not known")
     )
-    return Strip(
-        tuple(lanes),
+    return (
+        lanes,
         f"{trace.clock}: {told}, {duration(trace.units(length), trace.unit)}; · is {blank}",
     )

@@ -233,10 +233,12 @@ def test_show_reopens_a_saved_prediction(cli):
         (["--clock", "predicted"], "predicted", "slot"),
     ],
 )
-def test_export_writes_what_perfetto_opens(cli, done, words, clock, unit):
-    code, out, _ = cli("export", done, "--chrome", "out.json", *words)
-    written = json.loads(Path("out.json").read_text())
-    assert code == 0 and f"The {clock} trace is in out.json" in out
+def test_export_writes_a_page_and_what_perfetto_opens(cli, done, words, clock, unit):
+    code, out, err = cli("export", done, "--html", "o.html", "--chrome", "out.json", *words)
+    page, written = Path("o.html").read_text(), json.loads(Path("out.json").read_text())
+    assert (code, err) == (0, "") and "The page is in o.html (" in out
+    assert page.startswith("<!doctype html>") and f'"first":"{clock}"' in page
+    assert f"The {clock} trace is in out.json" in out
     assert (written["otherData"]["clock"], written["otherData"]["unit"]) == (clock, unit)
     assert {"0F0", "1B1"} <= {event["name"] for event in written["traceEvents"]}
 
@@ -265,16 +267,6 @@ def test_export_refuses_a_clock_that_is_not_there(cli, words):
         "t.jsonl has no measured times: choose predicted.",
     )
     assert [path.name for path in Path().iterdir()] == ["t.jsonl"]
-
-
-def test_export_writes_a_page_and_the_other_file_too(cli, done):
-    code, out, err = cli(
-        "export", done, "--html", "o.html", "--chrome", "o.json", "--clock", "measured"
-    )
-    page = Path("o.html").read_text()
-    assert (code, err) == (0, "") and "The page is in o.html (" in out
-    assert json.loads(Path("o.json").read_text())["otherData"]["clock"] == "measured"
-    assert page.startswith("<!doctype html>") and '"first":"measured"' in page
 
 
 @pytest.mark.parametrize(

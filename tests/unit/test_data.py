@@ -53,10 +53,10 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     for path, reason in [
         (tmp_path / "missing.txt", "No such file"),
-        (tmp_path, "no file"),
-        ("/dev/null", "no file"),
+        (tmp_path, "not a regular file"),
+        ("/dev/null", "not a regular file"),
         (tmp_path / "empty.txt", "holds 0 bytes"),
-        ("a\0b", "null"),
+        ("a\0b", "no file can have this name"),
         (None, "cannot be read"),
     ]:
         with pytest.raises(Impossible, match=reason):

@@ -4,6 +4,7 @@ import socket
 from collections import Counter
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from bigtrain_lab import doctor
 from bigtrain_lab.cli import main
@@ -147,10 +148,10 @@ def test_widgets(monkeypatch, wrong, words):
         doctor,
         "needed",
         lambda: {
-            "ipywidgets": ">=8.1",
-            "anywidget": ">=0.11",
-            "jupyterlab": ">=4.6",
-            "ipykernel": ">=7.4",
+            "ipywidgets": SpecifierSet(">=8.1"),
+            "anywidget": SpecifierSet(">=0.11"),
+            "jupyterlab": SpecifierSet(">=4.6"),
+            "ipykernel": SpecifierSet(">=7.4"),
         },
     )
     monkeypatch.setattr(doctor, "installed", FOUND.get)
@@ -178,30 +179,27 @@ def test_gloo_tells_why_ranks_do_not_meet(monkeypatch):
 # -- the way to a peer -----------------------------------------------------------------------------
 
 
-def of_peer(capsys, peer: str) -> tuple[int, list[str]]:
-    return main(["doctor", "--peer", peer]), capsys.readouterr().out.splitlines()
-
-
-def test_a_peer_that_answers(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        peer = f"localhost:{server.getsockname()[1]}"
-        code, lines = of_peer(capsys, peer)
-    assert code == 0 and lines == [
+@pytest.mark.parametrize(
+    "listens, level, told",
+    [
+        (True, "ok", "takes connections"),
+        (False, "fail", "connection refused. Mend: start torchrun there first"),
+    ],
+)
+def test_the_way_to_a_peer_is_told_step_by_step(capsys, listens, level, told):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        if listens:
+            held.listen()
+        peer = f"localhost:{held.getsockname()[1]}"
+        code = main(["doctor", "--peer", peer])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == [
         "ok   name     localhost is 127.0.0.1",
         f"ok   route    127.0.0.1 is this machine itself, by its loopback interface {LOOPBACK}",
-        f"ok   port     {peer} takes connections",
     ]
-
-
-def test_a_port_at_which_nothing_listens(capsys):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
-        code, lines = of_peer(capsys, f"127.0.0.1:{held.getsockname()[1]}")
-    assert code == 1 and len(lines) == 3
-    assert (
-        lines[2].startswith("fail port")
-        and "connection refused. Mend: start torchrun there first" in lines[2]
-    )
+    assert code == (level == "fail") and last.startswith(f"{level:<4} port     {peer}")
+    assert told in last
 
 
 @pytest.mark.parametrize(
@@ -228,5 +226,6 @@ def test_the_interface_that_reaches_a_peer(capsys, monkeypatch, chosen, level, w
     monkeypatch.setattr(peers, "interface_of", lambda address: "eth1")
     monkeypatch.setattr(peers, "connect", lambda *_: None)
     monkeypatch.setattr("bigtrain_lab.runtime.process.border.interface", lambda: chosen)
-    code, lines = of_peer(capsys, "10.0.0.9:29400")
-    assert code == 0 and lines[1].split()[0] == level and words in lines[1]
+    assert main(["doctor", "--peer", "10.0.0.9:29400"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[0] == level and words in lines[1]

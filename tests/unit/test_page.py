@@ -6,9 +6,9 @@ import json
 import re
 from base64 import b64decode
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from bs4 import BeautifulSoup  # nbconvert's
 
 from bigtrain_lab import Experiment, Player, Run, Trace, launch
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -18,45 +18,20 @@ from bigtrain_lab.view.player import pack
 SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
 
 
-class Elements(HTMLParser):
-    """What a browser makes of a page: its elements, and the text of scripts, styles and of all the
-    rest."""
+class Elements(BeautifulSoup):
+    """What a browser makes of a page."""
 
     def __init__(self, text: str):
-        super().__init__()
-        self.found, self.texts, self._open, self.words = [], {}, None, []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self._open = (tag, len(self.found))
-        self.found.append((tag, dict(attributes)))
-
-    def handle_data(self, text):
-        if self._open and self._open[0] in ("script", "style"):
-            self.texts[self._open[1]] = self.texts.get(self._open[1], "") + text
-        else:
-            self.words.append(text)
-
-    def handle_endtag(self, tag):
-        self._open = None
-
-    def all(self, tag: str) -> list[dict]:
-        return [about for name, about in self.found if name == tag]
-
-    def text(self, tag: str, **about) -> str:
-        return next(
-            text
-            for number, text in self.texts.items()
-            if self.found[number][0] == tag and about.items() <= self.found[number][1].items()
-        )
+        super().__init__(text, "html.parser")
 
     @property
     def said(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        """Its words, without scripts and styles."""
+        return " ".join(self.get_text(" ").split())
 
     def packed(self) -> dict[str, bytes]:
         """Clock -> what the player gets."""
-        told = json.loads(self.text("script", id="btl-run"))
+        told = json.loads(self.find(id="btl-run").string)
         bodies = [gzip.decompress(b64decode(body)) for body in told["bodies"]]
         return {
             clock: f'{{"clock":"{clock}",'.encode() + bodies[number]
@@ -86,7 +61,7 @@ def test_it_holds_every_clock_and_equal_ones_once(done):
     traces["modelled"] = replace(traces["predicted"], clock="modelled")
     held = Elements(page(traces, *done))
     assert held.packed() == {clock: pack(trace) for clock, trace in traces.items()}
-    told = json.loads(held.text("script", id="btl-run"))
+    told = json.loads(held.find(id="btl-run").string)
     assert (
         told["clocks"] == {"predicted": 0, "modelled": 0, "measured": 1}
         and len(told["bodies"]) == 2
@@ -116,16 +91,16 @@ def test_it_tells_the_run_in_words(done):
 def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
     text = page(traces_of(*done), *done)
     held = Elements(text)
-    assert Player._esm in held.text("script", type="module") and Player._css in held.text("style")
-    assert asset("page.js") in held.text("script", type="module")
+    script = held.find("script", type="module").string
+    assert Player._esm in script and asset("page.js") in script
+    assert Player._css in held.find("style").string
     within = text.replace("http://www.w3.org/2000/svg", "").replace(
         "url(#", ""
     )  # of saved pictures
     assert not re.search(r"https?:|//cdn|@import|url\(|\bimport[ (]|fetch\(", within)
-    assert not any(
-        set(about) & {"src", "href", "srcset", "action", "style"} for _, about in held.found
-    )
-    assert not any(name.startswith("on") for _, about in held.found for name in about)
+    names = {name for element in held(True) for name in element.attrs}
+    assert not names & {"src", "href", "srcset", "action", "style"}
+    assert not any(name.startswith("on") for name in names)
 
 
 def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
@@ -139,7 +114,7 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
         page({"predicted": replace(trace, events=(odd, *trace.events[1:]))}, experiment)
     )
     assert (
-        not held.all("img") and not held.all("b")[1:] and len(held.all("script")) == 2
+        not held("img") and not held("b")[1:] and len(held("script")) == 2
     )  # the one <b>: a sentence of the whole
     assert str(evil).split("\u2028")[0] in held.said
     assert json.loads(held.packed()["predicted"]) == json.loads(
@@ -158,9 +133,7 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
             )
         }
     )
-    assert (
-        not Elements(plain).all("i") and "</script><i>" in Elements(plain).said and plain.encode()
-    )
+    assert not Elements(plain)("i") and "</script><i>" in Elements(plain).said and plain.encode()
     assert "kept aside" not in Elements(plain).said
 
 
@@ -203,9 +176,7 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_page_and_a_long_one_stays_small(done):
-    bodies = json.loads(Elements(page(traces_of(*done), *done)).text("script", id="btl-run"))[
-        "bodies"
-    ]
+    bodies = json.loads(Elements(page(traces_of(*done), *done)).find(id="btl-run").string)["bodies"]
     assert all(b64decode(body)[4:8] == bytes(4) for body in bodies), "the time of packing is in it"
     long = PipelineExperiment(steps=200, layers=8, width=16, sequence=8)
     text = page({"predicted": long.predict()}, long)

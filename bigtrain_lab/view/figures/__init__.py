@@ -37,14 +37,10 @@ def literal(value):
             )
         case dict():
             return {literal(key): literal(each) for key, each in value.items()}
-        case list():
+        case Iterator():
             return [*map(literal, value)]
-        case tuple():
-            return (
-                value._make(map(literal, value))
-                if hasattr(value, "_make")
-                else tuple(map(literal, value))
-            )
+        case list() | tuple():  # a named tuple is made of its fields
+            return getattr(value, "_make", type(value))(map(literal, value))
     return value
 
 
@@ -53,12 +49,7 @@ def literally(draw):
 
     @wraps(draw)
     def drawn(given, *args, **options):
-        traces = (
-            isinstance(given, (list, tuple))
-            and not hasattr(given, "_make")
-            or isinstance(given, Iterator)
-        )
-        return draw([*map(literal, given)] if traces else literal(given), *args, **options)
+        return draw(literal(given), *args, **options)
 
     return drawn
 

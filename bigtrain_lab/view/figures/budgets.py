@@ -12,7 +12,7 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from ...core import Trace, size
+from ...core import Trace, grouped, size
 from ...order.recompute.plan import Recompute
 from .. import palette, words
 from .timeline import framed
@@ -41,17 +41,12 @@ def budgets(trace: Trace) -> go.Figure:
         hovertext=[told("optimum", m, w, whole) for m, w in zip(memory, work)],
         hoverinfo="text",
     )
-    points, inside = (
-        {},
-        {
-            name: at
-            for name, at in facts["plans"].items()
-            if name in Recompute.all() and Recompute.all()[name].inside
-        },
-    )
-    for name, (m, w) in facts["plans"].items():
-        if name not in inside:
-            points.setdefault((m, w), []).append(name)
+    inside = {
+        name: at
+        for name, at in facts["plans"].items()
+        if name in Recompute.all() and Recompute.all()[name].inside
+    }
+    points = grouped((tuple(at), name) for name, at in facts["plans"].items() if name not in inside)
     gaps = {at: gap for at in points if (gap := beyond(*at, facts["frontier"])) > 0.005}
     figure.add_scatter(
         x=[m for m, _ in points],

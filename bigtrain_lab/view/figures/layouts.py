@@ -10,7 +10,7 @@ from itertools import pairwise
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Trace, duration, size
+from ...core import Trace, duration, grouped, size
 from .. import palette, words
 from .timeline import framed
 
@@ -76,9 +76,7 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
 def cut(boxes: Iterable[tuple[int, Iterable]]) -> tuple[dict, list[list[int]], list[list]]:
     """Of (rank, (start, stop) each way): who holds each box, where the cuts are each way, and the
     holders cell by cell."""
-    owners: dict[tuple, list[int]] = {}
-    for rank, box in boxes:
-        owners.setdefault(tuple(map(tuple, box)), []).append(rank)
+    owners = grouped((tuple(map(tuple, box)), rank) for rank, box in boxes)
     ends = [sorted({end for box in owners for end in box[way]}) for way in (0, 1)]
     rows, columns = map(list, map(pairwise, ends))
     return owners, ends, [[owners[row, column] for column in columns] for row in rows]

@@ -63,7 +63,10 @@ def page(
         heading=escape(experiment.question if experiment else name),
         about=escape(
             ". ".join(
-                filter(None, [about(name, first, run), experiment.describe() if experiment else ""])
+                filter(
+                    None,
+                    [report.about(name, first, run), experiment.describe() if experiment else ""],
+                )
             )
         ),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
@@ -97,17 +100,6 @@ def asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def about(name: str, trace: Trace, run) -> str:
-    """Which run this is, in a line."""
-    started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
-    what = f"{name} on {counted(trace.ranks, 'rank')}"
-    return (
-        f"{what}, started {started}: {report.outcome(run)}"
-        if run
-        else f"{what}: a saved {trace.clock} trace"
-    )
-
-
 def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> str:
     """The table and the sentences."""
     if experiment is None:
@@ -139,16 +131,15 @@ def settings(trace: Trace, experiment: Experiment | None) -> str:
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
     """What page.js reads, which holds nothing of a run but base64: the bodies of the traces, and
     which clock has which."""
-    bodies: list[str] = []
-    clocks = {}
-    for trace in given:
-        body = packed_text(pack(trace).removeprefix(f'{{"clock":"{trace.clock}",'.encode()))
-        clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
-        bodies += [body] if body not in bodies else []
+    packed = {
+        t.clock: packed_text(pack(t).removeprefix(f'{{"clock":"{t.clock}",'.encode()))
+        for t in given
+    }
+    bodies = [*dict.fromkeys(packed.values())]
     return json.dumps(
         {
             "bodies": bodies,
-            "clocks": clocks,
+            "clocks": {clock: bodies.index(body) for clock, body in packed.items()},
             "first": first,
             "limit": experiment.capacity_bytes if experiment else None,
             "look": look(),
