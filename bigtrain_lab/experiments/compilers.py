@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from .. import techniques
-from ..core import DTYPES, Impossible, Scalar, Trace, counted, duration, knob, size
+from ..core import Impossible, Scalar, Trace, counted, duration, knob, size
 from ..core.later import torch
 from ..order import Action, Compute, Plan, apart, last, samples
 from ..runtime.kept import kept
@@ -288,7 +288,7 @@ class Compile(OnOneRank):
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
-        return [self.rows * self.columns * (DTYPES[self.dtype].itemsize + 2) * ALIVE]
+        return [self.rows * self.columns * (self.item + 2) * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Compile(OnOneRank):
         )
 
     def describe(self) -> str:
-        x = self.rows * self.columns * DTYPES[self.dtype].itemsize
+        x = self.rows * self.columns * self.item
         return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
 
     @property

@@ -54,11 +54,8 @@ def within(experiment: Checkpoint, plan: str, layers: int, memory_bytes: int) ->
             memory_bytes - least.peak_bytes(0) + plain.saved_peak(least)
         )  # for what is kept, when the rest is as large as it gets
         budgets = [100.0, min(100.0, 100 * spare / plain.everything)]
-    for budget in budgets:
-        try:
-            chosen = experiment.replace(**change, budget=budget)
-        except Impossible:  # a budget below the smallest
-            continue
+    # a budget may be below the smallest
+    for _, chosen in experiment.possible({each: change | {"budget": each} for each in budgets}):
         if chosen.simulated().peak_bytes(0) <= memory_bytes:
             return chosen
     return None
