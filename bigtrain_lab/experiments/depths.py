@@ -6,6 +6,7 @@ optimizer's state is there: weights, gradients, that state, and what the plan ke
 given what the rest leaves, and so is as deep as any plan.
 """
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from ..core import Impossible
@@ -26,18 +27,16 @@ def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
     Impossible where not even the smallest fits.
     """
     low, high = Checkpoint.knobs()["layers"].low, Checkpoint.knobs()["layers"].high
-    best, found = None, (low - 1, high + 1)
-    while found[1] - found[0] > 1:
-        middle = sum(found) // 2
-        if (fitting := within(experiment, plan, middle, memory_bytes)) is None:
-            found = found[0], middle
-        else:
-            best, found = fitting, (middle, found[1])
-    if best is None:
+    depths = range(low, high + 1)
+    fitting = bisect_left(
+        depths, True, key=lambda layers: within(experiment, plan, layers, memory_bytes) is None
+    )
+    if not fitting:
         raise Impossible(
             f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or"
             " make its layers smaller."
         )
+    best = within(experiment, plan, depths[fitting - 1], memory_bytes)
     return Depth(best.layers, best.work(best.simulated()))
 
 

@@ -55,11 +55,8 @@ class Pipelined(OnHardware):
     def idle_settings(cls, settings: dict) -> set[str]:
         """Options of other schedules than the chosen one, where there is a choice."""
         schedules = Schedule.all() if "schedule" in settings else {}
-        chosen = schedules.get(settings.get("schedule"))
-        used = chosen.options() if chosen else set()
-        others = (set().union(*(each.options() for each in schedules.values())) - used) & set(
-            cls.model_fields
-        )
+        options = {name: each.options() & {*cls.model_fields} for name, each in schedules.items()}
+        others = set().union(*options.values()) - options.get(settings.get("schedule"), set())
         return super().idle_settings(settings) | others
 
     # -- what a subclass says ----------------------------------------------------------------------
