@@ -93,7 +93,7 @@ def worst(pieces: Sequence[Piece], devices: int) -> list[Stage]:
     length = len(pieces) - devices + 1
     return max(
         (by_sizes([1] * at + [length] + [1] * (devices - 1 - at)) for at in range(devices)),
-        key=lambda stages: max(stage_time(pieces, stage) for stage in stages),
+        key=lambda stages: slowest(pieces, stages),
     )
 
 
@@ -115,6 +115,13 @@ def require_sizes(text: str, pieces: int, stages: int) -> list[int]:
             f" whole numbers of at least 1 with the sum {pieces}, as in {told}."
         )
     return sizes
+
+
+def slowest(pieces: Sequence[Piece], stages: Sequence[Stage], bytes_per_s=None) -> Fraction:
+    """The time between two micro-batches at the slowest stage or link of a full pipeline: 1 /
+    throughput."""
+    links = [passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first]
+    return max([stage_time(pieces, stage, bytes_per_s) for stage in stages] + links)
 
 
 def stage_time(pieces: Sequence[Piece], stage: Stage, bytes_per_s=None) -> Fraction:

@@ -480,10 +480,10 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     halved = {action[1:] for action in homes if action.kind in "IW"}
     for micro_batch, stage in product(range(micro_batches), range(schedule.stages)):
         for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
-            if (missing := Action(kind, stage, micro_batch)) not in homes:
+            if (missing := (kind, stage, micro_batch)) not in homes:  # an Action is such a tuple
                 nothing = "" if homes else "Nothing runs: "
                 raise Impossible(
-                    f"{nothing}{missing} is missing on rank"
+                    f"{nothing}{Action(*missing)} is missing on rank"
                     f" {schedule.rank_of(stage, micro_batch)}: every stage "
                     "needs the forward and the backward of each micro-batch."
                 )
