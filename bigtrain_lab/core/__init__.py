@@ -3,7 +3,7 @@
 from .available import available_bytes
 from .cost import COLLECTIVES, Cost, Inside
 from .events import MEMORY_KINDS, Alive, Histogram, Memory, Scalar, Span, Transfer
-from .family import Family
+from .family import ByFields, Family
 from .files import write_whole
 from .formats import DTYPES
 from .grouped import grouped
@@ -23,6 +23,7 @@ __all__ = [
     "DTYPES",
     "FREE",
     "MEMORY_KINDS",
+    "ByFields",
     "Constant",
     "Cost",
     "Family",

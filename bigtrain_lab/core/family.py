@@ -9,6 +9,7 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -116,6 +117,19 @@ class Family:
                 f" {', '.join(members)}.{others}"
             )
         return members[name]
+
+
+class ByFields:
+    """A member whose settings are its dataclass's fields."""
+
+    def __getstate__(self):  # what was derived stays behind
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def options(cls) -> set[str]:
+        """The settings that this member has beyond those of the whole family."""
+        family = next(base for base in cls.__mro__ if "_folder" in vars(base))
+        return {each.name for each in fields(cls)} - {each.name for each in fields(family)}
 
 
 def is_typed(cls: type) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from .impossible import Impossible
+from .impossible import Impossible, refuse_counts
 
 
 @dataclass(frozen=True, init=False)
@@ -18,9 +18,7 @@ class Mesh:
     axes: tuple[tuple[str, int], ...]
 
     def __init__(self, **axes: int):
-        for axis, size in axes.items():
-            if not isinstance(size, int) or size < 1:
-                raise Impossible(f"Mesh axis {axis}={size!r} must be a whole number of at least 1.")
+        refuse_counts("mesh", axes)
         object.__setattr__(self, "axes", tuple(axes.items()))
 
     @property

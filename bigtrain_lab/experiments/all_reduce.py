@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
-from ..core import DTYPES, TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
+from ..core import TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
 from ..core.later import later, torch
 from ..core.trace import MARK
 from ..order import (
@@ -100,10 +100,6 @@ class AllReduce(OnNodes):
     @property
     def elements(self) -> int:
         return round(self.megabytes * MB) // self.item
-
-    @property
-    def item(self) -> int:
-        return DTYPES[self.dtype].itemsize
 
     def planned(self) -> list:
         return self.order.checked

@@ -16,7 +16,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import DTYPES, Impossible, Memory, Trace, knob, size
+from ..core import Impossible, Memory, Trace, knob, size
 from ..core.family import is_typed
 from ..core.later import later, torch
 from ..order import Action, Step
@@ -100,8 +100,6 @@ class Checkpoint(OfGPT, OneDevice):
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
         super().model_post_init(facts)
-        if self.model == "gpt":
-            self.config  # noqa: B018  (raises Impossible)
         if self.recompute.inside and self.model == "mlp":
             raise Impossible(
                 "The plan selective recomputes inside attention, and an MLP has none: take the"
@@ -124,10 +122,6 @@ class Checkpoint(OfGPT, OneDevice):
     )
 
     # -- what the settings mean --------------------------------------------------------------------
-    @property
-    def item(self) -> int:
-        return DTYPES[self.dtype].itemsize
-
     @cached_property
     def recompute(self) -> Recompute:
         """The plan itself: one that was typed in a notebook travels to the ranks with the

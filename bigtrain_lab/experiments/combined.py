@@ -8,7 +8,6 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import product
 from typing import Any, ClassVar
 
@@ -116,14 +115,13 @@ class Combined(Layered):
 
     def products(self) -> list["Combined"]:
         """The same training on as many ranks, by every product of the three axes that it allows."""
-        found, ranks = [], range(1, self.ranks + 1)
-        for dp, pp in product(ranks, ranks):
-            if self.ranks % (dp * pp) == 0:
-                with suppress(Impossible):
-                    found.append(
-                        self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp))
-                    )
-        return found
+        ranks = range(1, self.ranks + 1)
+        axes = {
+            (dp, pp): {"replicas": dp, "pipeline": pp, "slices": self.ranks // (dp * pp)}
+            for dp, pp in product(ranks, ranks)
+            if self.ranks % (dp * pp) == 0
+        }
+        return [each for _, each in self.possible(axes)]
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         return {

@@ -9,13 +9,14 @@ machine.
 
 import shutil
 import time
+import timeit
 from collections.abc import Iterable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any, ClassVar
 
 from .. import techniques
-from ..core import DTYPES, Impossible, Scalar, Trace, counted, duration, knob, size
+from ..core import Impossible, Scalar, Trace, counted, duration, knob, size
 from ..core.later import torch
 from ..order import Action, Compute, Plan, apart, last, samples
 from ..runtime.kept import kept
@@ -240,7 +241,9 @@ class Compile(OnOneRank):
         """Time calls and block sizes on this machine, and see what other lengths do."""
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
-                for taken in clocked(lambda function=function: self.once(function, x)):
+                for taken in timeit.repeat(
+                    lambda function=function: self.once(function, x), number=1
+                ):
                     rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
@@ -250,7 +253,7 @@ class Compile(OnOneRank):
             for block in SWEPT:
                 for part in groups:
                     part.block = block
-                for taken in clocked(lambda: graph(x.detach())):
+                for taken in timeit.repeat(lambda: graph(x.detach()), number=1):
                     rank.log(f"block {block}", taken)
             for part in groups:
                 part.block = self.block
@@ -288,7 +291,7 @@ class Compile(OnOneRank):
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
-        return [self.rows * self.columns * (DTYPES[self.dtype].itemsize + 2) * ALIVE]
+        return [self.rows * self.columns * (self.item + 2) * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 
@@ -315,7 +318,7 @@ class Compile(OnOneRank):
         )
 
     def describe(self) -> str:
-        x = self.rows * self.columns * DTYPES[self.dtype].itemsize
+        x = self.rows * self.columns * self.item
         return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
 
     @property
@@ -423,16 +426,6 @@ def kernels_of(
 
 def backend_of(fused: bool) -> "type[techniques.fusion.Fusion]":
     return techniques.fusion.Fusion if fused else techniques.fusion.Unfused
-
-
-def clocked(function, times: int = 5) -> list[float]:
-    """Seconds of each of several calls."""
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        taken.append(time.perf_counter() - start)
-    return taken
 
 
 def on_the_wall(name: str):

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from .. import techniques, train
 from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
 from ..order import bubbles, exposed
-from ..order.simulate import simulate
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from .experiment import Quantity
 from .layered import Layered
@@ -203,7 +202,7 @@ class DataParallel(Layered):
     def alone_s(self) -> float:
         """The step of one replica."""
         one = self.replace(replicas=1, fault="none", mistake="none")
-        return simulate(one.lowered, one.cost(memory=False)).step_time
+        return one.simulated(memory=False).step_time
 
     def speed_up(self, trace: Trace) -> float:
         return self.replicas * self.alone_s / trace.step_time

@@ -6,6 +6,7 @@ optimizer's state is there: weights, gradients, that state, and what the plan ke
 given what the rest leaves, and so is as deep as any plan.
 """
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from ..core import Impossible
@@ -26,18 +27,16 @@ def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
     Impossible where not even the smallest fits.
     """
     low, high = Checkpoint.knobs()["layers"].low, Checkpoint.knobs()["layers"].high
-    best, found = None, (low - 1, high + 1)
-    while found[1] - found[0] > 1:
-        middle = sum(found) // 2
-        if (fitting := within(experiment, plan, middle, memory_bytes)) is None:
-            found = found[0], middle
-        else:
-            best, found = fitting, (middle, found[1])
-    if best is None:
+    depths = range(low, high + 1)
+    fitting = bisect_left(
+        depths, True, key=lambda layers: within(experiment, plan, layers, memory_bytes) is None
+    )
+    if not fitting:
         raise Impossible(
             f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or"
             " make its layers smaller."
         )
+    best = within(experiment, plan, depths[fitting - 1], memory_bytes)
     return Depth(best.layers, best.work(best.simulated()))
 
 
@@ -54,11 +53,8 @@ def within(experiment: Checkpoint, plan: str, layers: int, memory_bytes: int) ->
             memory_bytes - least.peak_bytes(0) + plain.saved_peak(least)
         )  # for what is kept, when the rest is as large as it gets
         budgets = [100.0, min(100.0, 100 * spare / plain.everything)]
-    for budget in budgets:
-        try:
-            chosen = experiment.replace(**change, budget=budget)
-        except Impossible:  # a budget below the smallest
-            continue
+    # a budget may be below the smallest
+    for _, chosen in experiment.possible({each: change | {"budget": each} for each in budgets}):
         if chosen.simulated().peak_bytes(0) <= memory_bytes:
             return chosen
     return None

@@ -7,7 +7,8 @@ experiment is one new file.
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -175,6 +176,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """The same experiment with some settings changed, checked again."""
         return type(self)(**{**self.model_dump(), "facts": self.kept, **changes})
 
+    def possible(self, others: dict[Any, dict[str, Any]]) -> Iterator[tuple[Any, "Experiment"]]:
+        """Of several changes by name, those that give an experiment which can be, with it."""
+        for name, changes in others.items():
+            with suppress(Impossible):
+                yield name, self.replace(**changes)
+
     @classmethod
     def restored(cls, told: dict, ranks: int | None = None) -> "Experiment":
         """From the settings that a run or a trace of so many ranks keeps, of this class where they
@@ -330,10 +337,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """The simulated trace: no processes, instant."""
         return replace(self.simulated(), settings=self.told)
 
-    def simulated(self) -> Trace:
-        """The prediction without what a picture needs beside it, for those who compare many. A
-        subclass says what is `lowered`, its Plan, or predicts otherwise."""
-        return simulate(self.lowered, self.cost())
+    def simulated(self, **charged: bool) -> Trace:
+        """The prediction without what a picture needs beside it, for those who compare many;
+        `charged` as of its cost. A subclass says what is `lowered`, its Plan, or predicts
+        otherwise."""
+        return simulate(self.lowered, self.cost(**charged))
 
     @property
     def recipe(self) -> "train.Recipe":

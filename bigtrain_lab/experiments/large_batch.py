@@ -14,10 +14,10 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Impossible, Scalar, Trace, knob
+from ..core import Impossible, Trace, knob
 from ..core.later import torch
 from ..data.digits import CLASSES, PASS, POINTS, digits
-from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers
+from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers, samples
 from ..runtime.kept import kept
 from .experiment import Quantity
 from .replicated import Replicated
@@ -355,10 +355,8 @@ class LargeBatch(Replicated):
 
     def updates_to_target(self, trace: Trace) -> int | None:
         """Of the first evaluation that reaches the target."""
-        found = [event.value for event in trace.where(Scalar, name=ACCURACY)]
-        return next(
-            (update for update, value in zip(self.evaluated, found) if value >= self.target), None
-        )
+        found = zip(self.evaluated, samples(trace, ACCURACY))
+        return next((update for update, value in found if value >= self.target), None)
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The small batch, and this one."""

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import DTYPES, Hardware, Impossible, Mesh, Scalar, Trace, knob
+from ..core import DTYPES, Hardware, Impossible, Mesh, knob
 from ..core.later import later
 from ..order import (
     SLICES,
@@ -299,16 +299,6 @@ class Layered(OfGPT, Pipelined):
         return super().charged() | (
             {"inside": self.inside} if self.slices > 1 or self.sharded else {}
         )
-
-    def last_loss(self, trace: Trace) -> float | None:
-        """Of the last batch, of all replicas; slices report the same one."""
-        losses = [
-            event.value
-            for event in trace.where(Scalar, name="loss")
-            if self.mesh.coords(event.rank)["tp"] == 0
-        ]
-        losses = losses[-self.replicas * self.own_micro_batches :]
-        return sum(losses) / len(losses) if losses else None
 
     # -- what a rank holds -------------------------------------------------------------------------
 

@@ -253,14 +253,11 @@ class Layouts(OnNodes):
     @cached_property
     def compared(self) -> dict[str, list]:
         """Layout -> its quantities, of those that are possible."""
-        found = {}
-        for name in LAYOUTS:
-            try:
-                trace = self.replace(layout=name, fault="none").simulated()
-            except Impossible:
-                continue
-            found[name] = [each.of(trace) for each in self.quantities]
-        return found
+        others = self.possible({name: {"layout": name, "fault": "none"} for name in LAYOUTS})
+        traces = {name: other.simulated() for name, other in others}
+        return {
+            name: [each.of(trace) for each in self.quantities] for name, trace in traces.items()
+        }
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import train
-from ..core import PROFILES, Cost, Hardware, Trace, knob
+from ..core import DTYPES, PROFILES, Cost, Hardware, Trace, knob
 from ..runtime.calibrate import NAME as MACHINE, remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
@@ -62,6 +62,11 @@ class OnHardware(Experiment):
     def machine(self) -> Hardware:
         """What this-machine is: the one that the run kept, where this was restored from one."""
         return remembered(self.kept["machine"]) if "machine" in self.kept else this_machine()
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number, where `dtype` is a field."""
+        return DTYPES[self.dtype].itemsize
 
     # -- the account: from dry runs to what a Cost charges ----------------------------------------
 

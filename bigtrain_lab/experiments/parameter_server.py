@@ -254,7 +254,7 @@ class ParameterServing(OnHardware):
         updates = service.run(loss)
         if rank.index == 0:
             with rank.aside():
-                told = self.quality(model)
+                told = quality(model, digits(self.dtype).test)
             for name, value in told.items():
                 rank.log(name, value)
         told = (
@@ -263,9 +263,6 @@ class ParameterServing(OnHardware):
             else {f"loss of worker {rank.index}": np.array(losses)}
         )
         return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
-
-    def quality(self, model: "torch.nn.Module") -> dict[str, float]:
-        return quality(model, digits(self.dtype).test)
 
     def reference(self) -> dict[str, Any]:
         """In one process: a synchronous run as plain training; another as
@@ -278,7 +275,7 @@ class ParameterServing(OnHardware):
         """Loss and accuracy on held-out samples after the run, by the reference alone."""
         model, found = self.model(), self.reference()
         model.load_state_dict({name: torch.from_numpy(found[name]) for name in model.state_dict()})
-        return self.quality(model)
+        return quality(model, digits(self.dtype).test)
 
     # -- what is told ------------------------------------------------------------------------------
 

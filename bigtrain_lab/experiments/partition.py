@@ -118,11 +118,9 @@ class Partition(PipelineExperiment):
     def cuts(self) -> dict[str, dict[str, Any]]:
         """What each rule's cut would cost, by simulation: its sizes, step time and idle share."""
         told, plan = {}, self.lowered  # the order does not depend on the cut
-        for name in dict.fromkeys(("equal", "balanced", "worst", self.partition)):
-            try:
-                other = self if name == self.partition else self.replace(partition=name)
-            except Impossible:  # more stages than layers can still be balanced
-                continue
+        rules = dict.fromkeys(("equal", "balanced", "worst", self.partition))
+        # more stages than layers can still be balanced
+        for name, other in self.possible({name: {"partition": name} for name in rules}):
             trace = simulate(plan, other.cost(memory=False))
             told[name] = {
                 "sizes": [last - first for first, last in other.slices],

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from .. import techniques, train
-from ..core import Scalar, Trace, readings
-from ..order import Plan, Schedule, bubbles, lower, name_of
+from ..core import Trace, readings
+from ..order import Plan, Schedule, bubbles, lower, name_of, samples
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
@@ -55,11 +55,8 @@ class Pipelined(OnHardware):
     def idle_settings(cls, settings: dict) -> set[str]:
         """Options of other schedules than the chosen one, where there is a choice."""
         schedules = Schedule.all() if "schedule" in settings else {}
-        chosen = schedules.get(settings.get("schedule"))
-        used = chosen.options() if chosen else set()
-        others = (set().union(*(each.options() for each in schedules.values())) - used) & set(
-            cls.model_fields
-        )
+        options = {name: each.options() & {*cls.model_fields} for name, each in schedules.items()}
+        others = set().union(*options.values()) - options.get(settings.get("schedule"), set())
         return super().idle_settings(settings) | others
 
     # -- what a subclass says ----------------------------------------------------------------------
@@ -189,8 +186,10 @@ class Pipelined(OnHardware):
         )
 
     def last_loss(self, trace: Trace) -> float | None:
-        """Mean loss of the last batch's micro-batches; None where the trace has none."""
-        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.micro_batches :]
+        """Mean loss of the last batch's micro-batches, of all ranks that report it: replicas, and
+        slices the same one; None where the trace has none."""
+        reported = self.order.micro_batches * self.ranks // self.order.ranks
+        losses = samples(trace, "loss")[-reported:]
         return sum(losses) / len(losses) if losses else None
 
     @property

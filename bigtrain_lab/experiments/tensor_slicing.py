@@ -15,7 +15,6 @@ from ..core import Scalar, Trace, duration, knob, size
 from ..core.cost import port_share
 from ..core.later import torch
 from ..order import HOLDS, SLICES, Part, axes, called
-from ..order.simulate import simulate
 from .experiment import Quantity
 from .layered import Layered, on_meta
 
@@ -207,7 +206,7 @@ class TensorSlicing(Layered):
             alone = self.replace(
                 slices=1, cut="column-row", sequence_parallel=False, fault="none", memory_mb=0
             )
-            alone_s = simulate(alone.lowered, alone.cost(memory=False)).step_time
+            alone_s = alone.simulated(memory=False).step_time
             yield (
                 f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of"
                 f" {duration(trace.step_time, trace.unit)}. One rank alone would need"

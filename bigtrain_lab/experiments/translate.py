@@ -20,7 +20,6 @@ from .. import data, models, techniques, train
 from ..core import Trace, Wire, duration, knob
 from ..core.later import np, torch
 from ..order import Action, Compute, Plan, Schedule, Together, by_layers, exposed, last
-from ..order.simulate import simulate
 from ..runtime.kept import kept
 from .experiment import MB, Quantity
 from .replicated import Replicated
@@ -375,7 +374,7 @@ class Translate(Replicated):
     def alone_s(self) -> float:
         """The same run on one rank."""
         one = self.replace(replicas=1, fault="none")
-        return simulate(one.lowered, one.cost(memory=False)).makespan
+        return one.simulated(memory=False).makespan
 
     relief: ClassVar[str] = (
         "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"

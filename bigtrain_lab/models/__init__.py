@@ -28,7 +28,6 @@ __all__, __getattr__, __dir__ = offered(
             "translator_steps",
         ),
         "shapes": ("parameter_bytes", "parameter_shapes", "parameters", "translator_parameters"),
-        "theory": ("boundary_bytes",),
         "translator": ("Translator", "translator_slices"),
     },
 )

@@ -4,7 +4,7 @@ The model is a list: an embedding, `layers` blocks, a head. A stage is a slice [
 list.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..core import DTYPES, Impossible, refuse
 from ..core.later import torch
@@ -24,9 +24,12 @@ class InFormat:
     def item_bytes(self) -> int:
         return DTYPES[self.dtype].itemsize
 
-    def complete(self) -> None:
-        """Refuse heads that cannot share the width, and a dropout that is no share; name the
-        format."""
+    def __post_init__(self):
+        """Refuse a size that is no count, heads that cannot share the width, and a dropout that is
+        no share; name the format."""
+        require_counts(
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
+        )
         if self.width % self.heads:
             raise Impossible(
                 f"{self.heads} heads cannot share a width of {self.width} equally: "
@@ -67,13 +70,7 @@ class GPTConfig(InFormat):
                 " take dropout=0, or fused_attention=False.",
             )
         )
-        require_counts(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            sequence=self.sequence,
-            vocabulary=self.vocabulary,
-        )
+        super().__post_init__()
         if self.kv_heads is not None:
             require_counts(kv_heads=self.kv_heads)
             if self.heads % self.kv_heads:
@@ -81,7 +78,6 @@ class GPTConfig(InFormat):
                     f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values"
                     f" equally: take {_nearest_divisors(self.heads, self.kv_heads)}."
                 )
-        self.complete()
 
     @property
     def pieces(self) -> int:
@@ -103,10 +99,6 @@ class EncoderConfig(GPTConfig):
     vocabulary: int = 512
     classes: int = 21
 
-    def __post_init__(self):
-        super().__post_init__()
-        require_counts(classes=self.classes)
-
 
 @dataclass(frozen=True)
 class TranslatorConfig(InFormat):
@@ -125,17 +117,6 @@ class TranslatorConfig(InFormat):
     dropout: float = 0.0
     padding: int | None = None
     embedding_scale: float = 1.0
-
-    def __post_init__(self):
-        require_counts(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            inner=self.inner,
-            vocabulary=self.vocabulary,
-            longest=self.longest,
-        )
-        self.complete()
 
 
 def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:

@@ -14,8 +14,7 @@ Shapes: B batch, S source, T words so far, K beam, V vocabulary.
 
 import torch
 
-from bigtrain_lab.core import refuse as refuse_any
-
+from .config import require_counts
 from .translator import Translator
 
 
@@ -23,7 +22,7 @@ from .translator import Translator
 def greedy(model: Translator, source_BS, begin: int, end: int, padding: int, longest: int):
     """The likeliest next word each time: ids (B, T), T at most `longest`, with neither `begin` nor
     `end`, filled with `padding`."""
-    refuse(longest=longest)
+    require_counts(longest=longest)
     kept, keep_BS = model.read(source_BS), model.keep(source_BS)
     word_B, words = source_BS.new_full((len(source_BS),), begin), []
     finished_B = torch.zeros_like(word_B, dtype=torch.bool)
@@ -46,7 +45,7 @@ def beam_search(
     length_penalty: float = 0.6,
 ):
     """As `greedy`, the best of `beam` prefixes."""
-    refuse(longest=longest, beam=beam)
+    require_counts(longest=longest, beam=beam)
     B, kept, keep_BS = len(source_BS), model.read(source_BS), model.keep(source_BS)
     first_B1 = torch.arange(B, device=source_BS.device)[:, None]
     every = first_B1.expand(B, beam).flatten()  # a sentence's prefixes are rows side by side
@@ -87,12 +86,3 @@ def real(logits_BV, begin: int, padding: int):
     """Neither the beginning nor padding is a word that may come next."""
     logits_BV[:, [begin, padding]] = -torch.inf
     return logits_BV
-
-
-def refuse(**counts: int) -> None:
-    refuse_any(
-        *(
-            (count < 1, f"{name} is {count}, which makes no translation: take 1 or more.")
-            for name, count in counts.items()
-        )
-    )

@@ -81,11 +81,6 @@ def logits_bytes(config: GPTConfig, batch: int) -> int:
     return batch * config.sequence * config.vocabulary * config.item_bytes
 
 
-def boundary_bytes(config: GPTConfig, batch: int) -> int:
-    """The message between two stages, forward or backward: B S D values."""
-    return batch * config.sequence * config.width * config.item_bytes
-
-
 def adam_bytes(weights: int, tensors: int) -> int:
     """State in float32 at the end of a backward: weight, gradient, both moments; and a count of
     steps for each tensor."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
-from ..core import Family, Impossible
+from ..core import ByFields, Family, Impossible
 from ..core.impossible import refuse_counts
 
 
@@ -33,7 +33,7 @@ Rounds = list[list[Move]]
 
 
 @dataclass(frozen=True)
-class Collective(Family, ABC, family="bigtrain_lab.order.collectives"):
+class Collective(ByFields, Family, ABC, family="bigtrain_lab.order.collectives"):
     """Subclass, set `name`, write `rounds()`; one with settings is a frozen dataclass of its own.
     It is an all-reduce unless `brings` or `wants` say otherwise."""
 
@@ -95,14 +95,6 @@ class Collective(Family, ABC, family="bigtrain_lab.order.collectives"):
                     )
                 seen.add((src, dst, chunk))
         return rounds
-
-    def __getstate__(self):  # what was derived stays behind
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @classmethod
-    def options(cls) -> set[str]:
-        """The settings that this collective has beyond ranks."""
-        return {each.name for each in fields(cls)} - {"ranks"}
 
 
 def sizes(elements: int, chunks: int) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, inf
 from typing import NamedTuple
 
 from ..core import Impossible, Mesh
@@ -215,24 +215,17 @@ class Plan:
         """The plan along these axes of the mesh, once for each place on the others: one of 2
         ranks on each row of Mesh(dp=2, pp=2) by .placed(mesh, "pp"). Impossible where the axes
         have another number of ranks."""
-        sizes = dict(mesh.axes)
-        if unknown := [axis for axis in axes if axis not in sizes]:
-            raise Impossible(
-                f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}."
-            )
-        if (size := prod(sizes[axis] for axis in axes)) != self.ranks:
+        rows = {mesh.peers(rank, *axes) for rank in range(mesh.size)}
+        if (size := mesh.size // len(rows)) != self.ranks:
             raise Impossible(
                 f"The plan has {self.ranks} ranks and the mesh has {size} along "
                 f"{', '.join(axes) or 'no axis'}: make them equal."
             )
-        others = [axis for axis in sizes if axis not in axes]
-        own, lanes = list(places(sizes, axes)), {}
-        for elsewhere in places(sizes, others):
-            at = [mesh.rank(**elsewhere, **place) for place in own]
-            lanes |= {
-                (at[rank], lane): tuple(moved(op, at) for op in ops)
-                for (rank, lane), ops in self.lanes.items()
-            }
+        lanes = {
+            (at[rank], lane): tuple(moved(op, at) for op in ops)
+            for at in sorted(rows)
+            for (rank, lane), ops in self.lanes.items()
+        }
         return Plan(lanes, mesh.size, self.steps)
 
     def joined(self, *others: "Plan") -> "Plan":
@@ -308,12 +301,7 @@ def call_name(step: Step, number: int, name: str) -> str:
     return f"{name_of(step)}.{number} {name}"
 
 
-def places(sizes: dict[str, int], axes) -> Iterator[dict[str, int]]:
-    """The coordinates along these axes, row-major."""
-    return (dict(zip(axes, place)) for place in product(*(range(sizes[axis]) for axis in axes)))
-
-
-def moved(op, at: list[int]):
+def moved(op, at: Sequence[int]):
     """The operation with rank r of its plan on rank at[r]."""
     match op:
         case Send(dst, message):
@@ -489,29 +477,22 @@ def lower_collective(
 
 def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
     """Impossible, naming rank and action, unless every action that there must be is there."""
-    kinds, each = Counter(action.kind for action in homes), schedule.stages * micro_batches
-    whole = kinds["B"] == each and not kinds["I"] and not kinds["W"]
-    split = kinds["I"] == kinds["W"] == each and not kinds["B"]
-    if kinds["F"] != each or not (
-        whole or split
-    ):  # actions are unique, so right numbers miss nothing
-        halved = {action[1:] for action in homes if action.kind in "IW"}
-        for micro_batch in range(micro_batches):
-            for stage in range(schedule.stages):
-                for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
-                    if (missing := Action(kind, stage, micro_batch)) not in homes:
-                        nothing = "" if homes else "Nothing runs: "
-                        home = schedule.rank_of(stage, micro_batch)
-                        raise Impossible(
-                            f"{nothing}{missing} is missing on rank {home}: every stage "
-                            "needs the forward and the backward of each micro-batch."
-                        )
-        for action, rank in homes.items():
-            if action.kind == "B" and action[1:] in halved:
+    halved = {action[1:] for action in homes if action.kind in "IW"}
+    for micro_batch, stage in product(range(micro_batches), range(schedule.stages)):
+        for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
+            if (missing := (kind, stage, micro_batch)) not in homes:  # an Action is such a tuple
+                nothing = "" if homes else "Nothing runs: "
                 raise Impossible(
-                    f"Rank {rank} runs {action} and a half of it too: "
-                    "run B, or I and W, for a micro-batch of a stage."
+                    f"{nothing}{Action(*missing)} is missing on rank"
+                    f" {schedule.rank_of(stage, micro_batch)}: every stage "
+                    "needs the forward and the backward of each micro-batch."
                 )
+    for action, rank in homes.items():
+        if action.kind == "B" and action[1:] in halved:
+            raise Impossible(
+                f"Rank {rank} runs {action} and a half of it too: "
+                "run B, or I and W, for a micro-batch of a stage."
+            )
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):

@@ -172,10 +172,7 @@ def reading_rate(trace: Trace) -> float | None:
 def checkpoint_bytes(trace: Trace) -> int:
     """What rank 0 must keep to go on: weights, masters and the optimizer's state, as they are at
     the end."""
-    held: dict[str, int] = {}
-    for event in trace.where(Memory, rank=0):
-        if not event.inside:
-            held[event.kind] = event.bytes
+    held = {event.kind: event.bytes for event in trace.where(Memory, rank=0, inside=False)}
     return sum(held.get(kind, 0) for kind in ("weights", "master", "optimizer"))
 
 

@@ -11,11 +11,11 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ..core import Family, Impossible
+from ..core import ByFields, Family, Impossible
 from ..core.impossible import refuse_counts
 
 KINDS = "FBIWU"
@@ -64,7 +64,7 @@ def kind_of(step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
+class Schedule(ByFields, Family, ABC, family="bigtrain_lab.order.schedules"):
     """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen
     dataclass of its own.
 
@@ -212,14 +212,6 @@ class Schedule(Family, ABC, family="bigtrain_lab.order.schedules"):
         last = max(action.micro_batch for order in orders for step in order for action in step)
         return Written(len(texts), last + 1, orders, name)
 
-    def __getstate__(self):  # what was derived stays behind
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def options(cls) -> set[str]:
-        """The settings that this schedule has beyond ranks and micro-batches."""
-        return {f.name for f in fields(cls)} - {"ranks", "micro_batches"}
-
 
 class InV(Schedule):
     """Two stages a rank in a V: s and 2p-1-s on rank s, so rank 0 has both ends of the model."""
@@ -275,12 +267,11 @@ class Written(Schedule):
                         f"Rank {home} runs {other} and rank {rank} {action}: write all "
                         "actions of a stage on one rank, where its weights lie."
                     )
-        for stage in range(len(first)):
-            if stage not in first:
-                raise Impossible(
-                    f"No rank runs stage {stage}, and there is a stage {max(first)}: "
-                    "number the stages from 0 on."
-                )
+        if missing := {*range(max(first))} - first.keys():
+            raise Impossible(
+                f"No rank runs stage {min(missing)}, and there is a stage {max(first)}: "
+                "number the stages from 0 on."
+            )
         return {stage: rank for stage, (rank, _) in first.items()}
 
     @property

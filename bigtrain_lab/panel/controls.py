@@ -214,7 +214,7 @@ class Graded(widgets.HBox):
     def __init__(
         self, value: float, knob: Knob, description: str = "", tooltip: str = "", style=None, **more
     ):
-        self._low, self._high, self._fitting = knob.low, knob.high, False
+        self._low, self._high = knob.low, knob.high
         self.positions = positions(knob, value)
         self.slider = widgets.IntSlider(
             0,
@@ -236,36 +236,31 @@ class Graded(widgets.HBox):
         )
         super().__init__([self.slider, self.box], description=description, tooltip=tooltip, **more)
         self.add_class("btl-graded")
-        self.slider.observe(self._on_slide, "value")
-        self.box.observe(self._on_type, "value")
         self.value = value
+        traitlets.link((self, "value"), (self.box, "value"))
         self._fit()
+        self.slider.observe(self._on_slide, "value")
 
     @traitlets.validate("value")
     def _bounded(self, proposal) -> float:
         return min(max(proposal["value"], self._low), self._high)
 
+    @property
+    def _near(self) -> int:
+        """The position next to the number."""
+        after = bisect(self.positions, self.value)
+        return min(
+            range(max(0, after - 1), min(after + 1, len(self.positions))),
+            key=lambda at: abs(self.positions[at] - self.value),
+        )
+
     @traitlets.observe("value")
     def _fit(self, _=None) -> None:
-        """The box shows the number, the slider the position next to it."""
-        after = bisect(self.positions, self.value)
-        near = min(
-            self.positions[max(0, after - 1) : after + 1],
-            key=lambda position: abs(position - self.value),
-        )
-        self._fitting = True
-        try:
-            self.slider.value, self.box.value = self.positions.index(near), self.value
-        finally:
-            self._fitting = False
+        self.slider.value = self._near
 
     def _on_slide(self, change) -> None:
-        if not self._fitting:
+        if change["new"] != self._near:  # else it only follows the number
             self.value = self.positions[change["new"]]
-
-    def _on_type(self, change) -> None:
-        if not self._fitting:
-            self.value = change["new"]
 
 
 def leaves(control: widgets.Widget) -> list[widgets.Widget]:

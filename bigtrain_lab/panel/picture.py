@@ -112,8 +112,6 @@ class Picture(widgets.VBox):
     def offer(self, pinned: bool) -> None:
         """The tabs: the clocks, and what is pinned where something is."""
         names, tab = [*CLOCKS, *[PINNED] * pinned], self.tabs.value
-        if names == list(self.tabs.options):
-            return
         self._set(
             self.tabs,
             tooltips=[TABS[name] for name in names],

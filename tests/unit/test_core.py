@@ -183,7 +183,7 @@ def test_a_lane_has_its_share_of_a_link():
 @pytest.mark.parametrize(
     "wrong, told",
     [
-        (lambda: Mesh(dp=0), "dp=0"),
+        (lambda: Mesh(dp=0), "dp is 0: a mesh needs"),
         (lambda: Mesh(dp=2).coords(2), "Rank 2"),
         (lambda: Mesh(dp=2).peers(0, "x"), "no axis 'x'"),
         (lambda: Cost({}, shares={"a": "0.6", "b": "0.5"}), "shares .* all together at most 1"),

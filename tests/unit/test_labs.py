@@ -47,11 +47,6 @@ def table(lab) -> dict:
 # -- layouts ---------------------------------------------------------------------------------------
 
 
-def sent(**settings) -> list:
-    """Forward and backward, then seconds and the memory."""
-    return [*table(Layouts(**settings)).values()]
-
-
 @pytest.mark.parametrize(
     "layout, forward, backward, held",
     [
@@ -63,7 +58,7 @@ def sent(**settings) -> list:
     ],
 )
 def test_the_numbers_of_the_lesson_on_layouts(layout, forward, backward, held):
-    sent_forward, sent_backward, _, memory = sent(layout=layout)
+    sent_forward, sent_backward, _, memory = table(Layouts(layout=layout)).values()
     assert (sent_forward / 1e6, sent_backward / 1e6, memory / 1e6) == pytest.approx(
         (forward, backward, held), abs=0.05
     )
@@ -73,7 +68,11 @@ def test_the_axis_that_sends_more_belongs_inside_a_node():
     """Of 33.6 and 8.4 MB a rank, the sum of Y along the columns and of dW along the rows, one has
     150 GB/s and the other 12.5."""
     near, far = (
-        sent(layout="split-n-d", node_size=2, hardware="v100-nvlink", swapped=swapped)
+        [
+            *table(
+                Layouts(layout="split-n-d", node_size=2, hardware="v100-nvlink", swapped=swapped)
+            ).values()
+        ]
         for swapped in (False, True)
     )
     assert near[:2] == far[:2] == [33_554_432, 8_388_608]

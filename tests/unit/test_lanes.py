@@ -26,7 +26,7 @@ from .ranks import fails, written
         ),
         (
             lambda plan: plan.placed(Mesh(dp=2), "tp"),
-            "no axis 'tp': place the plan along dp",
+            "no axis 'tp': its axes are dp",
         ),
         (
             lambda plan: plan.joined(plan),

@@ -216,6 +216,8 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
 
 # Bad input: one sentence that says what to change
 
+ENCODER = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
+
 
 @pytest.mark.parametrize(
     "ask, mend",
@@ -247,6 +249,15 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
         (lambda: layered_mlp(0, 16), "layers=0"),
         (lambda: layered_mlp(2, 0), "width=0"),
         (lambda: MLPStage(4, 16, 3, 5), "last <= 4"),
+        (lambda: EncoderConfig(classes=0), "classes=0"),
+        (
+            lambda: Encoder(ENCODER)(
+                torch.zeros(1, 10, dtype=torch.int64),
+                torch.ones(1, 10, dtype=torch.bool),
+                torch.zeros(1, 2, dtype=torch.int64),
+            ),
+            "longer than the model's sequence=9",
+        ),
     ],
 )
 def test_sizes_and_requests_that_cannot_be(ask, mend):
@@ -268,8 +279,6 @@ def test_the_stages_of_a_tied_model_hold_copies_of_its_table():
 
 
 # -- the encoder: padding changes nothing, every word counts, the class is read at the marks -------
-
-ENCODER = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
 
 
 def sentences_of(*words):
@@ -314,22 +323,3 @@ def test_the_loss_is_torchs():
     torch.testing.assert_close(
         class_loss(logits, labels), torch.nn.functional.cross_entropy(logits, labels)
     )
-
-
-@pytest.mark.parametrize(
-    "asked, told",
-    [
-        (lambda: EncoderConfig(classes=0), "classes=0"),
-        (
-            lambda: Encoder(ENCODER)(
-                torch.zeros(1, 10, dtype=torch.int64),
-                torch.ones(1, 10, dtype=torch.bool),
-                torch.zeros(1, 2, dtype=torch.int64),
-            ),
-            "longer than the model's sequence=9",
-        ),
-    ],
-)
-def test_what_cannot_be_built_is_refused(asked, told):
-    with pytest.raises(Impossible, match=told):
-        asked()

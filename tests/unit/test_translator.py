@@ -189,7 +189,7 @@ def test_a_loss_of_padding_alone_is_0_and_sends_no_gradient():
     [
         (
             lambda model: beam_search(model, sources(), BEGIN, END, PAD, longest=4, beam=0),
-            "^beam is 0, which makes no translation",
+            "^beam=0 is too small",
         ),
         (
             lambda model: model(
