@@ -90,8 +90,7 @@ class Box:
         self._room = tempfile.mkdtemp(prefix="answers-")
         self._control, theirs = socket.socketpair()
         with theirs:
-            asked = server.running().copies
-            socket.send_fds(asked, [inside.__file__.encode()], [theirs.fileno()])
+            socket.send_fds(server.running().copies, [inside.__file__.encode()], [theirs.fileno()])
         modules = {name: text for each in WITHOUT_ANSWERS for name, text in texts(each).items()}
         send(self._control, [self._room, modules, LIMITS | {"CPU": CPU_S}])
         self._servers, self._lock = {}, RLock()

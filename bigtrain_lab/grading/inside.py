@@ -572,14 +572,13 @@ class Fence:
                 raise OSError("seccomp does not hold.")
 
 
-def main(control: int) -> None:
+def main(control: socket.socket) -> None:
     """Fork a server for each exercise that is asked for, until the other side is gone."""
     import torch
 
     with suppress(AttributeError):  # what is freed goes back: a peak is what was alive
         libc = ctypes.CDLL(None)
         libc.mallopt(ARENAS, 1), libc.mallopt(MMAP_THRESHOLD, 65536)
-    control = socket.socket(fileno=control)
     (room, modules, limits), _ = receive(control)
     os.chdir(room)
     sys.meta_path.insert(0, texts := Texts(modules))
@@ -642,4 +641,4 @@ def serve(control, texts: Texts, limits: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(socket.socket(fileno=int(sys.argv[1])))
