@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
@@ -34,9 +33,13 @@ def predict(question: str) -> str:
     """Ask, and return what the reader types; "nothing" where nobody can, as in a test. Cells below
     wait. The first answer stays, in the reader's own copy of the lesson and in a file beside it: a
     cell that runs again shows it. Nobody marks it."""
-    lesson, known = Path(os.environ.get("JPY_SESSION_NAME", "")).stem, {}  # as Jupyter tells it
-    with suppress(OSError, ValueError):
-        known = json.loads(ANSWERS.read_text(encoding="utf-8")) if lesson else {}
+    lesson = Path(os.environ.get("JPY_SESSION_NAME", "")).stem  # as Jupyter tells it
+    try:
+        known = dict(json.loads(ANSWERS.read_bytes())) if lesson and ANSWERS.exists() else {}
+    except ValueError as error:  # its reader may have edited it
+        raise Impossible(
+            f"{ANSWERS} cannot be read ({error}): mend it, or delete it to be asked anew."
+        ) from error
     if answer := known.get(key := f"{lesson}: {question}"):
         print(f"{question} {answer}   (you said; to be asked anew, delete it in {ANSWERS})")
         return answer

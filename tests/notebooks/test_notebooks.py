@@ -496,3 +496,6 @@ def test_the_first_prediction_stays(tmp_path, monkeypatch, capsys):
     assert "slots? 8   (you said" in capsys.readouterr().out
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "01_other.ipynb"))
     assert lesson.predict("slots?") == "9"
+    (tmp_path / lesson.ANSWERS).write_text("{,}")
+    with pytest.raises(Impossible, match="predictions.json cannot be read .*: mend it, or delete"):
+        lesson.predict("slots?")
