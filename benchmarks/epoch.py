@@ -1,4 +1,4 @@
-"""The translator's epoch on three RTX 3090, predicted from that on one, beside the published one;
+"""The translator's epoch on three RTX 3090, predicted from that on one, beside the reported one;
 and how far each assumption matters."""
 
 from dataclasses import replace
@@ -36,11 +36,11 @@ def rows():
     }
     return [
         row("epoch on three ranks, predicted", found, "s"),
-        row("epoch on three ranks, published", PUBLISHED_ON_THREE_S, "s"),
+        row("epoch on three ranks, reported", PUBLISHED_ON_THREE_S, "s"),
         row("off by", 100 * abs(found / PUBLISHED_ON_THREE_S - 1), "%", at_most=10),
         row("speed-up, predicted", PUBLISHED.seconds / found, "times"),
-        row("speed-up, published", PUBLISHED.seconds / PUBLISHED_ON_THREE_S, "times"),
-        row("a training step on one rank, published", 1000 * alone_s, "ms"),
+        row("speed-up, reported", PUBLISHED.seconds / PUBLISHED_ON_THREE_S, "times"),
+        row("a training step on one rank, reported", 1000 * alone_s, "ms"),
         row("the same as the profile alone would price it (not used)", 1000 * priced_s, "ms"),
         row(
             "a training step on three ranks, predicted",

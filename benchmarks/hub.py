@@ -296,7 +296,8 @@ class Student:
     def begin(self):
         self.home.mkdir()
         self.hub.asked("POST", f"/hub/api/users/{self.name}")
-        self.hub.asked("POST", f"/hub/api/users/{self.name}/server")
+        # she tries again where the hub has all the servers that it may (429)
+        waited(lambda: self.hub.ask("POST", f"/hub/api/users/{self.name}/server").ok)
 
         def ready() -> bool:
             told = self.hub.asked("GET", f"/hub/api/users/{self.name}")

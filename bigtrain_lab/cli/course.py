@@ -74,7 +74,7 @@ def grade(
         console.print(*done.changes, sep="\n", soft_wrap=True)
     console.print(*done.notes, sep="\n", soft_wrap=True)
     console.print(
-        f"{done.played} answers were played. Marks are in {folder / 'marks'}, pages in"
+        f"Answers played: {done.played:,}. Marks are in {folder / 'marks'}, pages in"
         f" {folder / 'feedback'}.",
         soft_wrap=True,
     )
