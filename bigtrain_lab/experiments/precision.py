@@ -73,8 +73,8 @@ class Precision(OneDevice):
     steps: int = knob(20, "training steps of a run", low=1, high=5000)
     loss_scale: float = knob(
         2.0**13,
-        "first loss scale, where the level scales; torch's 65,536 overflows in this model's first"
-        " step",
+        "first loss scale, where the level scales; torch's 65,536 overflows in the first step of"
+        " some seeds",
         low=1,
         high=2**40,
         logarithmic=True,
