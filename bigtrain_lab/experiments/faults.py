@@ -31,8 +31,8 @@ SYMPTOMS = {
         " time limit sees it, and a dump of each rank's stack finds the one that waits for nobody."
     ),
     "deadlock": (
-        "No end and no error, and no rank works: each waits for another. Who waits for whom has a"
-        " cycle, and the cycle is the bug."
+        "No rank works: each waits for another, in plain torch until a time limit. Who waits for"
+        " whom has a cycle, and the cycle is the bug."
     ),
     "straggler": (
         "No error at all: each step takes longer. The rank that is busy while all others idle more"
