@@ -69,6 +69,9 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     }
     row = {
         "returns the tensor that was given [rank]": [each["kept"] for each in came],
+        "the tensor has its rank's own numbers alone [rank]": [
+            bool((each.sum(0) == each[rank]).all()) for rank, each in enumerate(found)
+        ],
         **numbers,
         # told where all else of the messages is right: it goes with most other mistakes
         "a tensor changed before its send had finished": ranks.changed
@@ -82,7 +85,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         "bytes beyond those of 2 (N - 1) chunks [rank]": [
             max(0, sent - most) for sent in ranks.sent
         ],
-        "numbers of a message beyond S / N [rank]": [
+        "numbers of a message beyond S / N, rounded up [rank]": [
             max(0, max((sent for _, _, sent in each), default=0) // size - longest)
             for each in ranks.seen
         ],

@@ -80,7 +80,9 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         }
     )
     row |= {
-        f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
+        f"first numbers of {name}'s gradient{' [rank] [number]' * (name in COPIES)}": [
+            grad.flatten()[:FEW] for grad in each
+        ]
         for name, each in whole.items()
     } | {
         f"share of {name} that a rank uses [rank]": [(tensor(g) != 0).double().mean() for g in each]
@@ -106,7 +108,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         off(each, right, NEAR) for each in returned
     ]
     return row | {
-        f"how many numbers of {name}'s gradient are wrong": [
+        f"how many numbers of {name}'s gradient are wrong{' [rank]' * (name in COPIES)}": [
             off(grad, given[name].grad, NEAR) for grad in each
         ]
         for name, each in whole.items()
