@@ -65,7 +65,7 @@ def scene(what, t, whole, forward, targets=None, more=0, share=0, logits=None):
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """What came out, the masks and the traffic, then all numbers beside torch's."""
     returned = [tensor(each["returned"]) for each in came]
-    row = {"first numbers returned [rank] [number]": [each.flatten()[:FEW] for each in returned]}
+    row = {"first numbers returned [rank] [index]": [each.flatten()[:FEW] for each in returned]}
     if common["forward"]:
         return row
     drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
@@ -80,7 +80,7 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         }
     )
     row |= {
-        f"first numbers of {name}'s gradient{' [rank] [number]' * (name in COPIES)}": [
+        f"first numbers of {name}'s gradient{' [rank] [index]' * (name in COPIES)}": [
             grad.flatten()[:FEW] for grad in each
         ]
         for name, each in whole.items()
