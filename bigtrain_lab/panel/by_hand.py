@@ -209,10 +209,10 @@ class RingByHand(ByHand):
         return Move(rank, to, int(chunk), reduce=bool(lost))
 
     def result(self) -> str:
-        *_, last = provenance(self.par, self.rounds)
+        whole = sum(len(ranks_in(has)) == self.par.ranks for own in self.held[-1] for has in own)
         return (
-            f"<b>{len(self.rounds)} rounds, and all {len(last) ** 2} sums are whole.</b> Par:"
-            f" {len(self.par.checked)} rounds."
+            f"<b>{len(self.rounds)} rounds, and {whole} of {self.par.ranks**2} sums are whole.</b>"
+            f" Par: {len(self.par.checked)} rounds."
         )
 
     def drawn(self, row: int):

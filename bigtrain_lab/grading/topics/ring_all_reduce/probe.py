@@ -54,30 +54,46 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         for each in came
     ]
     found = [each.long() >> places & 2**bits - 1 for each in sums]
-    unlike = [each != each.long() for each in sums]
     size = torch.empty(0, dtype=getattr(torch, common["dtype"])).itemsize
     parts = [-(-n // len(own)) for n in lengths]
     longest, most = max(parts), 2 * (len(own) - 1) * size * sum(parts)
-    row = {
-        "returns the tensor that was given": [each["kept"] for each in came],
-        "numbers that are no sum": [
-            int((part | (each % drawn > 0).any(0)).sum()) for part, each in zip(unlike, found)
+    numbers = {
+        "numbers that are no sum [rank]": [
+            int(((whole != whole.long()) | (each % drawn > 0).any(0)).sum())
+            for whole, each in zip(sums, found)
         ],
-        "numbers that lack a rank's": [int((each == 0).any(0).sum()) for each in found],
-        "numbers that count one twice": [int((each > drawn).any(0).sum()) for each in found],
-        "a tensor changed before its send had finished": ranks.changed,
+        "sums that lack a rank's number [rank]": [int((each == 0).any(0).sum()) for each in found],
+        "sums that count a rank's number twice [rank]": [
+            int((each > drawn).any(0).sum()) for each in found
+        ],
+    }
+    row = {
+        "returns the tensor that was given [rank]": [each["kept"] for each in came],
+        "the tensor has its rank's own numbers alone [rank]": [
+            bool((each.sum(0) == each[rank]).all()) for rank, each in enumerate(found)
+        ],
+        **numbers,
+        # told where all else of the messages is right: it goes with most other mistakes
+        "a tensor changed before its send had finished": ranks.changed
+        and not ranks.far
+        and not any(map(any, numbers.values())),
         "messages that nobody received": ranks.left,
-        "ready collectives called": [
+        "ready collectives called [rank]": [
             sum(what != "isend" for what, *_ in each) for each in ranks.seen
         ],
         "messages to ranks that are no neighbours": ranks.far,
-        "bytes beyond those of 2 (N - 1) chunks": [max(0, sent - most) for sent in ranks.sent],
-        "numbers of a message beyond S / N": [
+        "bytes beyond those of 2 (N - 1) chunks [rank]": [
+            max(0, sent - most) for sent in ranks.sent
+        ],
+        "numbers of a message beyond S / N, rounded up [rank]": [
             max(0, max((sent for _, _, sent in each), default=0) // size - longest)
             for each in ranks.seen
         ],
         "rounds beyond 2 (N - 1)": max(0, ranks.rounds - 2 * (len(own) - 1) * len(lengths)),
     }
     if sum(lengths) > MANY:
-        row |= {"bytes sent by each rank": ranks.sent, "bytes received": ranks.received}
+        row |= {
+            "bytes sent by each rank [rank]": ranks.sent,
+            "bytes received [rank]": ranks.received,
+        }
     return row

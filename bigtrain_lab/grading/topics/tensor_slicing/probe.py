@@ -65,7 +65,7 @@ def scene(what, t, whole, forward, targets=None, more=0, share=0, logits=None):
 def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """What came out, the masks and the traffic, then all numbers beside torch's."""
     returned = [tensor(each["returned"]) for each in came]
-    row = {"first numbers returned": [each.flatten()[:FEW] for each in returned]}
+    row = {"first numbers returned [rank] [index]": [each.flatten()[:FEW] for each in returned]}
     if common["forward"]:
         return row
     drops, is_mlp = [each["drops"] for each in came], common["targets"] is None
@@ -80,29 +80,35 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
         }
     )
     row |= {
-        f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in each]
+        f"first numbers of {name}'s gradient{' [rank] [index]' * (name in COPIES)}": [
+            grad.flatten()[:FEW] for grad in each
+        ]
         for name, each in whole.items()
     } | {
-        f"share of {name} that a rank uses": [(tensor(g) != 0).double().mean() for g in each]
+        f"share of {name} that a rank uses [rank]": [(tensor(g) != 0).double().mean() for g in each]
         for name, each in grads.items()
         if name in "AaB"
     }
     if common["share"]:
         row = {}  # as their own masks make it
     if is_mlp:
-        row["calls of drop"] = [*map(len, drops)]
-        row["hidden units of a rank"] = [tensor(each[0]["of"]).shape[-1] for each in drops if each]
+        row["calls of drop [rank]"] = [*map(len, drops)]
+        row["hidden units of a rank [rank]"] = [
+            tensor(each[0]["of"]).shape[-1] for each in drops if each
+        ]
         for at, where in ((0, "hidden units, one a rank"), (-1, "y, one for all")):
             row[f"different masks of {where}"] = len({each[at]["seed"] for each in drops if each})
     if len(came) > 1:
         row |= traffic(next(iter(given.values())), came, ranks.seen, is_mlp)
-    row["how many tensors given to a rank it changed"] = [each["changed"] for each in came]
+    row["how many tensors given to a rank it changed [rank]"] = [each["changed"] for each in came]
     if is_mlp and any(len(each) != 2 for each in drops):
         return row
     backward(right := truth(given, common["targets"], drops), given)
-    row["how many numbers returned are wrong"] = [off(each, right, NEAR) for each in returned]
+    row["how many numbers returned are wrong [rank]"] = [
+        off(each, right, NEAR) for each in returned
+    ]
     return row | {
-        f"how many numbers of {name}'s gradient are wrong": [
+        f"how many numbers of {name}'s gradient are wrong{' [rank]' * (name in COPIES)}": [
             off(grad, given[name].grad, NEAR) for grad in each
         ]
         for name, each in whole.items()
@@ -131,8 +137,10 @@ def traffic(first: torch.Tensor, came: list[dict], seen, is_mlp: bool) -> dict:
         ("backward", [each[cut + 1 :] for each, cut in zip(seen, backwards)], int(is_mlp)),
     ):
         sizes = [[size / 8 / tokens for *_, size in part] for part in parts]
-        row[f"numbers moved {way}, a token"] = [*map(sum, sizes)]
-        row[f"collectives {way} beyond {most}"] = [max(0, len(each) - most) for each in sizes]
+        row[f"numbers moved {way}, a token [rank]"] = [*map(sum, sizes)]
+        row[f"collectives {way} beyond {most} [rank]"] = [
+            max(0, len(each) - most) for each in sizes
+        ]
     return row
 
 
