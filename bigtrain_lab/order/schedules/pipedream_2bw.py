@@ -5,9 +5,9 @@ enough.
                                                                      batch of m micro-batches
 
 Every stage uses version t-1 for batch t: the delay is one update, whatever the depth, and it never
-drains. It needs m >= p: all micro-batches of batch t-1 must have left a stage before version t-1
-may go. Source: Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training
-(arXiv:2006.09503), section 3.1.
+drains. The paper asks for m >= p: when batch t begins on a stage, the last backward of batch t-2
+is done there, and has made version t-1. Source: Narayanan et al. 2021, Memory-Efficient
+Pipeline-Parallel DNN Training (arXiv:2006.09503), section 3.1.
 """
 
 from dataclasses import dataclass, replace
