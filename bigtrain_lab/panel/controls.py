@@ -13,7 +13,7 @@ from ..core import Knob
 from . import widgets
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
-IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to change
+IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, grey or folded away; the one to change
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 SAID = ("value", "index")  # of a control, what a browser says
@@ -104,6 +104,9 @@ def mark(controls: dict, names: Collection[str], look: str) -> None:
     """These controls have the look, IDLE or WRONG, and no others."""
     for name, made in controls.items():
         (made.add_class if name in names else made.remove_class)(look)
+        if look == IDLE:
+            for leaf in leaves(made):
+                leaf.disabled = name in names
 
 
 def members(knobs: dict[str, Knob]) -> list:
@@ -204,8 +207,8 @@ class Graded(widgets.HBox):
     """A bounded number: a slider over round values, and a box that holds the very number.
 
     A slider in a browser moves a number that lies beside its steps onto one of them when it is
-    drawn: opening a panel would make a loss scale of 8,192 one of 7,943. So the slider here counts
-    positions; their values stay in Python. What is typed may lie between the positions.
+    drawn: opening a panel would make a loss scale of 8,192 one of 7,943. So the slider here chooses
+    among positions. What is typed may lie between them.
     """
 
     value = traitlets.Float()
@@ -216,10 +219,8 @@ class Graded(widgets.HBox):
     ):
         self._low, self._high = knob.low, knob.high
         self.positions = positions(knob, value)
-        self.slider = widgets.IntSlider(
-            0,
-            min=0,
-            max=len(self.positions) - 1,
+        self.slider = widgets.SelectionSlider(
+            options=[(f"{position:,.13g}", position) for position in self.positions],
             readout=False,
             description=description,
             tooltip=tooltip,
@@ -239,7 +240,7 @@ class Graded(widgets.HBox):
         self.value = value
         traitlets.link((self, "value"), (self.box, "value"))
         self._fit()
-        self.slider.observe(self._on_slide, "value")
+        self.slider.observe(self._on_slide, "index")
 
     @traitlets.validate("value")
     def _bounded(self, proposal) -> float:
@@ -256,7 +257,7 @@ class Graded(widgets.HBox):
 
     @traitlets.observe("value")
     def _fit(self, _=None) -> None:
-        self.slider.value = self._near
+        self.slider.index = self._near
 
     def _on_slide(self, change) -> None:
         if change["new"] != self._near:  # else it only follows the number

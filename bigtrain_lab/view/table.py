@@ -204,7 +204,8 @@ def rival_row(
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
     if (trace := rival.trace) is None:
-        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
+        told = escape(rival.why or "predicting ...")
+        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{told}</td></tr>'
     least, longest, most = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
@@ -277,14 +278,15 @@ def against(row: report.Row, clock: str, stale: str) -> str:
     return f'<span class="btl-soft">{escape(report.gap(row.pinned, now))}</span>'
 
 
-def why(sentences: list[str], of: str = "") -> str:
-    """What is said of the whole comes first, and its first sentence is bold; then the ranks. `of`:
-    the clock that they are of, where another one is shown."""
+def why(sentences: list[str], of: str = "", about: str = "") -> str:
+    """What is said of the whole comes first, and its first sentence is bold; then the ranks, then
+    what it is `about`. `of`: the clock that they are of, where another one is shown."""
     told = [f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of) + [
         f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
         for at, s in enumerate(report.whole_first(sentences))
     ]
-    return f'<div class="btl-why">{"".join(told)}</div>' if sentences else ""
+    told += [f'<p class="btl-soft">{escape(about)}</p>'] * bool(about)
+    return f'<div class="btl-why">{"".join(told)}</div>' if told else ""
 
 
 def cell(amount: report.Amount | None) -> str:
