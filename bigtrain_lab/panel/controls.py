@@ -3,7 +3,6 @@ its tooltip."""
 
 import math
 import weakref
-from bisect import bisect
 from collections.abc import Collection
 
 import traitlets
@@ -56,8 +55,7 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
 
 def told(knob: Knob) -> str:
     """The knob's help, its unit and its range."""
-    bounded = None not in (knob.low, knob.high)
-    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if bounded else ""
+    ends = "" if None in (knob.low, knob.high) else f", {knob.low:,.13g} to {knob.high:,.13g}"
     return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 
@@ -104,9 +102,6 @@ def mark(controls: dict, names: Collection[str], look: str) -> None:
     """These controls have the look, IDLE or WRONG, and no others."""
     for name, made in controls.items():
         (made.add_class if name in names else made.remove_class)(look)
-        if look == IDLE:
-            for leaf in leaves(made):
-                leaf.disabled = name in names
 
 
 def members(knobs: dict[str, Knob]) -> list:
@@ -221,6 +216,7 @@ class Graded(widgets.HBox):
         self.positions = positions(knob, value)
         self.slider = widgets.SelectionSlider(
             options=[(f"{position:,.13g}", position) for position in self.positions],
+            value=value,
             readout=False,
             description=description,
             tooltip=tooltip,
@@ -239,7 +235,6 @@ class Graded(widgets.HBox):
         self.add_class("btl-graded")
         self.value = value
         traitlets.link((self, "value"), (self.box, "value"))
-        self._fit()
         self.slider.observe(self._on_slide, "index")
 
     @traitlets.validate("value")
@@ -249,11 +244,7 @@ class Graded(widgets.HBox):
     @property
     def _near(self) -> int:
         """The position next to the number."""
-        after = bisect(self.positions, self.value)
-        return min(
-            range(max(0, after - 1), min(after + 1, len(self.positions))),
-            key=lambda at: abs(self.positions[at] - self.value),
-        )
+        return min(range(len(self.positions)), key=lambda at: abs(self.positions[at] - self.value))
 
     @traitlets.observe("value")
     def _fit(self, _=None) -> None:

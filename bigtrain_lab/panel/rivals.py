@@ -12,8 +12,6 @@ from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
-PREDICTING = '<p class="btl-soft">Predicting all of them ...</p>'
-
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
@@ -21,7 +19,10 @@ class Rivals(Rows):
 
     def __init__(self, choose: Callable[[dict, bool], None], **traits):
         super().__init__(
-            lambda row, what: choose(self._settings[row], bool(what)), self._on_seen, **traits
+            lambda row, what: choose(self._settings[row], bool(what)),
+            self._on_seen,
+            html='<p class="btl-soft">Predicting all of them ...</p>',
+            **traits,
         )
         self._newest, self._wanted, self._shown = Newest(), None, None
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
@@ -37,14 +38,11 @@ class Rivals(Rows):
         prediction's own instance counts."""
         self._wanted, self._trace, self._pinned = experiment, trace, pinned
         if not self._seen:
-            self.html = PREDICTING
             if not experiment.tells_late:
                 self._list(experiment)
                 self._write(experiment)
-            return
-        if experiment is not self._shown:
+        elif experiment is not self._shown:
             self._shown, self.waiting = experiment, True
-            self.html = self.html or PREDICTING
             if self._found and experiment.tells_late:  # to find which rivals there are takes long
                 self._found = {name: row._replace(stale=True) for name, row in self._found.items()}
                 self._write(experiment)

@@ -123,7 +123,7 @@ class Rival(NamedTuple):
     name: str
     own: bool = False
     trace: Trace | None = None
-    why: str = ""
+    why: str = "predicting ..."
     stale: bool = False
     settings: dict = {}
     pinned: bool = False
@@ -204,8 +204,7 @@ def rival_row(
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
     if (trace := rival.trace) is None:
-        told = escape(rival.why or "predicting ...")
-        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{told}</td></tr>'
+        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
     least, longest, most = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
@@ -281,11 +280,14 @@ def against(row: report.Row, clock: str, stale: str) -> str:
 def why(sentences: list[str], of: str = "", about: str = "") -> str:
     """What is said of the whole comes first, and its first sentence is bold; then the ranks, then
     what it is `about`. `of`: the clock that they are of, where another one is shown."""
-    told = [f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of) + [
-        f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
-        for at, s in enumerate(report.whole_first(sentences))
+    told = [
+        *[f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of),
+        *(
+            f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
+            for at, s in enumerate(report.whole_first(sentences))
+        ),
+        *[f'<p class="btl-soft">{escape(about)}</p>'] * bool(about),
     ]
-    told += [f'<p class="btl-soft">{escape(about)}</p>'] * bool(about)
     return f'<div class="btl-why">{"".join(told)}</div>' if told else ""
 
 

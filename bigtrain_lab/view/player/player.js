@@ -149,7 +149,10 @@ function nameParts(panel) {
   for (const handle of panel?.querySelectorAll(".noUi-handle") ?? []) sayValue(handle, handle.closest(".btl-graded")?.querySelector("input"));
   for (const tab of panel?.querySelectorAll(".btl-tabs button") ?? []) setOnce(tab, "aria-pressed", String(tab.classList.contains("mod-active")));
   for (const icon of panel?.querySelectorAll(".jupyter-button > i") ?? []) setOnce(icon, "aria-hidden", "true");
-  for (const idle of panel?.querySelectorAll(".btl-controls .btl-idle .widget-label") ?? []) setOnce(idle, "data-idle", spoken("no effect now"));
+  for (const part of panel?.querySelectorAll(".btl-controls > * > *") ?? []) {
+    const label = part.matches(".widget-label");
+    if (label) setOnce(part, "data-idle", spoken("no effect now")); else part.inert = part.parentNode.matches(".btl-idle");
+  }
 }
 
 /** Follow what changes in a panel: sliders, buttons, and the pane below, which opens at its first line. */
