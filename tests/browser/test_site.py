@@ -36,13 +36,12 @@ LIVE_MS = 120_000
 @contextmanager
 def served(folder: Path):
     """The address of a server of the folder's files."""
-    server = ThreadingHTTPServer(
+    with ThreadingHTTPServer(
         ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder))
-    )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def asked(changed: dict) -> str:

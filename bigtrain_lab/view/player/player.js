@@ -135,24 +135,22 @@ const scene_end = (v) => v.scene.end * 0.999;
 
 function setOnce(part, name, value) { if (part && part.getAttribute(name) !== value) part.setAttribute(name, value); }
 
-/** A slider's value with its unit, where noUiSlider writes the place on the scale; the number beside it may lie between two places. */
-function sayValue(handle, number) {
+/** A slider's value with its unit, where noUiSlider writes the place on the scale. */
+function sayValue(handle) {
   const slider = handle.closest(".widget-slider"), readout = slider.querySelector(".widget-readout");
   const [name, unit = ""] = slider.querySelector(".widget-label").textContent.split(/, |，/);
-  handle.dataset.said = `${number?.value || readout.textContent} ${unit}`.trim();
-  setOnce(handle, "aria-label", name); setOnce(handle, "aria-valuetext", handle.dataset.said); setOnce(number, "aria-label", name);
+  handle.dataset.said = `${readout.textContent} ${unit}`.trim();
+  setOnce(handle, "aria-label", name); setOnce(handle, "aria-valuetext", handle.dataset.said); setOnce(handle.closest(".btl-graded")?.querySelector("input"), "aria-label", name);
   if (readout.isContentEditable) { setOnce(readout, "role", "textbox"); setOnce(readout, "aria-label", name); }
 }
 
 /** What a screen reader is told of a panel: sliders and their numbers, which tab of a row is chosen, what has no effect; an icon is no word. */
 function nameParts(panel) {
-  for (const handle of panel?.querySelectorAll(".noUi-handle") ?? []) sayValue(handle, handle.closest(".btl-graded")?.querySelector("input"));
+  for (const handle of panel?.querySelectorAll(".noUi-handle") ?? []) sayValue(handle);
   for (const tab of panel?.querySelectorAll(".btl-tabs button") ?? []) setOnce(tab, "aria-pressed", String(tab.classList.contains("mod-active")));
   for (const icon of panel?.querySelectorAll(".jupyter-button > i") ?? []) setOnce(icon, "aria-hidden", "true");
-  for (const part of panel?.querySelectorAll(".btl-controls > * > *") ?? []) {
-    const label = part.matches(".widget-label");
-    if (label) setOnce(part, "data-idle", spoken("no effect now")); else part.inert = part.parentNode.matches(".btl-idle");
-  }
+  for (const label of panel?.querySelectorAll(".btl-controls label") ?? []) setOnce(label, "data-idle", spoken("no effect"));
+  for (const part of panel?.querySelectorAll(".btl-controls > * > :not(.widget-label)") ?? []) part.inert = part.parentNode.matches(".btl-idle");
 }
 
 /** Follow what changes in a panel: sliders, buttons, and the pane below, which opens at its first line. */
@@ -162,7 +160,7 @@ function followParts(panel) {
     const within = (part, inner) => [...part.addedNodes].some((node) => node.matches?.(inner) || node.querySelector?.(inner));
     for (const { target } of changes)
       if (target.matches(".noUi-handle") && target.getAttribute("aria-valuetext") !== target.dataset.said) sayValue(target);
-    if (changes.some((part) => part.target.matches(".btl-tabs button, .btl-controls *") && part.attributeName === "class" || within(part, ":is(.noUi-handle,i)"))) nameParts(panel);
+    if (changes.some((part) => part.target.matches(".btl-tabs button, .btl-controls > *") && part.attributeName === "class" || within(part, ":is(.noUi-handle,i)"))) nameParts(panel);
     if (changes.some((part) => part.target.parentNode === pane && part.attributeName === "style" || pane.contains(part.target) && within(part, ".btl-trouble"))) pane.scrollTop = 0;
   });
   follow.observe(panel, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-valuetext", "class", "style"] });
@@ -301,7 +299,7 @@ function render({ model, el }) {
   function load() {
     const old = v.scene, live = model.get("live");
     v.scene = readScene(model.get("data"), v.look, v.unfolded || live);
-    const opensAt = model.get("opens_at") ?? (v.scene?.chunks && !live && model.get("controls")?.length ? 0 : null);  // at their end all collectives look alike
+    const opensAt = model.get("opens_at") ?? (v.scene?.chunks && !live && !v.scene.unfinished && model.get("controls")?.length ? 0 : null);  // at their end all collectives look alike
     v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
