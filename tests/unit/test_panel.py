@@ -379,8 +379,9 @@ def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
 def test_options_of_other_schedules_are_hidden(settings, idle):
     shown = show("pipeline")
     shown.set(**settings)
-    hidden = {name for name, made in shown.controls.items() if IDLE in made._dom_classes}
-    assert hidden == idle | {"fault_rank", "fault_at", "fault_factor"}
+    assert idle | {"fault_rank", "fault_at", "fault_factor"} == {
+        name for name, made in shown.controls.items() if IDLE in made._dom_classes
+    }
 
 
 @pytest.mark.parametrize(
@@ -424,8 +425,11 @@ def test_nearby_values_come_nearest_first(knob, kind, value, wanted):
 def test_a_class_typed_in_a_cell_is_no_mend(family):
     """It answers another exercise; the library's own are offered."""
     for name in ("my-broken", "my-right"):  # neighbours on the menu
-        steps = Schedule.named("gpipe").steps if name == "my-right" else lambda self, rank: []
-        typed(Schedule, name=name, steps=steps)
+        typed(
+            Schedule,
+            name=name,
+            steps=Schedule.named("gpipe").steps if name == "my-right" else lambda self, rank: [],
+        )
     first = Experiment.named("pipeline")()
     settings = first.model_dump() | {"schedule": "my-broken"}
     offer = nearest(first, settings, None, attempt(first, settings))
