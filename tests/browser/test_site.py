@@ -101,7 +101,7 @@ def test_the_first_picture_needs_no_python_and_the_front_page_plays(browser, sit
     front = Opened(browser, site, "index")
     front.until("playing", "value === 'true'")
     assert alike(front.answer({"micro_batches": 8}), "pipeline", {})
-    front.page.locator("input[name=micro_batches]").press("ArrowRight")
+    front.page.locator("input[name=micro_batches][aria-valuetext='8']").press("ArrowRight")
     assert alike(front.answer({"micro_batches": 16}), "pipeline", {"micro_batches": 16})
     front.page.click("text=06 Data parallel")
     front.page.click("text=中文")
