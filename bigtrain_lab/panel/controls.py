@@ -3,7 +3,6 @@ its tooltip."""
 
 import math
 import weakref
-from bisect import bisect
 from collections.abc import Collection
 
 import traitlets
@@ -13,7 +12,7 @@ from ..core import Knob
 from . import widgets
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
-IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, out of view; the one to change
+IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, grey or folded away; the one to change
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 SAID = ("value", "index")  # of a control, what a browser says
@@ -56,8 +55,7 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
 
 def told(knob: Knob) -> str:
     """The knob's help, its unit and its range."""
-    bounded = None not in (knob.low, knob.high)
-    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if bounded else ""
+    ends = "" if None in (knob.low, knob.high) else f", {knob.low:,.13g} to {knob.high:,.13g}"
     return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 
@@ -204,8 +202,8 @@ class Graded(widgets.HBox):
     """A bounded number: a slider over round values, and a box that holds the very number.
 
     A slider in a browser moves a number that lies beside its steps onto one of them when it is
-    drawn: opening a panel would make a loss scale of 8,192 one of 7,943. So the slider here counts
-    positions; their values stay in Python. What is typed may lie between the positions.
+    drawn: opening a panel would make a loss scale of 8,192 one of 7,943. So the slider here chooses
+    among positions. What is typed may lie between them.
     """
 
     value = traitlets.Float()
@@ -216,10 +214,9 @@ class Graded(widgets.HBox):
     ):
         self._low, self._high = knob.low, knob.high
         self.positions = positions(knob, value)
-        self.slider = widgets.IntSlider(
-            0,
-            min=0,
-            max=len(self.positions) - 1,
+        self.slider = widgets.SelectionSlider(
+            options=[(f"{position:,.13g}", position) for position in self.positions],
+            value=value,
             readout=False,
             description=description,
             tooltip=tooltip,
@@ -238,8 +235,7 @@ class Graded(widgets.HBox):
         self.add_class("btl-graded")
         self.value = value
         traitlets.link((self, "value"), (self.box, "value"))
-        self._fit()
-        self.slider.observe(self._on_slide, "value")
+        self.slider.observe(self._on_slide, "index")
 
     @traitlets.validate("value")
     def _bounded(self, proposal) -> float:
@@ -248,15 +244,11 @@ class Graded(widgets.HBox):
     @property
     def _near(self) -> int:
         """The position next to the number."""
-        after = bisect(self.positions, self.value)
-        return min(
-            range(max(0, after - 1), min(after + 1, len(self.positions))),
-            key=lambda at: abs(self.positions[at] - self.value),
-        )
+        return min(range(len(self.positions)), key=lambda at: abs(self.positions[at] - self.value))
 
     @traitlets.observe("value")
     def _fit(self, _=None) -> None:
-        self.slider.value = self._near
+        self.slider.index = self._near
 
     def _on_slide(self, change) -> None:
         if change["new"] != self._near:  # else it only follows the number

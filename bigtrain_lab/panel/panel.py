@@ -302,7 +302,7 @@ class Panel(widgets.VBox):
             else ""
         )
         self.foot.why.value = trouble + table.why(
-            self._compared.sentences, self._compared.told_of(self.tabs.value)
+            self._compared.sentences, self._compared.told_of(self.tabs.value), made.description
         )
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
         self.foot.numbers.value = (

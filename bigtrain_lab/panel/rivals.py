@@ -19,7 +19,10 @@ class Rivals(Rows):
 
     def __init__(self, choose: Callable[[dict, bool], None], **traits):
         super().__init__(
-            lambda row, what: choose(self._settings[row], bool(what)), self._on_seen, **traits
+            lambda row, what: choose(self._settings[row], bool(what)),
+            self._on_seen,
+            html='<p class="btl-soft">Predicting all of them ...</p>',
+            **traits,
         )
         self._newest, self._wanted, self._shown = Newest(), None, None
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
@@ -35,21 +38,21 @@ class Rivals(Rows):
         prediction's own instance counts."""
         self._wanted, self._trace, self._pinned = experiment, trace, pinned
         if not self._seen:
-            return
-        if experiment is not self._shown:
+            if not experiment.tells_late:
+                self._list(experiment)
+                self._write(experiment)
+        elif experiment is not self._shown:
             self._shown, self.waiting = experiment, True
-            self.html = self.html or '<p class="btl-soft">Predicting all of them ...</p>'
             if self._found and experiment.tells_late:  # to find which rivals there are takes long
                 self._found = {name: row._replace(stale=True) for name, row in self._found.items()}
-                self._write()
+                self._write(experiment)
             known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
             self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:
-            self._write()
+            self._write(experiment)
 
-    def _predict(self, experiment, known: Trace | None) -> None:
-        """All rows, unless the settings move on, which is Overtaken; the trace of the first may be
-        known."""
+    def _list(self, experiment) -> dict[str, dict]:
+        """Rows of all rivals, still to be predicted; returns what each one sets."""
         settings, earlier = experiment.rivals(), self._found
         self._found = {
             name: earlier.get(name, table.Rival(name))._replace(
@@ -57,21 +60,26 @@ class Rivals(Rows):
             )
             for name, changes in settings.items()
         }
+        return settings
+
+    def _predict(self, experiment, known: Trace | None) -> None:
+        """All rows, unless the settings move on, which is Overtaken; the trace of the first may be
+        known."""
+        settings = self._list(experiment)
         now = experiment.model_dump().items()
         for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
             go_on()
             found = self._found[name] = rival(experiment, name, settings[name], known)
             if found.own:
-                self._write()
+                self._write(experiment)
                 time.sleep(0.15)  # who drags a slider moves on
 
     def _tell(self, _) -> None:
-        self._write()
+        self._write(self._shown)
         self.waiting = False
 
-    def _write(self) -> None:
-        made, trace, pinned, rows = (
-            self._shown,
+    def _write(self, made) -> None:
+        trace, pinned, rows = (
             self._trace,
             self._pinned,
             [*self._found.values()],

@@ -123,7 +123,7 @@ class Rival(NamedTuple):
     name: str
     own: bool = False
     trace: Trace | None = None
-    why: str = ""
+    why: str = "predicting ..."
     stale: bool = False
     settings: dict = {}
     pinned: bool = False
@@ -277,14 +277,18 @@ def against(row: report.Row, clock: str, stale: str) -> str:
     return f'<span class="btl-soft">{escape(report.gap(row.pinned, now))}</span>'
 
 
-def why(sentences: list[str], of: str = "") -> str:
-    """What is said of the whole comes first, and its first sentence is bold; then the ranks. `of`:
-    the clock that they are of, where another one is shown."""
-    told = [f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of) + [
-        f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
-        for at, s in enumerate(report.whole_first(sentences))
+def why(sentences: list[str], of: str = "", about: str = "") -> str:
+    """What is said of the whole comes first, and its first sentence is bold; then the ranks, then
+    what it is `about`. `of`: the clock that they are of, where another one is shown."""
+    told = [
+        *[f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of),
+        *(
+            f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
+            for at, s in enumerate(report.whole_first(sentences))
+        ),
+        *[f'<p class="btl-soft">{escape(about)}</p>'] * bool(about),
     ]
-    return f'<div class="btl-why">{"".join(told)}</div>' if sentences else ""
+    return f'<div class="btl-why">{"".join(told)}</div>' if told else ""
 
 
 def cell(amount: report.Amount | None) -> str:

@@ -103,21 +103,30 @@ def lab_server(folder: Path):
 
 def write_notebook(path: Path, cells: list[str]) -> Path:
     """A notebook of code cells."""
-    code = [
-        {
-            "cell_type": "code",
-            "id": f"cell-{i}",
-            "metadata": {},
-            "source": text,
-            "outputs": [],
-            "execution_count": None,
-        }
-        for i, text in enumerate(cells)
-    ]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     path.write_text(
         json.dumps(
-            {"cells": code, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+            {
+                "cells": [
+                    {
+                        "cell_type": "code",
+                        "id": f"cell-{i}",
+                        "metadata": {},
+                        "source": text,
+                        "outputs": [],
+                        "execution_count": None,
+                    }
+                    for i, text in enumerate(cells)
+                ],
+                "metadata": {
+                    "kernelspec": {
+                        "display_name": "Python 3",
+                        "language": "python",
+                        "name": "python3",
+                    }
+                },
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            }
         )
     )
     return path

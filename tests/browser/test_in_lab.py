@@ -37,8 +37,7 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
         )
         == []
     )
-    page.locator(".btl-player canvas").focus()
-    page.keyboard.press("p")
+    page.locator(".btl-player canvas").press("p")
     peak = page.get_by_role("region", name="what a rank holds at its peak")
     expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.38 MB in B9")
     peak.get_by_role("button", name="the next rank").click()
@@ -89,8 +88,7 @@ print('awake')""",
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
-    lab.slider("micro-batches").focus()
-    page.keyboard.press("ArrowRight")  # which the kernel hears after the cell
+    lab.slider("micro-batches").press("ArrowRight")  # which the kernel hears after the cell
     expect(page.locator(".btl-asked")).to_have_count(1)
     (lab.notebooks / "gate").touch()
     expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
@@ -125,12 +123,10 @@ def test_run_pin_run_again_and_reopen(lab):
     run.click()
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
     assert "measured equal" in lab.row("peak memory, rank 0")[3]
-    page.locator("button.btl-pin").focus()
-    page.keyboard.press("Enter")
+    page.locator("button.btl-pin").press("Enter")
     expect(results).to_contain_text("pinned (modelled)")
 
-    lab.slider("micro-batches").focus()
-    page.keyboard.press("ArrowRight")
+    lab.slider("micro-batches").press("ArrowRight")
     lab.until("clock", "value === 'predicted'")
     expect(results).to_contain_text("pinned: micro-batches 8, now 9")
     run.click()
@@ -143,13 +139,11 @@ def test_run_pin_run_again_and_reopen(lab):
     expect(page.locator(".btl-command code")).to_have_count(4)
     assert page.evaluate(CUT) == []
     lab.until("said", "value")  # "copied", or that the browser lets no page copy
-    page.get_by_role("button", name="History").focus()
-    page.keyboard.press(" ")
+    page.get_by_role("button", name="History").press(" ")
     listed = page.locator(".btl-past tr[data-row]")
     expect(listed.first).to_contain_text("micro-batches 9")
     assert page.evaluate(CUT) == []
-    listed.nth(1).focus()
-    page.keyboard.press("Enter")  # the run before
+    listed.nth(1).press("Enter")  # the run before
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
     expect(page.locator(".btl-status")).to_contain_text("reopened")
     expect(page.locator(".widget-readout").nth(1)).to_have_text("8")
@@ -192,6 +186,50 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
         shown.wait_for_function("() => document.images.length === 1 && document.images[0].complete")
         # not even then: the page's policy lets no such script run
         assert not shown.evaluate("'hacked' in window")
+
+
+def test_a_screen_reader_is_told_each_part_and_why_opens_at_its_first_line(lab):
+    page = lab.panel("lab.ipynb", call='panel = show("partition", fault="kill")\npanel')
+    vocabulary, rate = lab.slider("vocabulary"), lab.slider("learning-rate")
+    cut = page.locator(".widget-text", has_text="cut").locator("input")
+    for part, name, told in (
+        (vocabulary, "aria-valuetext", "2048"),
+        (rate, "aria-valuetext", "0.001"),
+        (lab.slider("rows, samples"), "aria-valuetext", "2 samples"),
+        (page.get_by_role("textbox", name="ranks", exact=True), "contenteditable", "true"),
+        (page.get_by_role("button", name="Run on 4 ranks", exact=True), "class", re.compile("run")),
+        (cut, "inert", ""),
+    ):
+        expect(part).to_have_attribute(name, told)
+    vocabulary.press("ArrowLeft")
+    expect(vocabulary).to_have_attribute("aria-valuetext", "1024")
+    page.get_by_label("partition").select_option("mine")
+    expect(cut).not_to_have_attribute("inert", "")
+    # after another tab was scrolled, and where it was scrolled itself before a run failed
+    for tab, press in (("more settings", "Why?"), ("Why?", "Run on 4 ranks")):
+        page.get_by_role("button", name=tab).click()
+        page.wait_for_function(
+            "pane => { pane.scrollTop = 9; return pane.scrollTop; }",
+            arg=page.query_selector(".btl-pane"),
+        )
+        page.get_by_role("button", name=press).click()
+        page.wait_for_function(
+            "told => document.querySelector('.btl-pane').scrollTop === 0"
+            " && document.querySelectorAll('.btl-pane .btl-trouble').length === told",
+            arg=int(tab == "Why?"),
+        )
+
+
+def test_a_collective_opens_at_its_first_round_and_plays_once(lab):
+    page = lab.panel("lab.ipynb", call='panel = show("all-reduce")\npanel')
+    lab.until("playing", "value === 'true'")
+    lab.slider("ranks").press("ArrowRight")
+    lab.until("playing", "value === 'false'")
+    assert lab.data("time") == "0"
+    page.emulate_media(reduced_motion="reduce")
+    lab.panel("lab.ipynb", call='panel = show("all-reduce")\npanel')
+    page.wait_for_timeout(1000)  # in which it would have begun
+    assert (lab.data("time"), lab.data("playing")) == ("0", "false")
 
 
 # -- the player ------------------------------------------------------------------------------------
@@ -288,8 +326,10 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
     for button in page.get_by_role("button", name="more settings").all():
         button.evaluate(CLICK)
     settings = sum(
-        len(e.knobs().keys() - e.idle_settings(e().model_dump())) for e in panels.values()
-    )  # those without effect are hidden
+        name not in e.idle_settings(e().model_dump()) or not knob.more  # else it is folded away
+        for e in panels.values()
+        for name, knob in e.knobs().items()
+    )
     expect(page.locator(".btl-controls > :visible:not(button)")).to_have_count(settings)
     assert page.evaluate(CUT) == []
     for at, experiment in enumerate(panels.values()):
@@ -298,8 +338,9 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
         for name in experiment.figures:
             if name in FIGURES and name not in PLAYED:
                 panel.get_by_role("button", name=name, exact=True).evaluate(CLICK)
-                of_a_run = name in ("exponents", "underflow", "learning")
-                expect(panel.locator(".js-plotly-plot .gtitle")).to_have_count(1 - of_a_run)
+                expect(panel.locator(".js-plotly-plot .gtitle")).to_have_count(
+                    name not in ("exponents", "underflow", "learning")  # which are of a run
+                )
         for tab in ("Numbers", "History", "Why?", "Copy command"):
             panel.get_by_role("button", name=tab, exact=True).evaluate(CLICK)
         expect(panel.locator(".btl-command code").first).to_have_text(  # no slider rounded its own

@@ -2,6 +2,7 @@
 schemes, and asks for nothing."""
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -39,9 +40,8 @@ class Opened(Watched):
         self.address, self.canvas = path.as_uri(), self.page.locator(".btl-player canvas")
         self.now, self.tip = self.page.locator(".btl-now"), self.page.locator(".btl-tip")
 
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
+    def press(self, key: str) -> None:
+        self.page.keyboard.press(key)
 
     def scrub(self, at: float) -> None:
         """Move the slider of time to this share of it."""
@@ -233,14 +233,14 @@ def test_a_phone_without_a_network_shows_all_of_it_in_the_browser_s_colours(open
         "() => Math.min(...document.querySelector('canvas').getContext('2d').getImageData(2, 2, 1,"
         " 1).data.slice(0, 3)) > 240"
     )
-    colour = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert colour == "rgb(255, 255, 255)"
+    assert "rgb(255, 255, 255)" == shown.page.evaluate(
+        "getComputedStyle(document.body).backgroundColor"
+    )
 
 
 def test_the_words_are_there_without_a_script(browser, exported):
-    context = browser.new_context(java_script_enabled=False)
-    shown = context.new_page()
-    shown.goto(exported.as_uri())
-    expect(shown.locator(".btl-results")).to_contain_text("step time")
-    expect(shown.locator("noscript")).to_be_visible()
-    context.close()
+    with closing(browser.new_context(java_script_enabled=False)) as context:
+        shown = context.new_page()
+        shown.goto(exported.as_uri())
+        expect(shown.locator(".btl-results")).to_contain_text("step time")
+        expect(shown.locator("noscript")).to_be_visible()

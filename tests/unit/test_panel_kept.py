@@ -32,8 +32,10 @@ def test_pin_keeps_the_prediction_where_nothing_ran(panel):
     before = panel.traces["predicted"]
     panel.bar.pin.click()
     panel.set(micro_batches=4)
-    amounts = panel.rows[0].pinned, panel.rows[0].predicted
-    assert amounts == (report.Amount(9, "slot"), report.Amount(15, "slot"))
+    assert (panel.rows[0].pinned, panel.rows[0].predicted) == (
+        report.Amount(9, "slot"),
+        report.Amount(15, "slot"),
+    )
     for words in (">pinned: micro-batches 2, now 4<", "pinned (predicted)", ">+66.7%<"):
         assert words in said(panel)
     now, own, alone = (
@@ -73,8 +75,9 @@ def three(tmp_path_factory):
     """A folder of three runs: a good one, one that failed, and the last; each began in a second of
     its own."""
     folder = tmp_path_factory.mktemp("kept") / "runs"
-    asked = (Waves(micro_batches=3), Waves(micro_batches=3, trouble="raise"), Waves())
-    for number, experiment in enumerate(asked):
+    for number, experiment in enumerate(
+        (Waves(micro_batches=3), Waves(micro_batches=3, trouble="raise"), Waves())
+    ):
         run = experiment.run(directory=folder / f"20260101T00000{number}Z-test-waves-0000")
         try:
             run.wait()
@@ -119,9 +122,8 @@ def test_a_star_lifts_a_run_and_delete_removes_its_directory(kept):
     assert listed(panel) == [last, failed, first] and "★" not in panel.foot.past.html
     press(panel, failed, "delete")
     assert listed(panel) == [last, first] and not failed.directory.exists()
-    going = last._replace(state="running")
     with pytest.raises(Impossible, match="goes on: stop it"):
-        going.delete()
+        last._replace(state="running").delete()
     assert last.directory.exists() and panel.experiment == Waves()
 
 
@@ -145,8 +147,14 @@ def test_choosing_reopens_settings_traces_and_failure(kept):
 def test_damaged_and_foreign_runs_say_why(kept):
     panel, (last, failed, first) = kept
     (first.directory / "settings.json").write_text("{")
-    asked = Waves(trouble="raise").model_dump()
-    tell(failed.directory, settings={**asked, "experiment": "test-waves", "colour": "red"})
+    tell(
+        failed.directory,
+        settings={
+            **Waves(trouble="raise").model_dump(),
+            "experiment": "test-waves",
+            "colour": "red",
+        },
+    )
     Path("runs/empty").mkdir()
     panel.foot.tabs.value = WHY
     panel.foot.tabs.value = HISTORY
@@ -154,8 +162,9 @@ def test_damaged_and_foreign_runs_say_why(kept):
     assert [past.state for past in found] == ["done", "failed", "damaged", "damaged"]
     for past in found[1:]:
         press(panel, past)
-        why = "test-waves has no setting 'colour'" if past is found[1] else past.told
-        assert panel.experiment is before and panel.problem.startswith(why)
+        assert panel.experiment is before and panel.problem.startswith(
+            "test-waves has no setting 'colour'" if past is found[1] else past.told
+        )
     press(panel, found[0])
     assert panel.problem == ""
 

@@ -68,7 +68,9 @@ def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monk
         "<b>全部是预测。</b>",
     )
     assert "总共有 27.3% 的 rank 时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
-    assert "of the ranks" in shown.foot.why.value and shown.run_button.description.endswith("ranks")
+    assert shown.run_button.description.endswith("ranks") and (
+        "of the ranks" in shown.foot.why.value and "a batch of" in shown.foot.why.value
+    )
 
 
 @pytest.mark.parametrize(

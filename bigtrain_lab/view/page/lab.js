@@ -78,7 +78,12 @@ function control(each) {
     input = element("input", "", "", { name, type: "range", min: 0, max: values.length - 1, step: 1 });
     input.value = values.indexOf(value);
   }
-  const tell = () => { told.textContent = kind === "range" ? Number(settings[name]).toLocaleString("en") : ""; };
+  const [, unit = ""] = label.split(/, |，/);
+  const tell = () => {
+    if (kind !== "range") return;
+    told.textContent = Number(settings[name]).toLocaleString("en");
+    setOnce(input, "aria-valuetext", `${told.textContent} ${unit}`.trim());  // not its place among the values
+  };
   const put = (to) => {
     settings[name] = to; tell();
     if (kind === "choice") input.selectedIndex = values.indexOf(to);

@@ -133,11 +133,39 @@ function onPointer(d, v, act) {
 }
 const scene_end = (v) => v.scene.end * 0.999;
 
-/** What a screen reader is told of a panel: the name of each slider, and which tab of a row is chosen. */
+function setOnce(part, name, value) { if (part && part.getAttribute(name) !== value) part.setAttribute(name, value); }
+
+/** A slider's value with its unit, where noUiSlider writes the place on the scale. */
+function sayValue(handle) {
+  const slider = handle.closest(".widget-slider"), readout = slider.querySelector(".widget-readout");
+  const [name, unit = ""] = slider.querySelector(".widget-label").textContent.split(/, |，/);
+  handle.dataset.said = `${readout.textContent} ${unit}`.trim();
+  setOnce(handle, "aria-label", name); setOnce(handle, "aria-valuetext", handle.dataset.said); setOnce(handle.closest(".btl-graded")?.querySelector("input"), "aria-label", name);
+  if (readout.isContentEditable) { setOnce(readout, "role", "textbox"); setOnce(readout, "aria-label", name); }
+}
+
+/** What a screen reader is told of a panel: sliders and their numbers, which tab of a row is chosen, what has no effect; an icon is no word. */
 function nameParts(panel) {
-  for (const handle of panel?.querySelectorAll(".noUi-handle") ?? [])
-    handle.setAttribute("aria-label", handle.closest(".widget-slider")?.querySelector(".widget-label")?.textContent ?? "");
-  for (const tab of panel?.querySelectorAll(".btl-tabs button") ?? []) tab.setAttribute("aria-pressed", tab.classList.contains("mod-active"));
+  for (const handle of panel?.querySelectorAll(".noUi-handle") ?? []) sayValue(handle);
+  for (const tab of panel?.querySelectorAll(".btl-tabs button") ?? []) setOnce(tab, "aria-pressed", String(tab.classList.contains("mod-active")));
+  for (const icon of panel?.querySelectorAll(".jupyter-button > i") ?? []) setOnce(icon, "aria-hidden", "true");
+  for (const label of panel?.querySelectorAll(".btl-controls label") ?? []) setOnce(label, "data-idle", spoken("no effect"));
+  for (const part of panel?.querySelectorAll(".btl-controls > * > :not(.widget-label)") ?? []) part.inert = part.parentNode.matches(".btl-idle");
+}
+
+/** Follow what changes in a panel: sliders, buttons, and the pane below, which opens at its first line. */
+function followParts(panel) {
+  const pane = panel.querySelector(".btl-pane");
+  const follow = new MutationObserver((changes) => {
+    const within = (part, inner) => [...part.addedNodes].some((node) => node.matches?.(inner) || node.querySelector?.(inner));
+    for (const { target } of changes)
+      if (target.matches(".noUi-handle") && target.getAttribute("aria-valuetext") !== target.dataset.said) sayValue(target);
+    if (changes.some((part) => part.target.matches(".btl-tabs button, .btl-controls > *") && part.attributeName === "class" || within(part, ":is(.noUi-handle,i)"))) nameParts(panel);
+    if (changes.some((part) => part.target.parentNode === pane && part.attributeName === "style" || pane.contains(part.target) && within(part, ".btl-trouble"))) pane.scrollTop = 0;
+  });
+  follow.observe(panel, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-valuetext", "class", "style"] });
+  nameParts(panel);
+  return follow;
 }
 
 // In JupyterLab an arrow key moves from cell to cell, and a list of runs or a menu beside this player must keep it.
@@ -152,7 +180,8 @@ function render({ model, el }) {
   learn(model.get("look").words);
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
   const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), unfolded: false, t: 0, from: 0, to: 1, lens: false, under: null };
-  let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, hidden = false, revision = 0, page = Infinity;
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  let playing = false, opening = true, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, hidden = false, revision = 0, page = Infinity;
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
@@ -210,7 +239,7 @@ function render({ model, el }) {
     d.canvas.setAttribute("aria-label", `${spoken(`${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}.`)} ${d.now.textContent}`);
   }
   function setPlaying(on) {
-    playing = on; last = since = 0;
+    playing = on; opening &&= on; last = since = 0;
     d.play.innerHTML = icon(on ? "pause" : "play"); d.play.title = spoken(on ? "pause (space)" : "play (space)");
     d.play.setAttribute("aria-label", d.play.title);
     d.now.setAttribute("aria-live", on ? "off" : "polite"); data.playing = on;
@@ -270,7 +299,7 @@ function render({ model, el }) {
   function load() {
     const old = v.scene, live = model.get("live");
     v.scene = readScene(model.get("data"), v.look, v.unfolded || live);
-    const opensAt = model.get("opens_at") ?? (v.scene?.chunks && !live && model.get("controls")?.length ? 0 : null);  // at their end all collectives look alike
+    const opensAt = model.get("opens_at") ?? (v.scene?.chunks && !live && !v.scene.unfinished && model.get("controls")?.length ? 0 : null);  // at their end all collectives look alike
     v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
     if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
@@ -285,7 +314,7 @@ function render({ model, el }) {
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
-    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.known; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
+    if (!same || live || opening || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = opensAt ?? v.scene.known; rested = opensAt === null; } else v.t = Math.min(v.t, v.scene.end);
     hidden = !resize();
     if (hidden) return;  // it is laid out when it is seen
     if (live && v.scene.plan.length && page < Infinity) {
@@ -309,7 +338,8 @@ function render({ model, el }) {
     const room = Math.floor(d.root.closest(".btl-panel")?.clientWidth ?? 0) - 24;
     if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
   };
-  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) size.observe(panel); nameParts(panel); }, 300);  // also where a figure stands in its place
+  let parts = null;
+  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) { size.observe(panel); parts = panel.querySelector(".btl-pane") && followParts(panel); } }, 300);  // also where a figure stands in its place
   const size = new ResizeObserver(() => {
     tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
@@ -320,9 +350,14 @@ function render({ model, el }) {
   });
   const theme = new MutationObserver(onTheme);
   readTheme(); load(); size.observe(d.root);
+  const seen = new IntersectionObserver((all) => {  // a collective opens at its first round, and plays once
+    if (!all.some((each) => each.isIntersecting)) return;
+    seen.disconnect();
+    if (v.scene?.chunks && v.t === 0 && !still.matches) setPlaying(true); else opening = false;
+  });
+  seen.observe(d.canvas);
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
   // A control sends its moves one at a time: the next waits until the kernel is through with those it has sent, its _pending_msgs (ipywidgets
   // tells them in no other way). A press does not wait, so it brings what all of them show, also where the kernel has heard a later move first.
   const controls = new Map(), onControl = (control) => { controls.delete(control.model_id); controls.set(control.model_id, control); };  // the last one moved last
@@ -346,8 +381,7 @@ function render({ model, el }) {
     setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
-  const onTab = ({ target }) => { if (target.closest?.(".btl-tabs")) setTimeout(() => nameParts(target.closest(".btl-panel")), 100); };
-  const onDocument = [["click", onTab], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
+  const onDocument = [["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
   for (const [what, then] of onDocument) document.addEventListener(what, then, true);
   onControls();
   const say = (text) => {
@@ -370,7 +404,7 @@ function render({ model, el }) {
   model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage); model.on("change:controls", onControls);
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
-    size.disconnect(); theme.disconnect(); cancelAnimationFrame(asked);
+    size.disconnect(); seen.disconnect(); theme.disconnect(); parts?.disconnect(); cancelAnimationFrame(asked);
     for (const [what, then] of onDocument) document.removeEventListener(what, then, true);
     for (const control of controls.values()) control.off("change", onControl);
     model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage); model.off("change:controls", onControls);
