@@ -54,6 +54,7 @@ class Checkpoint(OfGPT, OneDevice):
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")
     rivals_by: ClassVar[str] = "plan"
+    looks_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (
         "saved activations, peak",
         "work beside keep-all",

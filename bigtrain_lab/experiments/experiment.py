@@ -82,6 +82,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     relief: ClassVar[str] = ""
     lens: ClassVar[type[train.Lens]] = train.Lens  # what its program does while it trains
     tells_late: ClassVar[bool] = False  # its sentences and numbers take long: a panel draws first
+    looks_late: ClassVar[bool] = False  # what it finds inside actions too: a panel draws their ends
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     # Properties that are Impossible where settings do not fit each other: asked at once.
     must_exist: ClassVar[tuple[str, ...]] = ()
