@@ -365,8 +365,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Name -> the settings of a rival: the same training by each choice of one setting,
         `rivals_by`. The lens "rivals" sets their predictions side by side."""
         knob = self.knobs()[self.rivals_by]
-        values = knob.menu() or range(int(knob.low), int(knob.high) + 1)
-        return {f"{value}": {self.rivals_by: value} for value in values}
+        return {
+            f"{value}": {self.rivals_by: value}
+            for value in knob.menu() or range(int(knob.low), int(knob.high) + 1)
+        }
 
     def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Any:
         """What the figure of this name draws of a trace of these settings: the trace; a subclass
@@ -382,8 +384,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Sentences that say why the trace looks as it does: that a prediction does not fit into
         its devices, where the first NaN or infinity came from, and `why`. Of part of a run the
         last says nothing: it would explain the half as if it were the whole."""
-        why = [] if trace.settings.get("unfinished") else self.why(trace)
-        return [*self.excess(trace), *not_finite(trace), *why]
+        return [
+            *self.excess(trace),
+            *not_finite(trace),
+            *([] if trace.settings.get("unfinished") else self.why(trace)),
+        ]
 
     def excess(self, trace: Trace) -> list[str]:
         """That a prediction does not fit into its devices, in a sentence."""

@@ -349,8 +349,14 @@ class LargeBatch(Replicated):
 
     def updates_to_target(self, trace: Trace) -> int | None:
         """Of the first evaluation that reaches the target."""
-        found = zip(self.evaluated, samples(trace, ACCURACY))
-        return next((update for update, value in found if value >= self.target), None)
+        return next(
+            (
+                update
+                for update, value in zip(self.evaluated, samples(trace, ACCURACY))
+                if value >= self.target
+            ),
+            None,
+        )
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The small batch, and this one."""

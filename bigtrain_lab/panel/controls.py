@@ -56,8 +56,7 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
 
 def told(knob: Knob) -> str:
     """The knob's help, its unit and its range."""
-    bounded = None not in (knob.low, knob.high)
-    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if bounded else ""
+    ends = f", {knob.low:,.13g} to {knob.high:,.13g}" if None not in (knob.low, knob.high) else ""
     return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 

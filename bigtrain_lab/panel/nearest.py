@@ -62,9 +62,8 @@ def tell(found: Prediction) -> None:
             experiment, trace = found.experiment, found.trace
             if experiment.looks_late:
                 trace = experiment.memory.looked_into(trace)
-            sentences = experiment.explain(trace)
             found.column.update(report.column(experiment.quantities, trace))
-            found.sentences, found.trace = sentences, trace
+            found.sentences, found.trace = experiment.explain(trace), trace
             found.told.set()
 
 

@@ -96,9 +96,10 @@ class Panel(widgets.VBox):
             (bar.unpin, self.unpin),
         ):
             button.on_click(lambda _, act=act: act())
-        head = widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto"))
         return [
-            head.add_class("btl-top"),
+            widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto")).add_class(
+                "btl-top"
+            ),
             self.settings,
             self.answers,
             self.picture,
@@ -188,8 +189,11 @@ class Panel(widgets.VBox):
         go_on()
         try:
             tell(made)
-            late = made.experiment.looks_late
-            told = partial(self._on_prediction, made, {}) if late else self._tabulate
+            told = (
+                partial(self._on_prediction, made, {})
+                if made.experiment.looks_late
+                else self._tabulate
+            )
         except Exception as error:  # a class typed by a student may raise anything
             told = partial(self._on_prediction, raised(error), {})
         with self._lock:

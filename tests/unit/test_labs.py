@@ -128,8 +128,11 @@ def test_what_is_launched_at_once_costs_one_launch(function):
     pass; a large one's that of its bytes."""
 
     def step_s(compiler, rows):
-        asked = Compile(function=function, rows=rows, columns=rows, compiler=compiler)
-        return asked.predict().step_time
+        return (
+            Compile(function=function, rows=rows, columns=rows, compiler=compiler)
+            .predict()
+            .step_time
+        )
 
     assert step_s("cuda-graph", 64) <= step_s("ours", 64) < step_s("eager", 64)
     assert step_s("ours", 8192) < step_s("cuda-graph", 8192) <= step_s("eager", 8192)

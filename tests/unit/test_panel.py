@@ -202,8 +202,12 @@ def test_what_is_held_inside_actions_comes_when_the_hand_rests(monkeypatch):
     tell(made)
     assert made.trace.events == whole.events and panel.rows[0].predicted is not None
     panel.controls["budget"].value = 80.0
-    expected = panel.experiment.replace(budget=80.0).predict().events
-    until(lambda: panel.traces["predicted"].events == expected)
+    until(
+        lambda: (
+            panel.traces["predicted"].events
+            == panel.experiment.replace(budget=80.0).predict().events
+        )
+    )
 
 
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):

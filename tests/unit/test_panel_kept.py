@@ -32,8 +32,10 @@ def test_pin_keeps_the_prediction_where_nothing_ran(panel):
     before = panel.traces["predicted"]
     panel.bar.pin.click()
     panel.set(micro_batches=4)
-    amounts = panel.rows[0].pinned, panel.rows[0].predicted
-    assert amounts == (report.Amount(9, "slot"), report.Amount(15, "slot"))
+    assert (panel.rows[0].pinned, panel.rows[0].predicted) == (
+        report.Amount(9, "slot"),
+        report.Amount(15, "slot"),
+    )
     for words in (">pinned: micro-batches 2, now 4<", "pinned (predicted)", ">+66.7%<"):
         assert words in said(panel)
     now, own, alone = (
@@ -145,8 +147,14 @@ def test_choosing_reopens_settings_traces_and_failure(kept):
 def test_damaged_and_foreign_runs_say_why(kept):
     panel, (last, failed, first) = kept
     (first.directory / "settings.json").write_text("{")
-    asked = Waves(trouble="raise").model_dump()
-    tell(failed.directory, settings={**asked, "experiment": "test-waves", "colour": "red"})
+    tell(
+        failed.directory,
+        settings={
+            **Waves(trouble="raise").model_dump(),
+            "experiment": "test-waves",
+            "colour": "red",
+        },
+    )
     Path("runs/empty").mkdir()
     panel.foot.tabs.value = WHY
     panel.foot.tabs.value = HISTORY

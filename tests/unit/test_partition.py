@@ -40,9 +40,12 @@ def every_pipeline(pieces: int, devices: int, most_replicas: int):
 
 def every_time(pieces, stages, bytes_per_s):
     """Stages and links, slowest first."""
-    links = [passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first]
     return sorted(
-        [*(stage_time(pieces, stage, bytes_per_s) for stage in stages), *links], reverse=True
+        [
+            *(stage_time(pieces, stage, bytes_per_s) for stage in stages),
+            *(passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first),
+        ],
+        reverse=True,
     )
 
 

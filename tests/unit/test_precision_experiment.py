@@ -48,8 +48,9 @@ def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(run
     assert levels["bf16"].state_bytes == 18 * low + 16 * norms + steps
     assert levels["fp16-pure"].state_bytes == 8 * (low + norms) + steps
     asked, run = runs["fp16"]
-    kept = sum(asked.bytes[kind] for kind in ("weights", "master", "optimizer"))
-    assert checkpoint_bytes(run.trace("modelled")) == kept
+    assert checkpoint_bytes(run.trace("modelled")) == sum(
+        asked.bytes[kind] for kind in ("weights", "master", "optimizer")
+    )
 
 
 def test_the_forward_saves_less_in_half():
