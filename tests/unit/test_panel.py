@@ -266,8 +266,13 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
 
 def test_an_axis_that_does_not_begin_at_0_says_so():
     def drawn(name, *values):
-        told = [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)]
-        return curves({name: name}, Trace.of(told, "modelled"))
+        return curves(
+            {name: name},
+            Trace.of(
+                [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)],
+                "modelled",
+            ),
+        )
 
     assert ">from 3, not 0<" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
     assert ">60%<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">100%<" in fixed
@@ -398,8 +403,9 @@ def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
 def test_options_of_other_schedules_are_hidden(settings, idle):
     shown = show("pipeline")
     shown.set(**settings)
-    hidden = {name for name, made in shown.controls.items() if IDLE in made._dom_classes}
-    assert hidden == idle | {"fault_rank", "fault_at", "fault_factor"}
+    assert {name for name, made in shown.controls.items() if IDLE in made._dom_classes} == (
+        idle | {"fault_rank", "fault_at", "fault_factor"}
+    )
 
 
 @pytest.mark.parametrize(

@@ -338,8 +338,9 @@ def test_the_lesson_s_balanced_cut_has_the_shortest_step_of_all_84():
 def test_a_wrong_cut_is_refused_without_the_right_one():
     """The checkpoint of lesson 18 asks for it."""
     task = {"layers": 12, "vocabulary": 4096, "steps": 1}
-    slices = Partition(partition="balanced", **task).slices
-    answer = " ".join(str(last - first) for first, last in slices)
+    answer = " ".join(
+        str(last - first) for first, last in Partition(partition="balanced", **task).slices
+    )
     with pytest.raises(Impossible, match="as in 11 1 1 1") as refused:
         Partition(partition="mine", cut="4 3 3", **task)
     assert answer == "5 4 4 1" and answer not in str(refused.value)

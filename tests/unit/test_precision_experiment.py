@@ -101,8 +101,11 @@ def test_the_field_holds_each_levels_both_clocks(runs):
 def test_levels_are_drawn_with_a_cross_where_a_loss_is_no_number(runs):
     drawn = figure("levels", [run.trace("modelled") for _, run in runs.values()])
     assert [each.name for each in drawn.data if each.type == "scatter" and each.name] == list(runs)
-    crossed = re.findall(r"✕ <b>([\w-]+)</b>", " ".join(a.text for a in drawn.layout.annotations))
-    assert {*crossed} == {"fp16-no-masters"}
+    assert {
+        level
+        for each in drawn.layout.annotations
+        for level in re.findall(r"✕ <b>([\w-]+)</b>", each.text)
+    } == {"fp16-no-masters"}
     predicted = figure("levels", [asked.predict() for asked, _ in runs.values()])
     assert {each.type for each in predicted.data} == {"bar"}  # no curves
     with pytest.raises(Impossible, match="tells no level of precision"):

@@ -391,8 +391,9 @@ def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out(family):
 def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
     """Three ranks, all ready at 1 slot, send 10 bytes to rank 3 over 2-byte-a-slot links with alpha
     3."""
-    link = Link(alpha=3000, ticks=1000, bytes=2)
-    cost = Cost({"F": 1}, {"F": 10}, links={(r, 3): link for r in range(3)})
+    cost = Cost(
+        {"F": 1}, {"F": 10}, links={(r, 3): Link(alpha=3000, ticks=1000, bytes=2) for r in range(3)}
+    )
     message = [Action("F", r, 0) for r in range(3)]
     lanes = {(r, "compute"): (Compute((message[r],)), Send(3, message[r])) for r in range(3)}
     lanes[3, "compute"] = tuple(Recv(r, message[r]) for r in range(3))
