@@ -28,7 +28,7 @@ CACHES = (
     layered.dried,
     pipeline.run_slice,
     staleness.layer_run,
-    chain_weights.gpt_weights,
+    chain_weights.with_one_block,
     chain_weights.mlp_weights,
 )
 LABS = ()  # all

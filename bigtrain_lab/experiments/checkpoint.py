@@ -54,6 +54,7 @@ class Checkpoint(OfGPT, OneDevice):
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")
     rivals_by: ClassVar[str] = "plan"
+    looks_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (
         "saved activations, peak",
         "work beside keep-all",
@@ -180,8 +181,12 @@ class Checkpoint(OfGPT, OneDevice):
         """The shapes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
-            return list(models.chain_weights.repeated(pieces, self.layers))
+            return list(
+                models.chain_weights.repeated(
+                    [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)],
+                    self.layers,
+                )
+            )
         sizes = models.chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 

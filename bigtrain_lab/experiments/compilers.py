@@ -318,8 +318,10 @@ class Compile(OnOneRank):
         )
 
     def describe(self) -> str:
-        x = self.rows * self.columns * self.item
-        return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
+        return (
+            f"{self.function} of {self.rows:,} x {self.columns:,},"
+            f" {size(self.rows * self.columns * self.item)}, by {self.compiler}"
+        )
 
     @property
     def relief(self) -> str:

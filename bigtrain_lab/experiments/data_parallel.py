@@ -201,8 +201,9 @@ class DataParallel(Layered):
     @cached_property
     def alone_s(self) -> float:
         """The step of one replica."""
-        one = self.replace(replicas=1, fault="none", mistake="none")
-        return one.simulated(memory=False).step_time
+        return (
+            self.replace(replicas=1, fault="none", mistake="none").simulated(memory=False).step_time
+        )
 
     def speed_up(self, trace: Trace) -> float:
         return self.replicas * self.alone_s / trace.step_time

@@ -82,6 +82,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     relief: ClassVar[str] = ""
     lens: ClassVar[type[train.Lens]] = train.Lens  # what its program does while it trains
     tells_late: ClassVar[bool] = False  # its sentences and numbers take long: a panel draws first
+    looks_late: ClassVar[bool] = False  # what it finds inside actions too: a panel draws their ends
     mesh: ClassVar[Mesh | None] = None  # or a property: axes along which its ranks lie; None: one
     # Properties that are Impossible where settings do not fit each other: asked at once.
     must_exist: ClassVar[tuple[str, ...]] = ()
@@ -364,8 +365,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Name -> the settings of a rival: the same training by each choice of one setting,
         `rivals_by`. The lens "rivals" sets their predictions side by side."""
         knob = self.knobs()[self.rivals_by]
-        values = knob.menu() or range(int(knob.low), int(knob.high) + 1)
-        return {f"{value}": {self.rivals_by: value} for value in values}
+        return {
+            f"{value}": {self.rivals_by: value}
+            for value in knob.menu() or range(int(knob.low), int(knob.high) + 1)
+        }
 
     def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Any:
         """What the figure of this name draws of a trace of these settings: the trace; a subclass
@@ -381,8 +384,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Sentences that say why the trace looks as it does: that a prediction does not fit into
         its devices, where the first NaN or infinity came from, and `why`. Of part of a run the
         last says nothing: it would explain the half as if it were the whole."""
-        why = [] if trace.settings.get("unfinished") else self.why(trace)
-        return [*self.excess(trace), *not_finite(trace), *why]
+        return [
+            *self.excess(trace),
+            *not_finite(trace),
+            *([] if trace.settings.get("unfinished") else self.why(trace)),
+        ]
 
     def excess(self, trace: Trace) -> list[str]:
         """That a prediction does not fit into its devices, in a sentence."""

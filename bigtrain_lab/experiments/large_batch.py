@@ -38,9 +38,6 @@ SHAPES = (
     "norm",
     "sequence",
     "dtype",
-    "replicas",
-    "at_once",
-    "batch",
 )
 
 
@@ -315,16 +312,13 @@ class LargeBatch(Replicated):
     # -- theory ------------------------------------------------------------------------------------
 
     def stage_run(self, number: int, rehearsal: "train.Rehearsal") -> "train.Part":
-        return rehearsed(tuple(self.shaped.items()), self.members(self.shaped), rehearsal)
+        settled = tuple(self.shaped.items()), self.members(self.shaped), rehearsal
+        return train.along(rehearsed, settled, (self.rows,), (1,), (1,))
 
     @property
     def shaped(self) -> dict[str, Any]:
         """The settings of the dry run: those that decide shapes, for two replicas at most."""
-        return {name: getattr(self, name) for name in SHAPES} | {
-            "replicas": min(self.replicas, 2),
-            "at_once": self.rows,
-            "batch": max(BASE, self.rows * min(self.replicas, 2)),
-        }
+        return {name: getattr(self, name) for name in SHAPES} | {"replicas": min(self.replicas, 2)}
 
     @cached_property
     def lowered(self) -> Plan:
@@ -355,8 +349,14 @@ class LargeBatch(Replicated):
 
     def updates_to_target(self, trace: Trace) -> int | None:
         """Of the first evaluation that reaches the target."""
-        found = zip(self.evaluated, samples(trace, ACCURACY))
-        return next((update for update, value in found if value >= self.target), None)
+        return next(
+            (
+                update
+                for update, value in zip(self.evaluated, samples(trace, ACCURACY))
+                if value >= self.target
+            ),
+            None,
+        )
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The small batch, and this one."""
@@ -411,13 +411,14 @@ def rehearsed(
     settings: tuple[tuple[str, Any], ...],
     members: tuple[type, ...],
     rehearsal: "train.Rehearsal",
+    sizes: tuple[int],
 ) -> "train.Part":
     """The dry run of the model, on one of the replicas, without data. `members`: the classes that
-    the settings name."""
+    the settings name; `sizes`: the samples of a micro-batch."""
     lab = LargeBatch(**dict(settings))
-    text = (lab.rows, lab.sequence), torch.int64
-    image = (lab.rows, POINTS), getattr(torch, lab.dtype)
-    given = [image, ((lab.rows,), torch.int64)] if lab.task == "digits" else [text, text]
+    text = (*sizes, lab.sequence), torch.int64
+    image = (*sizes, POINTS), getattr(torch, lab.dtype)
+    given = [image, (sizes, torch.int64)] if lab.task == "digits" else [text, text]
     recipe = replace(
         lab.recipe,
         data=lambda number: tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in given),

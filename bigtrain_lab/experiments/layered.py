@@ -236,8 +236,10 @@ class Layered(OfGPT, Pipelined):
         plan = self.replicated
         if self.slices == 1:
             return plan
-        duplicates = range(plan.ranks) if self.further.get("sequence_parallel") else ()
-        sizes = {rank: self.duplicate_bytes(rank) for rank in duplicates}
+        sizes = {
+            rank: self.duplicate_bytes(rank)
+            for rank in (range(plan.ranks) if self.further.get("sequence_parallel") else ())
+        }
 
         def before_update(rank: int, batch: int) -> list:
             name = f"duplicates of batch {batch}"
@@ -374,8 +376,7 @@ def on_meta(
 ) -> techniques.weight_shapes.Shapes:
     """The weights of a piece of the model, or of its first slice, in the formats of a level of
     mixed precision; blocks are alike."""
-    alike = 1 if 1 < at < config.pieces - 1 else at
-    return shapes(config, alike, slices, slicing, level)
+    return shapes(config, 1 if 1 < at < config.pieces - 1 else at, slices, slicing, level)
 
 
 @kept

@@ -94,10 +94,10 @@ class OnHardware(Experiment):
         end of each."""
         return self.memory.held(self.ranks, self.counted)
 
-    def predict(self) -> Trace:
-        """Also what is held inside actions, where a ledger follows its runs."""
+    def predict(self, inside: bool = True) -> Trace:
+        """Also what is held `inside` actions, where a ledger follows its runs."""
         trace = super().predict()
-        return self.memory.looked_into(trace) if self.ledger else trace
+        return self.memory.looked_into(trace) if self.ledger and inside else trace
 
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""

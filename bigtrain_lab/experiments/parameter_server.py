@@ -409,9 +409,9 @@ def dried(shapes: tuple, server: int | None) -> train.DryRun:
             return
 
         def loss(number):
-            inputs = torch.empty(rows, POINTS, dtype=dtype, device=train.dry_run.META)
             return torch.nn.functional.cross_entropy(
-                model(inputs), torch.empty(rows, dtype=torch.int64, device=train.dry_run.META)
+                model(torch.empty(rows, POINTS, dtype=dtype, device=train.dry_run.META)),
+                torch.empty(rows, dtype=torch.int64, device=train.dry_run.META),
             )
 
         work = techniques.parameter_server.Worker(loss, [learnt])

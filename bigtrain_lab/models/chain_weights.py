@@ -8,6 +8,7 @@ from ..core.later import later, torch
 from ..order.recompute.plan import Chain
 from ..runtime.kept import kept
 from ..train.account import Work
+from ..train.forms import along
 from .config import GPTConfig
 
 with later():
@@ -19,18 +20,27 @@ with later():
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 
 
-@kept
 def gpt_weights(
     config: GPTConfig, rows: int, selective: bool = False
-) -> tuple[Chain, list[Work], list[Work]]:
+) -> tuple[Chain, tuple[Work, ...], tuple[Work, ...]]:
     """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids
     count as nothing: they are the caller's."""
-    if config.layers > 1:
-        chain, *works = gpt_weights(replace(config, layers=1), rows, selective)
-        return Chain(*(repeated(column, config.layers) for column in chain)), *(
-            repeated(each, config.layers) for each in works
-        )
-    ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=dry_run.META)
+    sizes, units = (rows, config.sequence, config.width, config.vocabulary), (1, 1, config.heads, 1)
+    settled = replace(config, layers=1, width=config.heads, sequence=1, vocabulary=1), selective
+    chain, *works = along(with_one_block, settled, sizes, (1, 2, 2, 1), units)
+    return Chain(*(repeated(column, config.layers) for column in chain)), *(
+        repeated(each, config.layers) for each in works
+    )
+
+
+@kept
+def with_one_block(
+    config: GPTConfig, selective: bool, sizes: tuple[int, ...]
+) -> tuple[Chain, tuple[Work, ...], tuple[Work, ...]]:
+    """The same of one block. `sizes`: rows, sequence, width, vocabulary."""
+    rows, sequence, width, vocabulary = sizes
+    config = replace(config, sequence=sequence, width=width, vocabulary=vocabulary)
+    ids = torch.empty(rows, sequence, dtype=torch.int64, device=dry_run.META)
     inside = checkpoint.selective if selective else None
     return chains.weights_of(
         lambda noise: chains.gpt_layers(
@@ -54,7 +64,7 @@ def uneven_widths(layers: int, width: int) -> list[int]:
 @kept
 def mlp_weights(
     layers: int, width: int, rows: int, dropout: float, dtype: str
-) -> tuple[Chain, list[Work], list[Work]]:
+) -> tuple[Chain, tuple[Work, ...], tuple[Work, ...]]:
     """As `gpt_weights`, of a model whose layers repeat after a round of SHAPE."""
     round_ = len(SHAPE)
     if layers > 2 * round_:

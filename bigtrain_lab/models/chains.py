@@ -73,7 +73,7 @@ def gpt_layers(
 
 def weights_of(
     layers_of: Callable, x: Tensor, targets: Tensor | None = None
-) -> tuple[Chain, list[Work], list[Work]]:
+) -> tuple[Chain, tuple[Work, ...], tuple[Work, ...]]:
     """What the layers weigh that are made for a noise, when x and the targets, which are the
     caller's, are not counted; and what each pass costs."""
     targets = x if targets is None else targets
@@ -100,7 +100,8 @@ def weights_of(
         backwards=(2,) * chain.layers,
     )
     return chain, *(
-        [dry.actions[str(Action(kind, at, 0))].work for at in range(chain.layers)] for kind in "FB"
+        tuple(dry.actions[str(Action(kind, at, 0))].work for at in range(chain.layers))
+        for kind in "FB"
     )
 
 

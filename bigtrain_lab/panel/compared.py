@@ -66,8 +66,9 @@ class Compared:
         taken."""
         self.begin(ran)
         self.traces |= traces
-        told = (order_of(trace.settings) for trace in traces.values())
-        self.order = next(filter(None, told), self.order)
+        self.order = next(
+            filter(None, (order_of(trace.settings) for trace in traces.values())), self.order
+        )
         self.columns |= {
             clock: report.column(ran.quantities, trace) for clock, trace in traces.items()
         }

@@ -4,8 +4,8 @@ number that was moved last."""
 import re
 import threading
 import time
+from dataclasses import dataclass
 from traceback import extract_tb
-from typing import NamedTuple
 
 from ..core import Impossible, Trace
 from ..order.plan import collector_paused
@@ -16,9 +16,11 @@ PATIENCE_S = 0.25
 ONCE = threading.RLock()
 
 
-class Prediction(NamedTuple):
+@dataclass(eq=False)
+class Prediction:
     """All that a panel shows of settings before they run. At first the column has the answers above
-    the picture alone; `tell` fills in all others and the sentences, and sets `told`."""
+    the picture alone, and the trace of a lab that looks late what is held where actions end. `tell`
+    fills in all others and the sentences, and sets `told`."""
 
     experiment: object
     trace: Trace
@@ -35,7 +37,7 @@ def attempt(first, settings: dict, whole: bool = True) -> Prediction | str:
     be. `whole`: with all that its lab says of it."""
     try:
         experiment = first.replace(**settings)
-        trace = experiment.predict()
+        trace = experiment.predict(inside=False) if experiment.looks_late else experiment.predict()
         shown = [] if experiment.tells_late else table.above(experiment)
         found = Prediction(
             experiment,
@@ -57,8 +59,11 @@ def tell(found: Prediction) -> None:
     """Fill in what its lab says of a prediction, once."""
     with ONCE:
         if not found.told.is_set():
-            found.sentences.extend(found.experiment.explain(found.trace))
-            found.column.update(report.column(found.experiment.quantities, found.trace))
+            experiment, trace = found.experiment, found.trace
+            if experiment.looks_late:
+                trace = experiment.memory.looked_into(trace)
+            found.column.update(report.column(experiment.quantities, trace))
+            found.sentences, found.trace = experiment.explain(trace), trace
             found.told.set()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import runtime
 from ..core import CLOCKS, Impossible, Trace
+from ..core.overtaken import WANTED, go_on
 from ..experiments import Experiment
 from ..view import report, table, words
 from . import history, widgets
@@ -95,9 +96,10 @@ class Panel(widgets.VBox):
             (bar.unpin, self.unpin),
         ):
             button.on_click(lambda _, act=act: act())
-        head = widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto"))
         return [
-            head.add_class("btl-top"),
+            widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto")).add_class(
+                "btl-top"
+            ),
             self.settings,
             self.answers,
             self.picture,
@@ -181,17 +183,22 @@ class Panel(widgets.VBox):
         self._act()
 
     def _tell(self, made: Prediction) -> None:
-        """Add sentences and numbers once the hand rests."""
+        """Add sentences and numbers once the hand rests; a hand that moves on ends it."""
+        WANTED.set(lambda: made is self._compared.prediction and not self.settings.predicting)
         time.sleep(PAUSE_S)
-        if made is self._compared.prediction and not self.settings.predicting:
-            try:
-                tell(made)
-                told = self._tabulate
-            except Exception as error:  # a class typed by a student may raise anything
-                told = partial(self._on_prediction, raised(error), {})
-            with self._lock:
-                if made is self._compared.prediction:
-                    told()
+        go_on()
+        try:
+            tell(made)
+            told = (
+                partial(self._on_prediction, made, {})
+                if made.experiment.looks_late
+                else self._tabulate
+            )
+        except Exception as error:  # a class typed by a student may raise anything
+            told = partial(self._on_prediction, raised(error), {})
+        with self._lock:
+            if made is self._compared.prediction:
+                told()
 
     @property
     def problem(self) -> str:
@@ -314,7 +321,8 @@ class Panel(widgets.VBox):
         that cannot be show nothing."""
         with self._lock:
             if not self._refusal:
-                tell(self._compared.prediction)
+                tell(made := self._compared.prediction)
+                self._compared.predict(made)
                 self._compared.pin(self.tabs.value)
                 self._fit_pinned()
 

@@ -160,8 +160,9 @@ class Picture(widgets.VBox):
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
         with; `plan`: what a run that goes on was predicted to do."""
         self._trace, self._note, self._live = trace, note, live
-        drawn = plan is not None and len(plan) <= DRAWN and comparable(trace, plan)
-        self._plan = plan if drawn else None
+        self._plan = (
+            plan if plan is not None and len(plan) <= DRAWN and comparable(trace, plan) else None
+        )
         self._describe(about)
         if made is not None:
             self._made = made
@@ -262,8 +263,13 @@ class Picture(widgets.VBox):
                 ),
             )
         elif whole:
-            pinned = None if self._live else self._pinned
-            self.player.show(trace, self._note, self._live, pinned=pinned, plan=self._plan)
+            self.player.show(
+                trace,
+                self._note,
+                self._live,
+                pinned=None if self._live else self._pinned,
+                plan=self._plan,
+            )
         if whole:
             return
         last = trace.steps - count + 1

@@ -113,7 +113,8 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
     own = all(getattr(experiment, setting) == value for setting, value in changes.items())
     made = table.Rival(name, own, settings=changes)
     try:
-        trace = own and known or experiment.replace(fault="none", **changes).predict()
-        return made._replace(trace=trace)
+        return made._replace(
+            trace=own and known or experiment.replace(fault="none", **changes).predict()
+        )
     except Exception as error:  # a class typed by a student may raise anything
         return made._replace(why=raised(error))

@@ -12,10 +12,12 @@ Without ZeRO the updates are alike too. Cost: a dry run of one rank, and under Z
 replica one of its updates.
 """
 
+from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cached_property, partial
 
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.optim import Optimizer
 
 from ..techniques.flat import Flat
@@ -90,23 +92,23 @@ class EveryReplica(Training):
         """Within, what is stepped, of a stage or of all, are the pieces of this replica, by its
         optimizers."""
         moved = self.stepped[stage] if replica else ()
-        before = [(piece, piece.data, piece.grad) for piece in moved]
+        before = [(piece, self.cuts[0][piece], piece.grad) for piece in moved]
         with self.rank.only(replica):
             self.optimizer_of = {
                 stage: each[replica] for stage, each in self.every.items() if each[replica:]
             }
-            for piece in moved:
-                put(piece, self.cuts[replica][piece], piece.grad)
+            put((piece, self.cuts[replica][piece], gradient) for piece, _, gradient in before)
             yield
-        for piece, elements, gradient in before:
-            put(piece, elements, gradient)
+        put(before)
         self.optimizer_of = {stage: each[0] for stage, each in self.every.items() if each}
 
 
-def put(piece: nn.Parameter, elements: Tensor, gradient: Tensor | None) -> None:
-    """Make the piece these elements, and its gradient as many of the same storage."""
-    piece.grad, piece.data = None, elements
-    if gradient is not None:
-        piece.grad = gradient.as_strided(
-            elements.shape, elements.stride(), elements.storage_offset()
-        ).as_subclass(type(gradient))
+def put(pieces: Iterable[tuple[nn.Parameter, Tensor, Tensor | None]]) -> None:
+    """Make each piece these elements, and its gradient as many of the same storage."""
+    with DisableTorchFunctionSubclass():  # a Piece asks at each question, in Python
+        for piece, elements, gradient in pieces:
+            piece.grad, piece.data = None, elements
+            if gradient is not None:
+                piece.grad = gradient.as_strided(
+                    elements.shape, elements.stride(), elements.storage_offset()
+                ).as_subclass(type(gradient))

@@ -71,8 +71,12 @@ def test_every_rank_has_the_naive_ring_s_bits(over, ranks, monkeypatch):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     for number, (numbers, dtype, _) in enumerate(cases(ranks)):
         if not dtype.is_floating_point:
-            addends = torch.stack([given(rank, numbers, dtype) for rank in range(ranks)])
-            assert torch.equal(expected[f"{number}"], addends.sum(0, dtype=dtype))
+            assert torch.equal(
+                expected[f"{number}"],
+                torch.stack([given(rank, numbers, dtype) for rank in range(ranks)]).sum(
+                    0, dtype=dtype
+                ),
+            )
 
 
 @pytest.mark.parametrize("mode", [{"record": False}, {"cost": {}}], ids=["plain", "modelled"])

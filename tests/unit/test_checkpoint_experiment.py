@@ -7,7 +7,7 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.checkpoint import Checkpoint
 from bigtrain_lab.experiments.depths import deepest, within
 from bigtrain_lab.models import GPTConfig
-from bigtrain_lab.models.chain_weights import gpt_weights
+from bigtrain_lab.models.chain_weights import gpt_weights, with_one_block
 from bigtrain_lab.order.recompute.plan import advances, peak_bytes
 from bigtrain_lab.order.recompute.plans.selective import selective_share, transformer_bytes
 
@@ -27,6 +27,10 @@ def test_what_selective_makes_again_is_attention_s_square_without_its_last_produ
         2 * 3 * 8 * 8 * 16,
         moved,
     )
+    for rows in (4, 7, 64):  # a slider's places are told by forms
+        assert gpt_weights(config, rows) == with_one_block.__wrapped__(
+            config, False, (rows, 8, 16, config.vocabulary)
+        )
 
 
 def test_four_times_deeper_in_the_same_memory():

@@ -94,8 +94,10 @@ def test_times_are_those_of_the_papers():
         hardware = Hardware(
             "plain", {"float32": 1}, inside=Hardware.named("rtx3090-pcie").inside, node_size=ranks
         )
-        cost = Cost({}, unit="s", ticks_per_unit=10**12, **hardware.prices(ranks))
-        return simulate(lower_collective(ALL[name](ranks), elements, 4), cost).makespan
+        return simulate(
+            lower_collective(ALL[name](ranks), elements, 4),
+            Cost({}, unit="s", ticks_per_unit=10**12, **hardware.prices(ranks)),
+        ).makespan
 
     size, alpha, rate = 373e6, 5e-6, 12e9
     for n in (4, 64):

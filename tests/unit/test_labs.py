@@ -23,7 +23,7 @@ from bigtrain_lab.experiments.compilers import (
     break_even,
 )
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
-from bigtrain_lab.experiments.large_batch import LargeBatch
+from bigtrain_lab.experiments.large_batch import LargeBatch, rehearsed
 from bigtrain_lab.experiments.layouts import Layouts
 from bigtrain_lab.experiments.parameter_server import ParameterServing
 from bigtrain_lab.experiments.staleness import Staleness
@@ -33,6 +33,7 @@ from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.techniques.tensor_parallel import Cut
+from bigtrain_lab.train.rehearsal import WHOLE
 from bigtrain_lab.view.figures import figure
 from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import column
@@ -128,8 +129,11 @@ def test_what_is_launched_at_once_costs_one_launch(function):
     pass; a large one's that of its bytes."""
 
     def step_s(compiler, rows):
-        asked = Compile(function=function, rows=rows, columns=rows, compiler=compiler)
-        return asked.predict().step_time
+        return (
+            Compile(function=function, rows=rows, columns=rows, compiler=compiler)
+            .predict()
+            .step_time
+        )
 
     assert step_s("cuda-graph", 64) <= step_s("ours", 64) < step_s("eager", 64)
     assert step_s("ours", 8192) < step_s("cuda-graph", 8192) <= step_s("eager", 8192)
@@ -213,10 +217,13 @@ def test_the_numbers_of_the_lesson_on_tensor_slicing():
     ]
     assert forward[1] == 4.5 * forward[0]
     said = " ".join(TensorSlicing(**TENSOR_SLICING_LARGE).explain(right))
-    told = "100.7 MB", "75.58 MB", "3,072 tokens", "49.15 kB", "524.3 MB", "10,667"
-    assert [number for number in told if number not in said] == []
-    wrongly = TensorSlicing(cut="row-column", **TENSOR_SLICING_LARGE)
-    assert "4.5 times the bytes" in " ".join(wrongly.explain(wrong))
+    assert all(
+        number in said
+        for number in ("100.7 MB", "75.58 MB", "3,072 tokens", "49.15 kB", "524.3 MB", "10,667")
+    )
+    assert "4.5 times the bytes" in " ".join(
+        TensorSlicing(cut="row-column", **TENSOR_SLICING_LARGE).explain(wrong)
+    )
 
 
 def test_a_part_is_found_by_its_numbers_and_no_other():
@@ -286,6 +293,14 @@ def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
         [0.25, 0.5, 1, 16 / 17, 1 / 17]
     )
     assert 0 < LargeBatch(batch=1024, samples=1024).rate(1) < LargeBatch(batch=1024).full_rate
+
+
+@pytest.mark.parametrize("settings", [{"norm": "batch"}, {"task": "text", "layers": 1}])
+def test_a_move_of_the_batch_is_told_by_forms_as_a_dry_run_tells_it(settings):
+    for batch in (32, 64, 128, 1024):
+        lab = LargeBatch(batch=batch, **settings)
+        settled = tuple(lab.shaped.items()), lab.members(lab.shaped), WHOLE
+        assert lab.stage_run(0, WHOLE) == rehearsed.__wrapped__(*settled, (batch,))
 
 
 # -- staleness -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from bigtrain_lab import (
     Trace,
     show,
 )
-from bigtrain_lab.core import Knob, Scalar
+from bigtrain_lab.core import Alive, Knob, Scalar
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
@@ -36,7 +36,7 @@ from bigtrain_lab.panel.controls import (
     positions,
     put,
 )
-from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.panel.nearest import attempt, nearest, tell
 from bigtrain_lab.panel.settings import Newest
 from bigtrain_lab.train.dry_run import dry_run
 from bigtrain_lab.view import report, table
@@ -190,6 +190,25 @@ def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, m
     )
 
 
+def test_what_is_held_inside_actions_comes_when_the_hand_rests(monkeypatch):
+    """Times and what is held where actions end are exact before."""
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)
+    panel = Panel("checkpoint", layers=3, steps=1, budget=60.0)
+    whole = panel.traces["predicted"]
+    made = attempt(panel.experiment, {}, whole=False)
+    ends = [e for e in whole.events if type(e) is not Alive and not getattr(e, "inside", False)]
+    assert [*made.trace.events] == ends != [*whole.events]
+    tell(made)
+    assert made.trace.events == whole.events and panel.rows[0].predicted is not None
+    panel.controls["budget"].value = 80.0
+    until(
+        lambda: (
+            panel.traces["predicted"].events
+            == panel.experiment.replace(budget=80.0).predict().events
+        )
+    )
+
+
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):
     panel.set(ranks=3, micro_batches=3, gate="never")
     panel.settings.defaults.click()
@@ -246,8 +265,13 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
 
 def test_an_axis_that_does_not_begin_at_0_says_so():
     def drawn(name, *values):
-        told = [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)]
-        return curves({name: name}, Trace.of(told, "modelled"))
+        return curves(
+            {name: name},
+            Trace.of(
+                [Scalar(0, "compute", "scalar", name, at, of) for at, of in enumerate(values)],
+                "modelled",
+            ),
+        )
 
     assert ">from 3, not 0<" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
     assert ">60%<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">100%<" in fixed

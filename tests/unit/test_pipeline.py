@@ -158,8 +158,10 @@ def test_what_a_backward_runs_again_has_the_weights_of_its_forward(kind):
             sgd,
             versions=lambda s, n: tuple(order.version(Action(kind, s, n)) for kind in "FB"),
         )
-    expected = [p.detach() for stage in alone for p in stage.parameters()]
-    assert close(learnt(kind, name, (4, 2), optimizer=sgd), expected)
+    assert close(
+        learnt(kind, name, (4, 2), optimizer=sgd),
+        [p.detach() for stage in alone for p in stage.parameters()],
+    )
 
 
 def test_a_weight_from_a_list_is_right_where_a_forward_has_the_newest_version():

@@ -48,8 +48,9 @@ def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(run
     assert levels["bf16"].state_bytes == 18 * low + 16 * norms + steps
     assert levels["fp16-pure"].state_bytes == 8 * (low + norms) + steps
     asked, run = runs["fp16"]
-    kept = sum(asked.bytes[kind] for kind in ("weights", "master", "optimizer"))
-    assert checkpoint_bytes(run.trace("modelled")) == kept
+    assert checkpoint_bytes(run.trace("modelled")) == sum(
+        asked.bytes[kind] for kind in ("weights", "master", "optimizer")
+    )
 
 
 def test_the_forward_saves_less_in_half():
@@ -100,8 +101,11 @@ def test_the_field_holds_each_levels_both_clocks(runs):
 def test_levels_are_drawn_with_a_cross_where_a_loss_is_no_number(runs):
     drawn = figure("levels", [run.trace("modelled") for _, run in runs.values()])
     assert [each.name for each in drawn.data if each.type == "scatter" and each.name] == list(runs)
-    crossed = re.findall(r"✕ <b>([\w-]+)</b>", " ".join(a.text for a in drawn.layout.annotations))
-    assert {*crossed} == {"fp16-no-masters"}
+    assert {
+        level
+        for each in drawn.layout.annotations
+        for level in re.findall(r"✕ <b>([\w-]+)</b>", each.text)
+    } == {"fp16-no-masters"}
     predicted = figure("levels", [asked.predict() for asked, _ in runs.values()])
     assert {each.type for each in predicted.data} == {"bar"}  # no curves
     with pytest.raises(Impossible, match="tells no level of precision"):

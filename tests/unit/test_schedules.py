@@ -94,8 +94,12 @@ COST = {"F": 1, "B": 2}
 @pytest.mark.parametrize("p,m", GRID)
 def test_1f1b_warms_up_then_alternates_then_drains(p, m):
     for r in range(p):
-        actions = [a for step in Schedule.named("1f1b")(p, m).steps(r) for a in step]
-        ran = [str(action) for action in actions if action.kind in "FB"]
+        ran = [
+            str(action)
+            for step in Schedule.named("1f1b")(p, m).steps(r)
+            for action in step
+            if action.kind in "FB"
+        ]
         kinds = [a[len(str(r))] for a in ran]
         w = min(m, p - r - 1)
         assert kinds == ["F"] * w + ["F", "B"] * (m - w) + ["B"] * w
@@ -161,8 +165,10 @@ def test_pipedream_without_stashing_uses_the_newest_weights(p, m):
 @pytest.mark.parametrize("v", [1, 2, 3, 4])
 @pytest.mark.parametrize("p,m", [(p, m) for p, m in GRID if m % p == 0])
 def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v):
-    cost = Cost({"F": Fraction(1, v), "B": Fraction(2, v)}, ticks_per_unit=1000 * v)
-    trace = simulate(Schedule.named("interleaved")(p, m, v), cost)
+    trace = simulate(
+        Schedule.named("interleaved")(p, m, v),
+        Cost({"F": Fraction(1, v), "B": Fraction(2, v)}, ticks_per_unit=1000 * v),
+    )
     assert [trace.idle(r) for r in range(p)] == pytest.approx([(p - 1) * 3 / v] * p, abs=1e-12)
     assert trace.bubble("window") == pytest.approx(trace.bubble(), abs=1e-12)
     if m > p:
@@ -385,8 +391,9 @@ def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out(family):
 def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
     """Three ranks, all ready at 1 slot, send 10 bytes to rank 3 over 2-byte-a-slot links with alpha
     3."""
-    link = Link(alpha=3000, ticks=1000, bytes=2)
-    cost = Cost({"F": 1}, {"F": 10}, links={(r, 3): link for r in range(3)})
+    cost = Cost(
+        {"F": 1}, {"F": 10}, links={(r, 3): Link(alpha=3000, ticks=1000, bytes=2) for r in range(3)}
+    )
     message = [Action("F", r, 0) for r in range(3)]
     lanes = {(r, "compute"): (Compute((message[r],)), Send(3, message[r])) for r in range(3)}
     lanes[3, "compute"] = tuple(Recv(r, message[r]) for r in range(3))
@@ -425,8 +432,12 @@ def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
         ),
         (0, "comm:dp"): (Wait("go"), Compute(work[2]), Launch("done")),
     }
-    starts = {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()}
-    assert starts == {"0F0": 0, "0F1": 1000, "0F2": 1000, "0F3": 2000}
+    assert {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()} == {
+        "0F0": 0,
+        "0F1": 1000,
+        "0F2": 1000,
+        "0F3": 2000,
+    }
 
 
 @pytest.mark.parametrize(

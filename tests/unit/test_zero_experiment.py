@@ -86,8 +86,10 @@ def test_in_mixed_precision_masters_are_shared_too_and_stage_3_gathers_half_weig
     assert held["master"] == held["gradients"] == 4 * P // 3 and held["weights"] == 2  # a nan
     assert asked.predict().bytes_sent(1) == 2 * zero_sent_bytes(2 * P, 3, 3)
     units = [2 * Flat([*stage.parameters()], 3, 0).length for stage in asked.stages.values()]
-    most = max(acted.after.get("weights", 0) for acted in dry.actions.values())
-    assert most == max(map(sum, pairwise(units))) + 2
+    assert (
+        max(acted.after.get("weights", 0) for acted in dry.actions.values())
+        == max(map(sum, pairwise(units))) + 2
+    )
 
 
 def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):

@@ -27,6 +27,7 @@ from ...core import Impossible, write_whole
 from ...experiments import Experiment
 from ...experiments.known import predicted
 from ...runtime import kept
+from ...train.forms import last_sizes
 from ...view import live
 from ...view.page import asset
 from .settings import settings
@@ -72,6 +73,7 @@ def make(lab: str) -> list[Path]:
         opened.clear()
         predicted.cache_clear()
         for changed in settings(cls):
+            last_sizes.cache_clear()  # a page has no numpy: each place has a dry run
             asked = live.defaults(cls) | changed
             with suppress(Impossible):  # the page says why
                 tell(cls, tuple(asked.items()), cls.members(asked))
