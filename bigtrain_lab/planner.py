@@ -192,16 +192,26 @@ def levels(acted: Acted, without: str = "") -> np.ndarray:
     return np.array([0, *np.trim_zeros(own, "f")])
 
 
-def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, list[Facts]]:
-    """By the name of each piece of a model with one block, its Facts of each size of a
-    micro-batch."""
-    run, held, messages = pieces.run_pieces(step, sizes, *way)
+def facts_of(
+    step: "pieces.Step",
+    sizes: Sequence[int],
+    slices: int,
+    sequence_parallel: bool,
+    recompute: Sequence[str],
+) -> dict[str, dict[str, list[Facts]]]:
+    """By each recompute, and the name of each piece of a model with one block, its Facts of each
+    size of a micro-batch."""
+    run, held, messages = pieces.run_pieces(step, sizes, slices, sequence_parallel, recompute)
+    count, last = len(sizes), len(recompute) * len(sizes) - 1
     return {
-        name: [
-            Facts.of(run, stage, number, len(sizes) - 1, own, messages[3 * number + stage])
-            for number in range(len(sizes))
-        ]
-        for stage, (name, own) in enumerate(zip(PIECES, held))
+        how: {
+            name: [
+                Facts.of(run, stage, number, last, own, messages[3 * number + stage])
+                for number in range(at * count, (at + 1) * count)
+            ]
+            for stage, (name, own) in enumerate(zip(PIECES, held))
+        }
+        for at, how in enumerate(recompute)
     }
 
 
@@ -275,14 +285,23 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
     level = None if precision == "none" else precision
     step, blocks, own = pieces.of_user(make, Optimizer.named(optimizer).at(0.1), level)
 
-    def run(sizes: tuple[int, ...], way: Way) -> dict[str, list[Facts]]:
+    recompute = "none", "full"
+
+    @cache
+    def run(sizes: tuple[int, ...]) -> dict[str, dict[str, list[Facts]]]:
         try:
-            return facts_of(step, sizes, way)
+            return facts_of(step, sizes, 1, False, recompute)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
-    dtype = LEVELS[level].format if level else own
-    return Job(blocks, cache(run), lambda tp, _: tp == 1, batch, dtype, ("none", "full"))
+    return Job(
+        blocks,
+        lambda sizes, way: run(sizes)[way.recompute],
+        lambda tp, _: tp == 1,
+        batch,
+        LEVELS[level].format if level else own,
+        recompute,
+    )
 
 
 def model_recipe(

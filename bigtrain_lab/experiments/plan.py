@@ -262,7 +262,9 @@ def job_of(
 ) -> "planner.Job":
     return planner.Job(
         config.layers,
-        partial(run_gpt, replace(config, layers=1), optimizer, level),
+        lambda sizes, way: run_gpt(
+            replace(config, layers=1), optimizer, level, recompute, sizes, *way[:2]
+        )[way.recompute],
         lambda tp, sequence: (
             not any(
                 size % tp for size in (config.heads, config.vocabulary, config.sequence * sequence)
@@ -279,10 +281,12 @@ def run_gpt(
     config: "models.GPTConfig",
     optimizer: "type[train.Optimizer]",
     level: str | None,
+    recompute: tuple[str, ...],
     sizes: tuple[int, ...],
-    way: "planner.Way",
-) -> "dict[str, list[planner.Facts]]":
-    """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
+    slices: int,
+    sequence_parallel: bool,
+) -> "dict[str, dict[str, list[planner.Facts]]]":
+    """The dry runs of the pieces of a GPT, with micro-batches of these sizes, by recompute."""
 
     def data(rows: int) -> tuple:
         ids, targets = (
@@ -309,7 +313,9 @@ def run_gpt(
             ("layers.0", "layers.2"),
         ),
         sizes,
-        way,
+        slices,
+        sequence_parallel,
+        recompute,
     )
 
 
@@ -317,7 +323,7 @@ def run_gpt(
 def published_search(step: Step) -> "planner.Search":
     """Of the training that was published, on the A100s of the profile, as Megatron-LM runs it."""
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
-    job = gpt_job(config, step.batch, precision="bf16", recompute=())
+    job = gpt_job(config, step.batch, precision="bf16")
     job = replace(job, run=partial(run_megatron, config, job.run))
     return planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
 

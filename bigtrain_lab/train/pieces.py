@@ -11,7 +11,7 @@ whose backward first brings it a gradient.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from ..core import Impossible, refuse
 from ..order import SLICES, Action
 from ..runtime.devices import built
 from ..runtime.memory import owned
+from ..runtime.memory.saved import replaced
 from ..techniques.checkpoint import checkpoint
 from ..techniques.checkpoint.inside import owners_of
 from ..techniques.mixed_precision import MixedPrecision
@@ -126,10 +127,12 @@ def run_pieces(
     sizes: Sequence[int],
     slices: int = 1,
     sequence_parallel: bool = False,
-    recompute: str = "none",
+    recompute: Sequence[str] = ("none",),
 ) -> tuple[DryRun, list[Held], list[int]]:
-    """The dry run of a step of each size, its actions named as of three stages; what each piece
-    holds, and the bytes of a message after it, size by size."""
+    """The dry run of a step of each size, with each recompute in turn, its actions named as of
+    three stages; what each piece holds, and the bytes of a message after it, step by step. Only the
+    first step and the last one update the weights."""
+    steps = [*product(recompute, sizes)]
     held: list[Held] = []
     messages: list[int] = []
 
@@ -178,15 +181,15 @@ def run_pieces(
             "selective": [(part, "core") for part in owners_of(block, "core")],
             "full": [(module.get_submodule(path), "forward") for path in (step.block, *step.again)],
         }
-        for part, method in again[recompute]:  # a call finds this before the class's own
-            vars(part)[method] = partial(checkpoint, getattr(part, method))
-        vars(block)["forward"] = partial(cut, block.forward)
         rank.watch(lambda: owned.named({"": module}, optimizers.values(), precision.masters))
         own: dict[int, list[nn.Parameter]] = {}
-        for number, rows in enumerate(sizes):
+        for number, (how, rows) in enumerate(steps):
             with rank.aside():
                 given, targets = step.data(rows)
-            with precision:
+            with precision, ExitStack() as around:
+                for part, method in again[how]:
+                    around.enter_context(replaced(part, method, partial(partial, checkpoint)))
+                around.enter_context(replaced(block, "forward", partial(partial, cut)))
                 enter("F", 0)
                 loss = step.loss(module(*given), targets, group) / 1  # micro-batch of an update
                 edges.append([(get_gradient_edge(loss), None)])
@@ -211,7 +214,8 @@ def run_pieces(
                         optimizers[stage] = step.optimizer([stepped[p] for p in own[stage]])
                     enter("U", stage)
                     if stage in optimizers:
-                        precision.step(optimizers[stage])
+                        if number in (0, len(steps) - 1):
+                            precision.step(optimizers[stage])
                         optimizers[stage].zero_grad()
                 spans.close()
         left = len(stepped) - len([*chain(*own.values())])
@@ -233,7 +237,7 @@ def run_pieces(
     run = dry_run(program, slices=slices)
     refuse(
         (
-            len(messages) != len(STAGES) * len(sizes),
+            len(messages) != len(STAGES) * len(steps),
             f"A forward calls {step.block} more or less than once: plan it by hand.",
         )
     )
