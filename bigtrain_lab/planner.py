@@ -443,7 +443,8 @@ class Search:
     def priced(self, plans: Sequence[Plan]) -> list[Planned]:
         """Of plans that are `Alike`."""
         alike = Alike(self, plans)
-        return [*map(Planned, plans, alike.seconds().tolist(), alike.bytes().tolist())]
+        found = alike.seconds(), alike.bytes()
+        return [*map(Planned, plans, *(each.ravel().tolist() for each in found))]
 
     def seconds(self, plan: Plan) -> float:
         """Of a step."""
@@ -459,8 +460,8 @@ class Search:
 
     @collector_paused()
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by this schedule, simulated piece by piece, with the messages of two
-        replicas at the price of all; one that halves backwards is refused. Beyond 3 pp
+        """Seconds of a step by this schedule, simulated piece by piece: one replica stands for
+        all, its messages at the price of all; one that halves backwards is refused. Beyond 3 pp
         micro-batches a step is affine in them."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         made = partial(Schedule.named(schedule), pp, **options)
@@ -480,7 +481,8 @@ class Search:
 
         def step(count: int) -> float:
             order = by_layers(made(micro_batches=count), layers)
-            lowered = with_replicas(order, 1, min(plan.dp, 2), stages, zero=plan.zero)
+            alone = plan.dp > 1
+            lowered = with_replicas(order, 1, 1, stages, zero=plan.zero, alone=alone)
             return simulate(lowered, cost).makespan
 
         if m <= 3 * pp:
@@ -492,7 +494,7 @@ class Search:
         """What the pieces of so many stages cost, the weights of each, and the pieces of each
         stage."""
         alike, numbers = Alike(self, [plan]), cut(self.job.blocks, count)
-        kinds = {name: alike.run(name) for name in PIECES}
+        kinds = {name: alike.run(name, plan.zero) for name in PIECES}
         names = [name for each in numbers for name, number in each for _ in range(number)]
         runs = [kinds[name] for name in names]
         shapes = {
@@ -503,8 +505,7 @@ class Search:
         }
         ends = [0, *accumulate(sum(number for _, number in each) for each in numbers)]
         links = {
-            (first + a, first + b): wire.link()
-            for first in (0, plan.pp)
+            (a, b): wire.link()
             for a, b in product(range(plan.pp), repeat=2)
             if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
         }
@@ -520,7 +521,7 @@ class Search:
                 kind: [getattr(run, of).item() for run in runs]
                 for kind, of in zip("FB", ("ahead", "back"))
             },
-            ring=alike.ring.seconds,
+            ring=cache(alike.ring(plan.zero).seconds),
         )
         stages = {at: shapes[name] for at, name in enumerate(names)}
         return cost, stages, [range(*each) for each in pairwise(ends)]
@@ -605,7 +606,7 @@ class Search:
             work[:2, 0] += [(apart * (of == at)).sum(0) for at in (0, 1)]
         return facts._replace(work=work, products=0)
 
-    def time(self, work: Iterable[float], tensors: int = 1) -> float:
+    def time(self, work: Iterable, tensors: int = 1) -> Any:
         return Work(*work).seconds(self.hardware, self.job.dtype, tensors)
 
     def run(self, name: str, way: Way, copying: bool) -> np.ndarray:
@@ -616,7 +617,7 @@ class Search:
         (forward, backward, _), none = facts.work, 0 * kept
         if copying:
             backward = backward + [none, 2 * gradients, tensors]
-        seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
+        seconds = np.array([*map(self.time, (forward, backward))])
         calls = sum(
             self.ring(range(way.tp), kind).seconds(called[:, 1], called[:, 0])
             for kind, called in zip(COLLECTIVES, facts.called.swapaxes(0, 1))
@@ -780,8 +781,8 @@ class Turn(NamedTuple):
 
 
 class Alike:
-    """Plans that differ in their rows, recompute and sequence parallelism alone. What their
-    replicas send:
+    """Plans of one product, which differ in rows, recompute, sequence parallelism and ZeRO: each
+    stage of ZeRO has the same others, in turn. What replicas send:
 
     ZeRO  messages                                         hidden by
     0     all-reduce of gradients, bucket by bucket        the last backward
@@ -790,35 +791,44 @@ class Alike:
     1, 2  all-gather of the new weights                    nothing
     3     all-gather of each piece's weights               the piece before it, each time
           reduce-scatter of its gradients                  the piece after it, in each backward
+
+    Seconds and bytes have a row for each stage of ZeRO.
     """
 
     def __init__(self, search: Search, plans: Sequence[Plan]):
-        self.search, (self.dp, self.pp, (self.tp, *_), _, self.zero) = search, plans[0]
+        self.search, (self.dp, self.pp, (self.tp, *_), *_) = search, plans[0]
+        self.zeros = [*dict.fromkeys(plan.zero for plan in plans)]
+        plans = plans[: len(plans) // len(self.zeros)]
         self.ways = [*dict.fromkeys(plan.way for plan in plans)]
         self.way = np.array([self.ways.index(plan.way) for plan in plans])
         self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
         self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
-        self.ring = search.ring(
-            range(0, self.dp * self.pp * self.tp, self.pp * self.tp),
-            "reduce_scatter" if self.zero else "all_reduce",
-        )
-        self.stages = cache(self.stages)
+        self.told, self.stages = cache(self.told), cache(self.stages)
 
-    def run(self, name: str) -> Run:
+    def ring(self, zero: int) -> Ring:
+        """Of the gradients."""
+        ranks = range(0, self.dp * self.pp * self.tp, self.pp * self.tp)
+        return self.search.ring(ranks, "reduce_scatter" if zero else "all_reduce")
+
+    def told(self, name: str, copying: bool) -> np.ndarray:
+        """What the search says of a piece, of each plan."""
+        values = [self.search.run(name, way, copying) for way in self.ways]
+        return np.array(values)[self.way, :, self.row].T
+
+    def run(self, name: str, zero: int) -> Run:
         """A piece of this name."""
-        values = [self.search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
-        updates = [self.search.update(name, way, self.dp if self.zero else 1) for way in self.ways]
-        told = np.array(values)[self.way, :, self.row].T
-        sizes, found = self.search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
-        if not self.zero:  # of gradients, which may be of another format
+        updates = [self.search.update(name, way, self.dp if zero else 1) for way in self.ways]
+        sizes = self.search.facts(name, self.ways[0]).sizes[:, 0]
+        found = Run(*self.told(name, self.dp > 1 and zero < 3), 0, ())
+        if not zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
         return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
 
-    def stages(self, count: int) -> list[Stage]:
-        """So many; of like pieces the same."""
+    def stages(self, zero: int) -> list[Stage]:
+        """Of like pieces the same."""
         one, shapes = (
-            {name: self.run(name) for name in PIECES},
-            cut(self.search.job.blocks, count),
+            {name: self.run(name, zero) for name in PIECES},
+            cut(self.search.job.blocks, self.pp),
         )
         found = {
             shape: Stage([one[name]._replace(count=count) for name, count in shape])
@@ -832,12 +842,15 @@ class Alike:
         """Of a step: the longest of some ways through it. All go with the first micro-batch through
         all stages and back. Then one goes to and fro between stage s and the last one, p - s
         micro-batches a time. Others stay at stage s, from its first backward to its last forward,
-        or from its first forward, or to its last backward. The first dim is the stage's."""
-        stages, pp, m = self.stages(self.pp), self.pp, self.micro_batches
-        turns = {stage: np.stack(np.broadcast_arrays(*self.turn(stage), m)) for stage in {*stages}}
-        told = Turn(*np.stack([turns[stage][:-1] for stage in stages], 1))
+        or from its first forward, or to its last backward. The dims are those of stages, of ZeRO and of plans."""
+        pp, m, stages = self.pp, self.micro_batches, self.stages(self.zeros[0])
+        told = Turn(*np.stack([*map(self.turns, self.zeros)], 2))
         hops = np.array([self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0 * m])
-        both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None]
+        both, few, hops = (
+            told.forward + told.backward,
+            np.arange(pp, 0, -1)[:, None, None],
+            hops[:, None],
+        )
         others = np.minimum(few, m) - 1  # micro-batches that go in before the first comes back
         rounds = m - 1 - others
         behind = np.cumsum((both + 2 * hops)[::-1], 0)[::-1] - both + told.turn[-1]
@@ -860,36 +873,45 @@ class Alike:
         wire = self.search.hardware.wire(s * self.tp, (s + 1) * self.tp)
         return wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
 
-    def turn(self, stage: Stage) -> Turn:
+    def turns(self, zero: int) -> np.ndarray:
+        """The Turn of each stage; the first dim is that of its numbers."""
+        stages, like = self.stages(zero - (zero == 2)), self.micro_batches  # 2 has those of 1
+        found = {
+            stage: np.stack(np.broadcast_arrays(*self.turn(stage, zero), like)[:-1])
+            for stage in {*stages}
+        }
+        return np.stack([found[stage] for stage in stages], 1)
+
+    def turn(self, stage: Stage, zero: int) -> Turn:
         """By the table of messages."""
-        after = stage.total("update")
-        if self.zero in (1, 2):
-            after = after + self.ring.seconds(np.array(stage.buckets)[:, 1]).sum()
+        after, ring = stage.total("update"), self.ring(zero)
+        if zero in (1, 2):
+            after = after + ring.seconds(np.array(stage.buckets)[:, 1]).sum()
         if self.dp == 1:
             return Turn(stage.forward, stage.forward, stage.backward, stage.backward, after)
         ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
-        return ways[self.zero](stage, after)
+        return ways[zero](stage, ring, after)
 
-    def last_hides(self, stage: Stage, after: Any) -> Turn:
+    def last_hides(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """A bucket leaves the last backward when it is full. Work is slower once the first has
         left."""
-        quick, full, takes = self.sent(stage)
+        quick, full, takes = self.sent(stage, ring)
         backward = stage.total("back") - quick
         arrived = np.max(full - quick + np.cumsum(takes[::-1], 0)[::-1], 0)
         left = np.maximum(0, arrived - backward)
         return Turn(stage.forward, stage.forward, stage.backward, backward, after + left)
 
-    def each_hides(self, stage: Stage, after: Any) -> Turn:
+    def each_hides(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """A bucket waits until the one before has arrived, and so does the backward. The last
         travels beside the next forward and what leads to a bucket. The first backward is `quick`
         until then."""
-        quick, full, takes = self.sent(stage)
+        quick, full, takes = self.sent(stage, ring)
         backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
         ahead, after = stage.total("ahead"), after + takes[-1]
         begin = np.maximum(0, takes[-1] - full[0] - ahead)
         return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
 
-    def sent(self, stage: Stage) -> tuple[Any, Any, Any]:
+    def sent(self, stage: Stage, ring: Ring) -> tuple[Any, Any, Any]:
         """By how much a backward is quicker before a bucket leaves; when each is full in one that
         is not, and how long it takes. The first dim is the bucket's."""
         ends, sizes = np.array(stage.buckets).T
@@ -899,12 +921,12 @@ class Alike:
             for name in ("back", "backward")
         )
         quick = (back - backward)[: ends[0] + 1].sum(0)
-        return quick, np.cumsum(back, 0)[ends], self.ring.seconds(sizes)[:, None]
+        return quick, np.cumsum(back, 0)[ends], ring.seconds(sizes)[:, None]
 
-    def pieces_hide(self, stage: Stage, after: Any) -> Turn:
+    def pieces_hide(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
         the one after it. Nothing hides the first weights of a forward or backward."""
-        takes = [0.0, *(self.ring.seconds(unit.weights) for unit in stage.units), 0.0]
+        takes = [0.0, *(ring.seconds(unit.weights) for unit in stage.units), 0.0]
         forward = backward = 0.0
         for unit, below, above in zip(stage.units, takes, takes[2:]):
             forward = forward + unit.count * np.maximum(unit.ahead, above)
@@ -921,7 +943,7 @@ class Alike:
     def bytes(self) -> np.ndarray:
         """Of the fullest device, at its peak: in the first backward, before which no gradient is
         there, or in a later one. Of equal stages the first holds most."""
-        stages, m, found = self.stages(self.pp), self.micro_batches, []
+        stages, m, found = self.stages(self.zeros[0]), self.micro_batches, []
         for stage in dict.fromkeys(stages):
             alive = np.minimum(m, self.pp - stages.index(stage))
             later = self.peak(stage, np.minimum(m - 1, alive), again=True)
@@ -939,23 +961,25 @@ class Alike:
         bucket = np.minimum(largest, weights)
         several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
         buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
-        whole, standing, updated = (  # weights; gradients in a backward, and in the update
+        # weights; gradients in a backward, and in the update; by the stage of ZeRO
+        table = (
             (weights, gradients * (not growing), gradients),
             (weights, weights, pieces + np.where(masters, weights, weights - pieces)),
             (weights, pieces * (again & several) + buckets, pieces),
             (np.where(masters, 0, weights // dp), pieces * again, pieces),
-        )[self.zero]
-        kept, new, most = alive * stage.kept, 0, 0
+        )
+        whole, standing, updated = np.array(table)[self.zeros].swapaxes(0, 1)
+        zero, kept, new, most = np.array(self.zeros)[:, None], alive * stage.kept, 0, 0
         beside = [0, *(unit.weights for unit in units), 0]
         for unit, below, above in reversed([*zip(units, beside, beside[2:])]):
             inside = np.where(growing, unit.first, unit.again)
-            if self.zero == 3:  # its weights, those gathered ahead, and gradients that still leave
-                inside = np.minimum(unit.first, unit.again + unit.weights)
-                inside = np.maximum(inside, 2 * unit.weights - unit.kept)
-                inside = inside + unit.weights + below + above
+            # at stage 3 its weights, those gathered ahead, and gradients that still leave
+            alone = np.minimum(unit.first, unit.again + unit.weights)
+            alone = np.maximum(alone, 2 * unit.weights - unit.kept)
+            inside = np.where(zero == 3, alone + unit.weights + below + above, inside)
             most = np.maximum(most, kept + new * growing + inside)
             kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients
-        sharers = dp if self.zero else 1
+        sharers = np.where(zero, dp, 1)
         update = updated + np.max([unit.most for unit in units], 0) // sharers
         most = np.maximum(most + standing, update)
         return whole + stage.total("others") // sharers + most
@@ -973,7 +997,7 @@ def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[
     search = Search(job, hardware, devices, on_device=on_device)
     alike: dict[tuple[int, ...], list[Plan]] = defaultdict(list)
     for plan in search.plans():
-        alike[plan.pp, plan.way.tp, plan.zero].append(plan)
+        alike[plan.pp, plan.way.tp].append(plan)
     return sorted(
         chain.from_iterable(map(search.priced, alike.values())), key=lambda each: each[1:]
     )

@@ -121,7 +121,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 lane.wait(posted[what])
                 continue
             if kind is Together:
-                if len(op.ranks) == 1:
+                if len(op.ranks) == 1 and not cost.collective(op.kind, op.bytes, op.ranks):
                     continue
                 what = (op, lane_name)
                 issues = posted.setdefault(what, {})

@@ -89,13 +89,13 @@ def test_equal_pieces_are_one_times_their_number(zero):
         link = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
         search = Search(gpt_job(lab.config, 8), replace(lab.profile, **link), 2)
         alike = Alike(search, [Plan(2, 1, Way(), 1, zero)])
-        (stage,) = alike.stages(1)
+        (stage,) = alike.stages(zero)
         single = Stage([run._replace(count=1) for run in stage.runs for _ in range(run.count)])
         assert [run.count for run in stage.runs] == [1, 24, 1] and len(single.runs) == 26
         for alive, again in ((1, False), (3, True)):
             own, told = (alike.peak(each, alive, again) for each in (stage, single))
             assert own == told
-        for own, told in zip(alike.turn(stage), alike.turn(single)):
+        for own, told in zip(alike.turn(stage, zero), alike.turn(single, zero)):
             assert own == pytest.approx(told)
 
 
