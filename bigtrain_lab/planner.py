@@ -355,9 +355,8 @@ class Search:
             raise Impossible(f"{devices} devices train nothing: take at least one.")
         self.job, self.hardware, self.devices, self.on_device = job, hardware, devices, on_device
         self.memory_bytes = memory_bytes or hardware.memory_bytes
-        self.facts, self.run, self.update, self.ring = map(
-            cache, (self.facts, self.run, self.update, self.ring)
-        )  # each is asked once for the same
+        # each is asked once for the same
+        self.facts, self.run, self.ring = map(cache, (self.facts, self.run, self.ring))
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
 
     @property
@@ -631,18 +630,13 @@ class Search:
             ]
         )
 
-    def update(self, name: str, way: Way, sharers: int) -> float:
-        """Seconds of a piece's update, of which each of so many replicas does its share."""
-        facts = self.facts(name, way)
-        flops, moved, operators = facts.work[2, :, 0].tolist()
-        return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-1, 0]))
-
     def ring(self, ranks: range, kind: str) -> "Ring":
         """What a Cost charges a collective of these ranks, in each of its ways."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
+        links = {wire: wire.link() for wire in {*wires.values()} if wire}
         prices = hardware.prices(1) | {
-            "links": {pair: wire.link() for pair, wire in wires.items() if wire}
+            "links": {pair: links[wire] for pair, wire in wires.items() if wire}
         }
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
@@ -817,12 +811,15 @@ class Alike:
 
     def run(self, name: str, zero: int) -> Run:
         """A piece of this name."""
-        updates = [self.search.update(name, way, self.dp if zero else 1) for way in self.ways]
-        sizes = self.search.facts(name, self.ways[0]).sizes[:, 0]
+        facts, sharers = [self.search.facts(name, way) for way in self.ways], self.dp if zero else 1
+        flops, moved, operators = np.array([each.work[2, :, 0] for each in facts]).T
+        shared = flops // sharers, moved // sharers, operators
+        update = self.search.time(shared, int(facts[0].held[-1, 0]))
+        sizes = facts[0].sizes[:, 0]
         found = Run(*self.told(name, self.dp > 1 and zero < 3), 0, ())
         if not zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
-        return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
+        return found._replace(update=update[self.way], sizes=tuple(sizes.tolist()))
 
     def stages(self, zero: int) -> list[Stage]:
         """Of like pieces the same."""

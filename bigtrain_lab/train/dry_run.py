@@ -149,7 +149,9 @@ class DryRank:
         for journal in self._journals:
             journal.begin(name)
         yield
-        ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
+        look = not self._hooked or kind not in "AB" and not in_backward()
+        ledger.end(look=look)
+        self._loaded &= not look
         for journal in self._journals:
             work = self._operators.work() - self._done
             journal.end(name, work, began, tuple(self._operators.products[first:]))

@@ -184,13 +184,13 @@ def run_pieces(
         rank.watch(lambda: owned.named({"": module}, optimizers.values(), precision.masters))
         own: dict[int, list[nn.Parameter]] = {}
         for number, (how, rows) in enumerate(steps):
-            with rank.aside():
-                given, targets = step.data(rows)
             with precision, ExitStack() as around:
                 for part, method in again[how]:
                     around.enter_context(replaced(part, method, partial(partial, checkpoint)))
                 around.enter_context(replaced(block, "forward", partial(partial, cut)))
                 enter("F", 0)
+                with rank.aside():
+                    given, targets = step.data(rows)
                 loss = step.loss(module(*given), targets, group) / 1  # micro-batch of an update
                 edges.append([(get_gradient_edge(loss), None)])
                 messages.append(0)
@@ -200,11 +200,11 @@ def run_pieces(
                     enter("B", stage)
                     if ends := [edge for edge, _ in edges.pop() if edge]:
                         torch.autograd.backward(ends, gradient)
+                    with rank.aside():
+                        gradient = [torch.empty_like(x) for edge, x in edges[-1] if edge]
                     spans.close()
                     for _, x in edges[-1]:
                         x.grad = None
-                    with rank.aside():
-                        gradient = [torch.empty_like(x) for edge, x in edges[-1] if edge]
                     seen = {*chain(*own.values())}
                     own.setdefault(
                         stage, [p for p in stepped if stepped[p].grad is not None and p not in seen]
@@ -212,10 +212,11 @@ def run_pieces(
                 for stage in STAGES:
                     if number == 0 and own[stage]:
                         optimizers[stage] = step.optimizer([stepped[p] for p in own[stage]])
-                    enter("U", stage)
-                    if stage in optimizers:
-                        if number in (0, len(steps) - 1):
+                    if number in (0, len(steps) - 1):
+                        enter("U", stage)
+                        if stage in optimizers:
                             precision.step(optimizers[stage])
+                    if stage in optimizers:
                         optimizers[stage].zero_grad()
                 spans.close()
         left = len(stepped) - len([*chain(*own.values())])
