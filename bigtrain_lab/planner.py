@@ -839,7 +839,8 @@ class Alike:
         """Of a step: the longest of some ways through it. All go with the first micro-batch through
         all stages and back. Then one goes to and fro between stage s and the last one, p - s
         micro-batches a time. Others stay at stage s, from its first backward to its last forward,
-        or from its first forward, or to its last backward. The dims are those of stages, of ZeRO and of plans."""
+        or from its first forward, or to its last backward. The dims are those of stages, of ZeRO
+        and of plans."""
         pp, m, stages = self.pp, self.micro_batches, self.stages(self.zeros[0])
         told = Turn(*np.stack([*map(self.turns, self.zeros)], 2))
         hops = np.array([self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0 * m])

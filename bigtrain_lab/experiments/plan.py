@@ -260,11 +260,15 @@ def job_of(
     level: str | None,
     recompute: tuple[str, ...],
 ) -> "planner.Job":
+    one = replace(config, layers=1)
+
+    def run(sizes: tuple[int, ...], way: "planner.Way") -> "dict[str, list[planner.Facts]]":
+        hows = recompute if way.recompute in recompute else (way.recompute,)
+        return run_gpt(one, optimizer, level, hows, sizes, *way[:2])[way.recompute]
+
     return planner.Job(
         config.layers,
-        lambda sizes, way: run_gpt(
-            replace(config, layers=1), optimizer, level, recompute, sizes, *way[:2]
-        )[way.recompute],
+        run,
         lambda tp, sequence: (
             not any(
                 size % tp for size in (config.heads, config.vocabulary, config.sequence * sequence)
