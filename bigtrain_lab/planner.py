@@ -68,6 +68,7 @@ NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no ra
 # The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
 TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
 OVER = 1.03  # times a plan's simulation: no more is its closed form
+ROOM = 0, 0, 2  # work of making a bucket: its padding, which has no bytes, is set to 0
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
 
 
@@ -476,7 +477,7 @@ class Search:
                 f"{whole.stages} stages need as many blocks, and there are fewer.",
             ),
         )
-        cost, stages, layers = self.cost_of(plan, whole.stages)
+        cost, stages, layers = self.cost_of(plan, whole)
 
         def step(count: int) -> float:
             order = by_layers(made(micro_batches=count), layers)
@@ -489,10 +490,11 @@ class Search:
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
 
-    def cost_of(self, plan: Plan, count: int) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
-        """What the pieces of so many stages cost, the weights of each, and the pieces of each
-        stage."""
-        alike, numbers = Alike(self, [plan]), cut(self.job.blocks, count)
+    def cost_of(
+        self, plan: Plan, order: Schedule
+    ) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
+        """What the pieces cost, the weights of each, and the pieces of each stage of the order."""
+        alike, numbers = Alike(self, [plan]), cut(self.job.blocks, order.stages)
         kinds = {name: alike.run(name, plan.zero) for name in PIECES}
         names = [name for each in numbers for name, number in each for _ in range(number)]
         runs = [kinds[name] for name in names]
@@ -503,6 +505,15 @@ class Search:
             for name, run in kinds.items()
         }
         ends = [0, *accumulate(sum(number for _, number in each) for each in numbers)]
+        layers, slow = [range(*each) for each in pairwise(ends)], self.hardware.overlap_slowdown
+        for rank in range(order.ranks) if plan.zero == 2 else ():
+            own = [
+                n for at, each in enumerate(layers) if order.rank_of(at, 0) == rank for n in each
+            ]
+            for begun, *_ in Stage([runs[n] for n in own]).buckets:
+                at = own[-1 - begun]
+                room, (_, backward, _, back) = runs[at].room, runs[at][:4]
+                runs[at] = runs[at]._replace(backward=backward + room, back=back + slow * room)
         links = {
             (a, b): wire.link()
             for a, b in product(range(plan.pp), repeat=2)
@@ -523,7 +534,7 @@ class Search:
             ring=cache(alike.ring(plan.zero).seconds),
         )
         stages = {at: shapes[name] for at, name in enumerate(names)}
-        return cost, stages, [range(*each) for each in pairwise(ends)]
+        return cost, stages, layers
 
     # -- what would move a plan --------------------------------------------------------------------
 
@@ -617,6 +628,7 @@ class Search:
         if copying:
             backward = backward + [none, 2 * gradients, tensors]
         seconds = np.array([*map(self.time, (forward, backward))])
+        room = self.time(backward + np.array(ROOM)[:, None]) - seconds[1]
         calls = sum(
             self.ring(range(way.tp), kind).seconds(called[:, 1], called[:, 0])
             for kind, called in zip(COLLECTIVES, facts.called.swapaxes(0, 1))
@@ -625,7 +637,7 @@ class Search:
             [
                 *seconds + calls,
                 *slow * seconds + calls,
-                *(facts.first, facts.again, facts.update, kept + self.on_device * message),
+                *(room, facts.first, facts.again, facts.update, kept + self.on_device * message),
                 *facts.held[1:-1],
             ]
         )
@@ -704,13 +716,15 @@ class Pieces(Cost):
 
 class Run(NamedTuple):
     """So many equal pieces in a row. Of each, seconds of its forward and backward, and of both
-    beside messages (`ahead`, `back`), where all work is slower; bytes, as of Facts, and `sizes` of
-    the gradients that leave, weight by weight."""
+    beside messages (`ahead`, `back`), where all work is slower; how much longer a backward is that
+    makes `room` for a bucket; bytes, as of Facts, and `sizes` of the gradients that leave, weight
+    by weight."""
 
     forward: Any
     backward: Any
     ahead: Any
     back: Any
+    room: Any
     first: Any
     again: Any
     most: Any
@@ -743,14 +757,15 @@ class Stage:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
-        """Of each bucket of gradients the piece in whose backward it is full, counted from the
-        last one, and its bytes."""
+        """Of each bucket of gradients the pieces in whose backward it begins and is full, counted
+        from the last one, and its bytes."""
         found, each = [], 0
         for run in reversed(self.runs):
             for piece in range(each, each := each + run.count):
                 for own in reversed(run.sizes):
-                    last = found.pop()[1] if found and found[-1][1] + own <= BUCKET_BYTES else 0
-                    found.append((piece, last + own))
+                    more = found and found[-1][2] + own <= BUCKET_BYTES
+                    begun, _, last = found.pop() if more else (piece, piece, 0)
+                    found.append((begun, piece, last + own))
         return found
 
     def total(self, name: str) -> Any:
@@ -884,7 +899,7 @@ class Alike:
         """By the table of messages."""
         after, ring = stage.total("update"), self.ring(zero)
         if zero in (1, 2):
-            after = after + ring.seconds(np.array(stage.buckets)[:, 1]).sum()
+            after = after + ring.seconds(np.array(stage.buckets)[:, 2]).sum()
         if self.dp == 1:
             return Turn(stage.forward, stage.forward, stage.backward, stage.backward, after)
         ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
@@ -903,21 +918,24 @@ class Alike:
         """A bucket waits until the one before has arrived, and so does the backward. The last
         travels beside the next forward and what leads to a bucket. The first backward is `quick`
         until then."""
-        quick, full, takes = self.sent(stage, ring)
+        quick, full, takes = self.sent(stage, ring, True)
         backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
         ahead, after = stage.total("ahead"), after + takes[-1]
         begin = np.maximum(0, takes[-1] - full[0] - ahead)
         return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
 
-    def sent(self, stage: Stage, ring: Ring) -> tuple[Any, Any, Any]:
+    def sent(self, stage: Stage, ring: Ring, each: bool = False) -> tuple[Any, Any, Any]:
         """By how much a backward is quicker before a bucket leaves; when each is full in one that
-        is not, and how long it takes. The first dim is the bucket's."""
-        ends, sizes = np.array(stage.buckets).T
-        runs = stage.runs[::-1]
-        back, backward = (
+        is not, and how long it takes. The first dim is the bucket's. `each`: at stage 2."""
+        begun, ends, sizes = np.array(stage.buckets).T
+        runs, slow = stage.runs[::-1], self.search.hardware.overlap_slowdown
+        back, backward, room = (
             np.repeat([getattr(run, name) for run in runs], [run.count for run in runs], 0)
-            for name in ("back", "backward")
+            for name in ("back", "backward", "room")
         )
+        if each:  # a bucket is made anew in each backward
+            room = room * np.bincount(begun, minlength=len(room))[:, None]
+            back, backward = back + slow * room, backward + room
         quick = (back - backward)[: ends[0] + 1].sum(0)
         return quick, np.cumsum(back, 0)[ends], ring.seconds(sizes)[:, None]
 
