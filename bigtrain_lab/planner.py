@@ -27,7 +27,6 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 (arXiv:1910.02054), sections 3 and 5.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -352,8 +351,7 @@ class Search:
         memory_bytes: int | None = None,
         on_device: bool = True,
     ):
-        if devices < 1:
-            raise Impossible(f"{devices} devices train nothing: take at least one.")
+        refuse((devices < 1, f"{devices} devices train nothing: take at least one."))
         self.job, self.hardware, self.devices, self.on_device = job, hardware, devices, on_device
         self.memory_bytes = memory_bytes or hardware.memory_bytes
         # each is asked once for the same
@@ -369,11 +367,11 @@ class Search:
     def fitting(self) -> list[Planned]:
         """The fastest first. Those that may be the fastest are simulated before they are ranked."""
         found = [each for each in self.all if each.bytes <= (self.memory_bytes or float("inf"))]
-        told, least = [], float("inf")
+        told, least, by = [], float("inf"), (self.job, self.hardware, self.devices, self.on_device)
         for each in found:
             if each.seconds > OVER * least:
                 break
-            told.append(each._replace(seconds=self.simulated(each.plan)))
+            told.append(each._replace(seconds=simulated(*by, each.plan)))
             least = min(least, told[-1].seconds)
         return sorted(told + found[len(told) :], key=lambda each: each[1:])
 
@@ -413,16 +411,13 @@ class Search:
             if self.devices % (pp * tp) == 0:
                 yield Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
 
-    def plans(self) -> Iterator[Plan]:
-        """All that can be."""
-        for dp, pp, (tp, _, _), _, _ in (
-            each for each in self.products() if each not in self.refused
-        ):
-            stages = range(4 if dp > 1 else 1)
-            sequence = {False, tp > 1 and self.job.slices(tp, True)}
-            ways = [Way(tp, *how) for how in product(sequence, self.job.recompute)]
-            for zero, way, own in product(stages, ways, divisors(self.job.batch // dp)):
-                yield Plan(dp, pp, way, own, zero)
+    def plans(self, first: Plan) -> list[Plan]:
+        """All of the product of this one, which are `Alike`."""
+        dp, pp, (tp, *_), *_ = first
+        sequence = {False, tp > 1 and self.job.slices(tp, True)}
+        ways = [Way(tp, *how) for how in product(sequence, self.job.recompute)]
+        kinds = product(range(4 if dp > 1 else 1), ways, divisors(self.job.batch // dp))
+        return [Plan(dp, pp, way, own, zero) for zero, way, own in kinds]
 
     def impossible(self, plan: Plan) -> str:
         """Why this plan cannot be, or ""."""
@@ -454,10 +449,6 @@ class Search:
         """Of the fullest device, at its peak."""
         return self.priced([plan])[0].bytes
 
-    def simulated(self, plan: Plan) -> float:
-        """Seconds of a step by 1F1B, message by message; the same whatever memory a device has."""
-        return simulated(self.job, self.hardware, self.devices, self.on_device, plan)
-
     @collector_paused()
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
         """Seconds of a step by this schedule, simulated piece by piece: one replica stands for
@@ -481,8 +472,7 @@ class Search:
 
         def step(count: int) -> float:
             order = by_layers(made(micro_batches=count), layers)
-            alone = plan.dp > 1
-            lowered = with_replicas(order, 1, 1, stages, zero=plan.zero, alone=alone)
+            lowered = with_replicas(order, 1, 1, stages, zero=plan.zero, alone=plan.dp > 1)
             return simulate(lowered, cost).makespan
 
         if m <= 3 * pp:
@@ -531,7 +521,7 @@ class Search:
                 kind: [getattr(run, of).item() for run in runs]
                 for kind, of in zip("FB", ("ahead", "back"))
             },
-            ring=cache(alike.ring(plan.zero).seconds),
+            ring=cache(alike.rings[plan.zero > 0].seconds),
         )
         stages = {at: shapes[name] for at, name in enumerate(names)}
         return cost, stages, layers
@@ -812,26 +802,20 @@ class Alike:
         self.way = np.array([self.ways.index(plan.way) for plan in plans])
         self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
         self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
-        self.told, self.stages = cache(self.told), cache(self.stages)
-
-    def ring(self, zero: int) -> Ring:
-        """Of the gradients."""
         ranks = range(0, self.dp * self.pp * self.tp, self.pp * self.tp)
-        return self.search.ring(ranks, "reduce_scatter" if zero else "all_reduce")
-
-    def told(self, name: str, copying: bool) -> np.ndarray:
-        """What the search says of a piece, of each plan."""
-        values = [self.search.run(name, way, copying) for way in self.ways]
-        return np.array(values)[self.way, :, self.row].T
+        self.rings = [search.ring(ranks, kind) for kind in ("all_reduce", "reduce_scatter")]
+        self.stages = cache(self.stages)
 
     def run(self, name: str, zero: int) -> Run:
         """A piece of this name."""
-        facts, sharers = [self.search.facts(name, way) for way in self.ways], self.dp if zero else 1
+        search, copying, sharers = self.search, self.dp > 1 and zero < 3, self.dp if zero else 1
+        told = np.array([search.run(name, way, copying) for way in self.ways])
+        facts = [search.facts(name, way) for way in self.ways]
         flops, moved, operators = np.array([each.work[2, :, 0] for each in facts]).T
-        shared = flops // sharers, moved // sharers, operators
-        update = self.search.time(shared, int(facts[0].held[-1, 0]))
-        sizes = facts[0].sizes[:, 0]
-        found = Run(*self.told(name, self.dp > 1 and zero < 3), 0, ())
+        update = search.time(
+            (flops // sharers, moved // sharers, operators), int(facts[0].held[-1, 0])
+        )
+        found, sizes = Run(*told[self.way, :, self.row].T, 0, ()), facts[0].sizes[:, 0]
         if not zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
         return found._replace(update=update[self.way], sizes=tuple(sizes.tolist()))
@@ -897,7 +881,7 @@ class Alike:
 
     def turn(self, stage: Stage, zero: int) -> Turn:
         """By the table of messages."""
-        after, ring = stage.total("update"), self.ring(zero)
+        after, ring = stage.total("update"), self.rings[zero > 0]
         if zero in (1, 2):
             after = after + ring.seconds(np.array(stage.buckets)[:, 2]).sum()
         if self.dp == 1:
@@ -1003,6 +987,7 @@ class Alike:
 
 @lru_cache(maxsize=1 << 12)
 def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan: Plan) -> float:
+    """Seconds of a step by 1F1B, message by message; the same whatever memory a device has."""
     return Search(job, hardware, devices, on_device=on_device).scheduled(plan, "1f1b")
 
 
@@ -1011,12 +996,12 @@ def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan:
 def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[Planned]:
     """All plans, the fastest first."""
     search = Search(job, hardware, devices, on_device=on_device)
-    alike: dict[tuple[int, ...], list[Plan]] = defaultdict(list)
-    for plan in search.plans():
-        alike[plan.pp, plan.way.tp].append(plan)
-    return sorted(
-        chain.from_iterable(map(search.priced, alike.values())), key=lambda each: each[1:]
+    found = (
+        search.priced(search.plans(first))
+        for first in search.products()
+        if first not in search.refused
     )
+    return sorted(chain.from_iterable(found), key=lambda each: each[1:])
 
 
 def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:

@@ -157,9 +157,8 @@ class Hardware:
             self.memory_share * self.memory_bytes_per_s
         )
         launches = operators * self.launch_s
-        if not self.launches_ahead:
-            return work + launches
-        return work * (work >= launches) + launches * (work < launches)  # the longer
+        longer = work * (work >= launches) + launches * (work < launches)
+        return longer if self.launches_ahead else work + launches
 
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""

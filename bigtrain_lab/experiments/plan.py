@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
+from ..core import Hardware, Trace, counted, duration, knob, readings, refuse, size
 from ..core.later import later, np, torch
 from ..data.published import Step
 from ..runtime.kept import kept
@@ -75,22 +75,26 @@ class PlanACluster(Combined):
     def replicas(self) -> int:
         """dp, of all devices."""
         copies, left = divmod(self.devices, self.pipeline * self.slices)
-        if left or not copies:
-            raise Impossible(
+        refuse(
+            (
+                left or not copies,
                 f"{self.pipeline} stages of {self.slices} slices do not fill"
-                f" {counted(self.devices, 'device')}: take a product that divides them."
+                f" {counted(self.devices, 'device')}: take a product that divides them.",
             )
+        )
         return copies
 
     @cached_property
     def micro_batches(self) -> int:
         """Of all replicas."""
         count, left = divmod(self.batch, self.rows)
-        if left or count % self.replicas:
-            raise Impossible(
+        refuse(
+            (
+                left or count % self.replicas,
                 f"{self.batch} samples do not make equally many micro-batches of {self.rows} for"
-                f" {counted(self.replicas, 'replica')}: take other rows, or fewer replicas."
+                f" {counted(self.replicas, 'replica')}: take other rows, or fewer replicas.",
             )
+        )
         return count
 
     @cached_property
@@ -132,9 +136,16 @@ class PlanACluster(Combined):
     def simulated_by(self, plan: dict[str, Any]) -> tuple[float, int]:
         """What a plan of these settings takes and needs."""
         own = {name: getattr(self, name) for name in Combined.model_fields}
-        settings = own | plan | {"fault": "none", "micro_batches": self.batch // plan["rows"]}
-        settings["memory_mb"] = 0.0  # which changes neither
-        settings["replicas"] = self.devices // (plan["pipeline"] * plan["slices"])
+        settings = (
+            own
+            | plan
+            | {
+                "fault": "none",
+                "memory_mb": 0.0,  # which changes neither
+                "micro_batches": self.batch // plan["rows"],
+                "replicas": self.devices // (plan["pipeline"] * plan["slices"]),
+            }
+        )
         return simulated(tuple(settings.items()), self.members(settings), repr(self.profile))
 
     @cached_property

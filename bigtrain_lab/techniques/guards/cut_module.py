@@ -4,11 +4,9 @@ Two micro-batches are trained in this process, cut and whole. Cost: both, one af
 the memory of two such modules.
 """
 
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
 
 from ...core import Impossible
 from .. import one_process
@@ -16,7 +14,7 @@ from . import refuse
 
 
 @contextmanager
-def trial() -> Iterator[None]:
+def trial():
     """Stages run within. A tensor of another rank is on meta: torch raises a RuntimeError where a
     module reads its values, and a TypeError where it asks for an array of them."""
     try:
@@ -28,7 +26,7 @@ def trial() -> Iterator[None]:
 
 
 @torch.random.fork_rng(devices=[])
-def refuse_other(cut, whole: nn.Module, loss, recipe) -> None:
+def refuse_other(cut, whole: torch.nn.Module, loss, recipe) -> None:
     """Refuse a module that the recipe trained otherwise when it was `cut`."""
     samples = [[recipe.data(number)] for number in range(recipe.steps)]
     own, other = (
@@ -48,7 +46,7 @@ def refuse_other(cut, whole: nn.Module, loss, recipe) -> None:
     )
 
 
-def refuse_elsewhere(x: Tensor, sent: Sequence) -> None:
+def refuse_elsewhere(x: torch.Tensor, sent: list) -> None:
     """Refuse to send what another rank computed."""
     refuse(
         (
