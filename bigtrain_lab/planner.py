@@ -146,10 +146,9 @@ class Facts(NamedTuple):
     held: np.ndarray
 
     @staticmethod
-    def of(
-        run: DryRun, stage: int, number: int, last: int, held: "pieces.Held", message: int
-    ) -> "Facts":
-        """Of micro-batch `number`; the update is that of the last one."""
+    def of(run: DryRun, stage: int, number: int, last: int, held: tuple, message: int) -> "Facts":
+        """Of micro-batch `number`; the update is that of the last one. `held`: see run_pieces."""
+        weights, gradients, others = held
         forward, backward, update = acted = [
             run.actions[str(Action(*each))]
             for each in (("F", stage, number), ("B", stage, number), ("U", stage, last))
@@ -170,14 +169,14 @@ class Facts(NamedTuple):
             np.array(
                 [(b, *of) for b, each in enumerate(acted[:2]) for of in each.products], int
             ).reshape(-1, 5),
-            np.array(held.weights, int),
+            np.array(weights, int),
             levels(backward),
             levels(backward, "gradients"),
             levels(update),
             np.array(
                 [
-                    *(kept, message, sum(held.weights), held.gradients, held.others),
-                    *(max(held.weights, default=0), len(held.weights)),
+                    *(kept, message, sum(weights), gradients, others),
+                    *(max(weights, default=0), len(weights)),
                 ]
             ),
         )
@@ -501,9 +500,9 @@ class Search:
                 n for at, each in enumerate(layers) if order.rank_of(at, 0) == rank for n in each
             ]
             for begun, *_ in Stage([runs[n] for n in own]).buckets:
-                at = own[-1 - begun]
-                room, (_, backward, _, back) = runs[at].room, runs[at][:4]
-                runs[at] = runs[at]._replace(backward=backward + room, back=back + slow * room)
+                run = runs[own[-1 - begun]]
+                more = {"backward": run.backward + run.room, "back": run.back + slow * run.room}
+                runs[own[-1 - begun]] = run._replace(**more)
         links = {
             (a, b): wire.link()
             for a, b in product(range(plan.pp), repeat=2)
@@ -523,8 +522,7 @@ class Search:
             },
             ring=cache(alike.rings[plan.zero > 0].seconds),
         )
-        stages = {at: shapes[name] for at, name in enumerate(names)}
-        return cost, stages, layers
+        return cost, {at: shapes[name] for at, name in enumerate(names)}, layers
 
     # -- what would move a plan --------------------------------------------------------------------
 
@@ -842,7 +840,14 @@ class Alike:
         and of plans."""
         pp, m, stages = self.pp, self.micro_batches, self.stages(self.zeros[0])
         told = Turn(*np.stack([*map(self.turns, self.zeros)], 2))
-        hops = np.array([self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0 * m])
+        wires = [self.search.hardware.wire(s * self.tp, (s + 1) * self.tp) for s in range(pp - 1)]
+        hops = np.array(
+            [
+                wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
+                for wire, stage in zip(wires, stages)
+            ]
+            + [0.0 * m]
+        )
         both, few, hops = (
             told.forward + told.backward,
             np.arange(pp, 0, -1)[:, None, None],
@@ -864,11 +869,6 @@ class Alike:
         left = told.last - (m == 1) * told.quick + hops
         done = np.sum(told.first + hops + left, 0) + told.turn[-1] - (m > 1) * told.quick[-1]
         return np.max(done + longest - np.cumsum(left, 0) + left + told.after, 0)
-
-    def hop(self, s: int, stage: Stage) -> Any:
-        """Seconds of a message from stage s to the next."""
-        wire = self.search.hardware.wire(s * self.tp, (s + 1) * self.tp)
-        return wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
 
     def turns(self, zero: int) -> np.ndarray:
         """The Turn of each stage; the first dim is that of its numbers."""
@@ -917,9 +917,8 @@ class Alike:
             np.repeat([getattr(run, name) for run in runs], [run.count for run in runs], 0)
             for name in ("back", "backward", "room")
         )
-        if each:  # a bucket is made anew in each backward
-            room = room * np.bincount(begun, minlength=len(room))[:, None]
-            back, backward = back + slow * room, backward + room
+        room = each * np.bincount(begun, minlength=len(room))[:, None] * room  # made anew each time
+        back, backward = back + slow * room, backward + room
         quick = (back - backward)[: ends[0] + 1].sum(0)
         return quick, np.cumsum(back, 0)[ends], ring.seconds(sizes)[:, None]
 
@@ -974,8 +973,9 @@ class Alike:
         for unit, below, above in reversed([*zip(units, beside, beside[2:])]):
             inside = np.where(growing, unit.first, unit.again)
             # at stage 3 its weights, those gathered ahead, and gradients that still leave
-            alone = np.minimum(unit.first, unit.again + unit.weights)
-            alone = np.maximum(alone, 2 * unit.weights - unit.kept)
+            alone = np.maximum(
+                np.minimum(unit.first, unit.again + unit.weights), 2 * unit.weights - unit.kept
+            )
             inside = np.where(zero == 3, alone + unit.weights + below + above, inside)
             most = np.maximum(most, kept + new * growing + inside)
             kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients

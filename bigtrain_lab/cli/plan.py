@@ -81,9 +81,11 @@ def plan(
             layers, width, heads, sequence, vocabulary, fused_attention=fused_attention
         )
         job = gpt_job(config, batch, optimizer, precision)
-        fused = replace(config, fused_attention=True)
         others = (
-            ("fused attention", gpt_job(fused, batch, optimizer, precision)),
+            (
+                "fused attention",
+                gpt_job(replace(config, fused_attention=True), batch, optimizer, precision),
+            ),
             ("bf16", gpt_job(config, batch, optimizer, "bf16")),
         )
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)

@@ -259,8 +259,13 @@ def gpt_job(
     recompute: tuple[str, ...] = ("none", "selective", "full"),
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
-    level = None if precision == "none" else precision
-    return job_of(config, batch, train.Optimizer.named(optimizer), level, recompute)
+    return job_of(
+        config,
+        batch,
+        train.Optimizer.named(optimizer),
+        None if precision == "none" else precision,
+        recompute,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -271,15 +276,11 @@ def job_of(
     level: str | None,
     recompute: tuple[str, ...],
 ) -> "planner.Job":
-    one = replace(config, layers=1)
-
-    def run(sizes: tuple[int, ...], way: "planner.Way") -> "dict[str, list[planner.Facts]]":
-        hows = recompute if way.recompute in recompute else (way.recompute,)
-        return run_gpt(one, optimizer, level, hows, sizes, *way[:2])[way.recompute]
-
     return planner.Job(
         config.layers,
-        run,
+        lambda sizes, way: run_gpt(
+            replace(config, layers=1), optimizer, level, recompute, sizes, *way[:2]
+        )[way.recompute],
         lambda tp, sequence: (
             not any(
                 size % tp for size in (config.heads, config.vocabulary, config.sequence * sequence)
@@ -339,8 +340,11 @@ def published_search(step: Step) -> "planner.Search":
     """Of the training that was published, on the A100s of the profile, as Megatron-LM runs it."""
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
     job = gpt_job(config, step.batch, precision="bf16")
-    job = replace(job, run=partial(run_megatron, config, job.run))
-    return planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
+    return planner.Search(
+        replace(job, run=partial(run_megatron, config, job.run)),
+        Hardware.named("a100-nvlink"),
+        step.devices,
+    )
 
 
 def run_megatron(
@@ -378,8 +382,13 @@ def published_seconds(step: Step, recompute: str) -> float:
     """What this step takes by its published plan: selective recompute came with sequence
     parallelism."""
     search = published_search(step)
-    way = planner.Way(8, recompute == "selective", recompute)
-    plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
+    plan = planner.Plan(
+        1,
+        step.devices // 8,
+        planner.Way(8, recompute == "selective", recompute),
+        step.rows,
+        0,
+    )
     return (
         search.seconds(plan)
         if step.chunks == 1

@@ -51,14 +51,6 @@ class Step(NamedTuple):
     again: Sequence[str] = ()
 
 
-class Held(NamedTuple):
-    """Bytes of a piece: of each weight, of all gradients, of the optimizer's state and masters."""
-
-    weights: tuple[int, ...]
-    gradients: int
-    others: int
-
-
 def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Step, int, str]:
     """The Step of a model of one's own, how many blocks it has, and its format. The blocks are the
     row of like children in a ModuleList or a Sequential that holds most weights. `make()`: a
@@ -82,7 +74,10 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
     rows = []
     for path, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):
-            for _, own in groupby(enumerate(part), key=look):
+            # like modules are of one class, and of one size
+            for _, own in groupby(
+                enumerate(part), key=lambda e: (type(e[1]), *(p.shape for p in e[1].parameters()))
+            ):
                 own = [*own]
                 weights = sum(p.numel() for _, child in own for p in child.parameters())
                 rows.append((weights * (len(own) > 1), path, own[0][0], len(own)))
@@ -117,23 +112,19 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
     return step, count, str(next(module.parameters()).dtype).removeprefix("torch.")
 
 
-def look(numbered: tuple[int, nn.Module]) -> tuple:
-    """What like modules have in common."""
-    return type(numbered[1]), *(p.shape for p in numbered[1].parameters())
-
-
 def run_pieces(
     step: Step,
     sizes: Sequence[int],
     slices: int = 1,
     sequence_parallel: bool = False,
     recompute: Sequence[str] = ("none",),
-) -> tuple[DryRun, list[Held], list[int]]:
+) -> tuple[DryRun, list[tuple[list[int], int, int]], list[int]]:
     """The dry run of a step of each size, with each recompute in turn, its actions named as of
-    three stages; what each piece holds, and the bytes of a message after it, step by step. Only the
-    first step and the last one update the weights."""
+    three stages; for each piece bytes of each weight, of all gradients, of the optimizer's state
+    and masters; bytes of a message after it, step by step. Only the first step and the last one
+    update the weights."""
     steps = [*product(recompute, sizes)]
-    held: list[Held] = []
+    held: list[tuple[list[int], int, int]] = []
     messages: list[int] = []
 
     def program(rank) -> None:
@@ -228,8 +219,8 @@ def run_pieces(
             for p in own[stage]:
                 others += filter(torch.is_tensor, optimizers[stage].state[stepped[p]].values())
             held.append(
-                Held(
-                    tuple(p.nbytes for p in own[stage]),
+                (
+                    [p.nbytes for p in own[stage]],
                     sum(stepped[p].nbytes for p in own[stage]),
                     sum(t.nbytes for t in others),
                 )

@@ -45,6 +45,7 @@ def search():
 @pytest.mark.parametrize("way", [Way(), Way(2, True, "full"), Way(2, True, "selective"), Way(8)])
 @pytest.mark.parametrize("name", ["before", "block", "after"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
+    search = Search(gpt_job(LAB.config, LAB.batch), search.hardware, 4)
     told, (one, *_, eight) = search.facts(name, way), search.job.rows
     for at, shown in zip((0, -1), search.job.run((int(one), int(eight)), way)[name]):
         most = {what: getattr(shown, what).max() for what in ("first", "again", "update")}
@@ -55,7 +56,7 @@ def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
-    """Three of each stage of ZeRO: without it within 1.5% in time, with it 2%; in memory a tenth."""
+    """Three of each stage of ZeRO: within 1.5% in time, and a tenth in memory."""
     draw = random.Random(0)
     drawn = [
         draw.sample([each for each in search.fitting if each.plan.zero == zero], 3)
@@ -64,8 +65,7 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
     for each in chain(*drawn):
         trace = LAB.replace(**LAB.settings_of(each.plan)).predict()
         most = max(read.bytes for rank in range(4) for read in readings(trace, rank))
-        near = 0.02 if each.plan.zero else 0.015
-        assert each.seconds == pytest.approx(trace.step_time, rel=near), each.plan
+        assert each.seconds == pytest.approx(trace.step_time, rel=0.015), each.plan
         assert each.bytes == pytest.approx(most, rel=0.1), each.plan
 
 
