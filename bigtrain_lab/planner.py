@@ -318,11 +318,10 @@ def model_recipe(
     rule = Optimizer.named(optimizer).at(learning_rate)
     step, blocks, _ = pieces.of_user(make, rule, level)
     path, _, first = step.block.rpartition(".")
-    counts = [dict(own)["block"] for own in cut(blocks, plan.pp)]
     return cut_module.recipe_of(
         make,
         [f"{path}.{int(first) + at}".lstrip(".") for at in range(blocks)],
-        counts,
+        [dict(own)["block"] for own in cut(blocks, plan.pp)],
         plan.rows,
         plan.way.recompute == "full",
         optimizer=rule,
@@ -382,8 +381,7 @@ class Search:
     def best(self) -> Planned:
         """The fastest plan; Impossible where none fits."""
         if not self.fitting:
-            if not self.large:
-                raise Impossible(f"No plan can be: {next(iter(self.refused.values()))}")
+            refuse((not self.large, f"No plan can be: {next(iter(self.refused.values()), '')}"))
             raise Impossible(
                 f"No plan fits {self.devices} devices of {size(self.memory_bytes)}: the leanest"
                 f" needs {size(min(each.bytes for each in self.large))}. Take more devices, or a"
@@ -571,8 +569,10 @@ class Search:
                 hardware = scaled(self.hardware, f"{place}.bytes_per_s", 2)
                 other = search(self.job, replace(hardware, collective_bytes_per_s=tuple(rates)))
                 yield f"links twice as fast {where}", other, other.best, 1
-        twice = replace(self.job, batch=2 * self.job.batch)
-        for name, job in {**jobs, "twice the batch, for as many samples,": twice}.items():
+        for name, job in {
+            **jobs,
+            "twice the batch, for as many samples,": replace(self.job, batch=2 * self.job.batch),
+        }.items():
             other = search(job, self.hardware)
             with suppress(Impossible):  # none fits, or the device has no such format
                 yield name, other, other.best, job.batch // self.job.batch
@@ -587,8 +587,12 @@ class Search:
         if any(
             self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
         ):
-            one = self.charged(name, way, (1, 1))
-            found = Facts(*(np.where(self.job.rows == 1, *each) for each in zip(one, found)))
+            found = Facts(
+                *(
+                    np.where(self.job.rows == 1, *each)
+                    for each in zip(self.charged(name, way, (1, 1)), found)
+                )
+            )
         return found
 
     def charged(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
@@ -895,8 +899,8 @@ class Alike:
         quick, full, takes = self.sent(stage, ring)
         backward = stage.total("back") - quick
         arrived = np.max(full - quick + np.cumsum(takes[::-1], 0)[::-1], 0)
-        left = np.maximum(0, arrived - backward)
-        return Turn(stage.forward, stage.forward, stage.backward, backward, after + left)
+        after = after + np.maximum(0, arrived - backward)
+        return Turn(stage.forward, stage.forward, stage.backward, backward, after)
 
     def each_hides(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """A bucket waits until the one before has arrived, and so does the backward. The last
@@ -906,7 +910,7 @@ class Alike:
         backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
         ahead, after = stage.total("ahead"), after + takes[-1]
         begin = np.maximum(0, takes[-1] - full[0] - ahead)
-        return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
+        return Turn(stage.forward, ahead, backward, backward, after, begin, quick=quick)
 
     def sent(self, stage: Stage, ring: Ring, each: bool = False) -> tuple[Any, Any, Any]:
         """By how much a backward is quicker before a bucket leaves; when each is full in one that
@@ -934,8 +938,16 @@ class Alike:
         steady = np.maximum(ahead, own + following) - np.maximum(ahead, following)
         last = stage.units[-1]  # beside which nothing is sent the first time
         quick = (len(stage.units) == 1) * (last.back - last.backward)
-        every = forward, backward, backward, own + after, steady + own, takes[-2], quick
-        return Turn(own + forward - (last.ahead - last.forward), *every)
+        return Turn(
+            own + forward - (last.ahead - last.forward),
+            forward,
+            backward,
+            backward,
+            own + after,
+            steady + own,
+            takes[-2],
+            quick,
+        )
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -945,8 +957,10 @@ class Alike:
         stages, m, found = self.stages(self.zeros[0]), self.micro_batches, []
         for stage in dict.fromkeys(stages):
             alive = np.minimum(m, self.pp - stages.index(stage))
-            later = self.peak(stage, np.minimum(m - 1, alive), again=True)
-            found += [self.peak(stage, alive, again=False), np.where(m > 1, later, 0)]
+            found += [
+                self.peak(stage, alive, again=False),
+                np.where(m > 1, self.peak(stage, np.minimum(m - 1, alive), again=True), 0),
+            ]
         return np.max(found, 0).astype(int)
 
     def peak(self, stage: Stage, alive: Any, again: bool) -> Any:
@@ -956,8 +970,7 @@ class Alike:
         dp, growing, units = self.dp, self.dp == 1 and not again, stage.units
         weights, gradients, pieces = stage.weights, stage.gradients, stage.gradients // dp
         masters = gradients > weights  # which are in pieces, and so no weights
-        largest = np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES)
-        bucket = np.minimum(largest, weights)
+        bucket = np.minimum(np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES), weights)
         several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
         buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
         # weights; gradients in a backward, and in the update; by the stage of ZeRO
@@ -980,8 +993,9 @@ class Alike:
             most = np.maximum(most, kept + new * growing + inside)
             kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients
         sharers = np.where(zero, dp, 1)
-        update = updated + np.max([unit.most for unit in units], 0) // sharers
-        most = np.maximum(most + standing, update)
+        most = np.maximum(
+            most + standing, updated + np.max([unit.most for unit in units], 0) // sharers
+        )
         return whole + stage.total("others") // sharers + most
 
 

@@ -166,8 +166,11 @@ def plan(
             )
             out.print(f"To run it on processes here: {command(lab)}", soft_wrap=True)
     if settings_for:
-        write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}
-        print(write[settings_for](plan, batch))
+        print(
+            {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}[
+                settings_for
+            ](plan, batch)
+        )
     return 0
 
 

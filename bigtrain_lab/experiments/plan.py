@@ -171,8 +171,11 @@ class PlanACluster(Combined):
     @cached_property
     def best(self) -> tuple[str, float]:
         """The contender with the least step, and its seconds; "" where none fits."""
-        found = {name: self.simulated_by(settings)[0] for name, settings in self.contenders.items()}
-        return min(found.items(), key=lambda each: each[1], default=("", 0.0))
+        return min(
+            ((name, self.simulated_by(own)[0]) for name, own in self.contenders.items()),
+            key=lambda each: each[1],
+            default=("", 0.0),
+        )
 
     # -- what is told ------------------------------------------------------------------------------
 
