@@ -21,8 +21,8 @@ simulates one plan, by any schedule, as the labs do. A closed form is at most 3%
 simulation. So plans are simulated in the order of their closed forms, until the next one is 3%
 above the best: no other can be faster.
 
-Cost: some 15 dry runs, then some 20 microseconds a plan, then 5 to 150 ms for each plan near the
-best.
+Cost: a dry run of each way to slice, five of most GPTs, then some 20 microseconds a plan, then 5 to
+50 ms for each plan near the best.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
 (arXiv:1910.02054), sections 3 and 5.
 """
@@ -283,7 +283,6 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
     children side by side in a ModuleList or a Sequential."""
     level = None if precision == "none" else precision
     step, blocks, own = pieces.of_user(make, Optimizer.named(optimizer).at(0.1), level)
-
     recompute = "none", "full"
 
     @cache
@@ -804,8 +803,10 @@ class Alike:
         self.way = np.array([self.ways.index(plan.way) for plan in plans])
         self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
         self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
-        ranks = range(0, self.dp * self.pp * self.tp, self.pp * self.tp)
-        self.rings = [search.ring(ranks, kind) for kind in ("all_reduce", "reduce_scatter")]
+        self.rings = [
+            search.ring(range(0, self.dp * self.pp * self.tp, self.pp * self.tp), kind)
+            for kind in ("all_reduce", "reduce_scatter")
+        ]
         self.stages = cache(self.stages)
 
     def run(self, name: str, zero: int) -> Run:
@@ -844,19 +845,8 @@ class Alike:
         and of plans."""
         pp, m, stages = self.pp, self.micro_batches, self.stages(self.zeros[0])
         told = Turn(*np.stack([*map(self.turns, self.zeros)], 2))
-        wires = [self.search.hardware.wire(s * self.tp, (s + 1) * self.tp) for s in range(pp - 1)]
-        hops = np.array(
-            [
-                wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
-                for wire, stage in zip(wires, stages)
-            ]
-            + [0.0 * m]
-        )
-        both, few, hops = (
-            told.forward + told.backward,
-            np.arange(pp, 0, -1)[:, None, None],
-            hops[:, None],
-        )
+        hops = np.array([*map(self.hop, range(pp - 1), stages), 0.0 * m])[:, None]
+        both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None, None]
         others = np.minimum(few, m) - 1  # micro-batches that go in before the first comes back
         rounds = m - 1 - others
         behind = np.cumsum((both + 2 * hops)[::-1], 0)[::-1] - both + told.turn[-1]
@@ -873,6 +863,11 @@ class Alike:
         left = told.last - (m == 1) * told.quick + hops
         done = np.sum(told.first + hops + left, 0) + told.turn[-1] - (m > 1) * told.quick[-1]
         return np.max(done + longest - np.cumsum(left, 0) + left + told.after, 0)
+
+    def hop(self, s: int, stage: Stage) -> Any:
+        """Seconds of a message from stage s to the next."""
+        wire = self.search.hardware.wire(s * self.tp, (s + 1) * self.tp)
+        return wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
 
     def turns(self, zero: int) -> np.ndarray:
         """The Turn of each stage; the first dim is that of its numbers."""

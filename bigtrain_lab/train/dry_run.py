@@ -149,9 +149,8 @@ class DryRank:
         for journal in self._journals:
             journal.begin(name)
         yield
-        look = not self._hooked or kind not in "AB" and not in_backward()
-        ledger.end(look=look)
-        self._loaded &= not look
+        ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
+        self._loaded &= self._hooked  # where the end of each action looks, all is seen
         for journal in self._journals:
             work = self._operators.work() - self._done
             journal.end(name, work, began, tuple(self._operators.products[first:]))
