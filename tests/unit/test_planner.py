@@ -56,7 +56,8 @@ def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
-    """Three of each stage of ZeRO: within 1.5% in time, and a tenth in memory."""
+    """Three of each stage of ZeRO: within 1.5% in time, as simulated within 0.5%, and a tenth in
+    memory."""
     draw = random.Random(0)
     drawn = [
         draw.sample([each for each in search.fitting if each.plan.zero == zero], 3)
@@ -64,9 +65,11 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
     ]
     for each in chain(*drawn):
         trace = LAB.replace(**LAB.settings_of(each.plan)).predict()
-        most = max(read.bytes for rank in range(4) for read in readings(trace, rank))
-        assert each.seconds == pytest.approx(trace.step_time, rel=0.015), each.plan
-        assert each.bytes == pytest.approx(most, rel=0.1), each.plan
+        for seconds, near in (each.seconds, 0.015), (search.scheduled(each.plan, "1f1b"), 0.005):
+            assert seconds == pytest.approx(trace.step_time, rel=near), each.plan
+        assert each.bytes == pytest.approx(
+            max(read.bytes for rank in range(4) for read in readings(trace, rank)), rel=0.1
+        ), each.plan
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e8, 1e9, 1e10, 3e11])
