@@ -1,9 +1,11 @@
 """The planner: how long a search takes, and how far closed forms are from its lab's predictions.
 
-Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when a slider
-moves memory, links or devices. Beside the labs: plans drawn at random from all of four trainings,
-each priced by closed forms and simulated action by action. Beside what was published: the steps of
-four GPTs, each with full and with selective recompute; then parts of them, a layer and all-reduces.
+Before all: what torch imports for its first operator on meta, once a process; a panel does so when
+it opens. Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when
+a slider moves memory, links or devices. Beside the labs: plans drawn at random from all of four
+trainings, each priced by closed forms and simulated action by action. Beside what was published:
+the steps of four GPTs, each with full and with selective recompute; then parts of them, a layer and
+all-reduces.
 """
 
 import os
@@ -31,6 +33,7 @@ from bigtrain_lab.experiments.plan import (
 )
 from bigtrain_lab.models import GPTConfig
 from bigtrain_lab.planner import Job, Plan, Planned, Search, Way, priced, simulated
+from bigtrain_lab.train.dry_run import wake
 
 from .measure import row
 
@@ -106,7 +109,10 @@ def beside_published():
 
 def speeds():
     job = gpt_job(GPTConfig(**LARGE), BATCH, precision="bf16")
-    profile, found = Hardware.named("a100-nvlink"), []
+    profile, begin = Hardware.named("a100-nvlink"), time.process_time()
+    wake()
+    spent = time.process_time() - begin
+    found = [row("torch's imports for its first operator on meta: CPU time", spent, "s")]
     for devices in DEVICES:
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing is kept there
         for cache in (run_gpt, Job.drawn):

@@ -21,13 +21,12 @@ simulates one plan, by any schedule, as the labs do. A closed form is at most 3%
 simulation. So plans are simulated in the order of their closed forms, until the next one is 3%
 above the best: no other can be faster.
 
-Cost: some 15 dry runs, then some 20 microseconds a plan, then 5 to 150 ms for each plan near the
-best.
+Cost: a dry run of each way to slice, five of most GPTs, then some 20 microseconds a plan, then 5 to
+50 ms for each plan near the best.
 Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
 (arXiv:1910.02054), sections 3 and 5.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -68,6 +67,7 @@ NO_RATES = "node_size", "protocols", "trees", "multiprocessors"  # what is no ra
 # The tiles of cuBLAS: NVIDIA, Matrix Multiplication Background, section 2.3
 TILES = (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)
 OVER = 1.03  # times a plan's simulation: no more is its closed form
+ROOM = 0, 0, 2  # work of making a bucket: its padding, which has no bytes, is set to 0
 PIECES = "before", "block", "after"  # of a model; its ends lie beside a row of blocks
 
 
@@ -146,10 +146,9 @@ class Facts(NamedTuple):
     held: np.ndarray
 
     @staticmethod
-    def of(
-        run: DryRun, stage: int, number: int, last: int, held: "pieces.Held", message: int
-    ) -> "Facts":
-        """Of micro-batch `number`; the update is that of the last one."""
+    def of(run: DryRun, stage: int, number: int, last: int, held: tuple, message: int) -> "Facts":
+        """Of micro-batch `number`; the update is that of the last one. `held`: see run_pieces."""
+        weights, gradients, others = held
         forward, backward, update = acted = [
             run.actions[str(Action(*each))]
             for each in (("F", stage, number), ("B", stage, number), ("U", stage, last))
@@ -170,14 +169,14 @@ class Facts(NamedTuple):
             np.array(
                 [(b, *of) for b, each in enumerate(acted[:2]) for of in each.products], int
             ).reshape(-1, 5),
-            np.array(held.weights, int),
+            np.array(weights, int),
             levels(backward),
             levels(backward, "gradients"),
             levels(update),
             np.array(
                 [
-                    *(kept, message, sum(held.weights), held.gradients, held.others),
-                    *(max(held.weights, default=0), len(held.weights)),
+                    *(kept, message, sum(weights), gradients, others),
+                    *(max(weights, default=0), len(weights)),
                 ]
             ),
         )
@@ -192,16 +191,26 @@ def levels(acted: Acted, without: str = "") -> np.ndarray:
     return np.array([0, *np.trim_zeros(own, "f")])
 
 
-def facts_of(step: "pieces.Step", sizes: Sequence[int], way: Way) -> dict[str, list[Facts]]:
-    """By the name of each piece of a model with one block, its Facts of each size of a
-    micro-batch."""
-    run, held, messages = pieces.run_pieces(step, sizes, *way)
+def facts_of(
+    step: "pieces.Step",
+    sizes: Sequence[int],
+    slices: int,
+    sequence_parallel: bool,
+    recompute: Sequence[str],
+) -> dict[str, dict[str, list[Facts]]]:
+    """By each recompute, and the name of each piece of a model with one block, its Facts of each
+    size of a micro-batch."""
+    run, held, messages = pieces.run_pieces(step, sizes, slices, sequence_parallel, recompute)
+    count, last = len(sizes), len(recompute) * len(sizes) - 1
     return {
-        name: [
-            Facts.of(run, stage, number, len(sizes) - 1, own, messages[3 * number + stage])
-            for number in range(len(sizes))
-        ]
-        for stage, (name, own) in enumerate(zip(PIECES, held))
+        how: {
+            name: [
+                Facts.of(run, stage, number, last, own, messages[3 * number + stage])
+                for number in range(at * count, (at + 1) * count)
+            ]
+            for stage, (name, own) in enumerate(zip(PIECES, held))
+        }
+        for at, how in enumerate(recompute)
     }
 
 
@@ -274,15 +283,23 @@ def model_job(make: Callable, batch: int, optimizer: str = "adam", precision: st
     children side by side in a ModuleList or a Sequential."""
     level = None if precision == "none" else precision
     step, blocks, own = pieces.of_user(make, Optimizer.named(optimizer).at(0.1), level)
+    recompute = "none", "full"
 
-    def run(sizes: tuple[int, ...], way: Way) -> dict[str, list[Facts]]:
+    @cache
+    def run(sizes: tuple[int, ...]) -> dict[str, dict[str, list[Facts]]]:
         try:
-            return facts_of(step, sizes, way)
+            return facts_of(step, sizes, 1, False, recompute)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise Impossible(f"The model with one of its {blocks} blocks fails: {error}") from error
 
-    dtype = LEVELS[level].format if level else own
-    return Job(blocks, cache(run), lambda tp, _: tp == 1, batch, dtype, ("none", "full"))
+    return Job(
+        blocks,
+        lambda sizes, way: run(sizes)[way.recompute],
+        lambda tp, _: tp == 1,
+        batch,
+        LEVELS[level].format if level else own,
+        recompute,
+    )
 
 
 def model_recipe(
@@ -300,11 +317,10 @@ def model_recipe(
     rule = Optimizer.named(optimizer).at(learning_rate)
     step, blocks, _ = pieces.of_user(make, rule, level)
     path, _, first = step.block.rpartition(".")
-    counts = [dict(own)["block"] for own in cut(blocks, plan.pp)]
     return cut_module.recipe_of(
         make,
         [f"{path}.{int(first) + at}".lstrip(".") for at in range(blocks)],
-        counts,
+        [dict(own)["block"] for own in cut(blocks, plan.pp)],
         plan.rows,
         plan.way.recompute == "full",
         optimizer=rule,
@@ -332,13 +348,11 @@ class Search:
         memory_bytes: int | None = None,
         on_device: bool = True,
     ):
-        if devices < 1:
-            raise Impossible(f"{devices} devices train nothing: take at least one.")
+        refuse((devices < 1, f"{devices} devices train nothing: take at least one."))
         self.job, self.hardware, self.devices, self.on_device = job, hardware, devices, on_device
         self.memory_bytes = memory_bytes or hardware.memory_bytes
-        self.facts, self.run, self.update, self.ring = map(
-            cache, (self.facts, self.run, self.update, self.ring)
-        )  # each is asked once for the same
+        # each is asked once for the same
+        self.facts, self.run, self.ring = map(cache, (self.facts, self.run, self.ring))
         self.refused = {first: why for first in self.products() if (why := self.impossible(first))}
 
     @property
@@ -350,11 +364,11 @@ class Search:
     def fitting(self) -> list[Planned]:
         """The fastest first. Those that may be the fastest are simulated before they are ranked."""
         found = [each for each in self.all if each.bytes <= (self.memory_bytes or float("inf"))]
-        told, least = [], float("inf")
+        told, least, by = [], float("inf"), (self.job, self.hardware, self.devices, self.on_device)
         for each in found:
             if each.seconds > OVER * least:
                 break
-            told.append(each._replace(seconds=self.simulated(each.plan)))
+            told.append(each._replace(seconds=simulated(*by, each.plan)))
             least = min(least, told[-1].seconds)
         return sorted(told + found[len(told) :], key=lambda each: each[1:])
 
@@ -366,8 +380,7 @@ class Search:
     def best(self) -> Planned:
         """The fastest plan; Impossible where none fits."""
         if not self.fitting:
-            if not self.large:
-                raise Impossible(f"No plan can be: {next(iter(self.refused.values()))}")
+            refuse((not self.large, f"No plan can be: {next(iter(self.refused.values()), '')}"))
             raise Impossible(
                 f"No plan fits {self.devices} devices of {size(self.memory_bytes)}: the leanest"
                 f" needs {size(min(each.bytes for each in self.large))}. Take more devices, or a"
@@ -394,16 +407,13 @@ class Search:
             if self.devices % (pp * tp) == 0:
                 yield Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
 
-    def plans(self) -> Iterator[Plan]:
-        """All that can be."""
-        for dp, pp, (tp, _, _), _, _ in (
-            each for each in self.products() if each not in self.refused
-        ):
-            stages = range(4 if dp > 1 else 1)
-            sequence = {False, tp > 1 and self.job.slices(tp, True)}
-            ways = [Way(tp, *how) for how in product(sequence, self.job.recompute)]
-            for zero, way, own in product(stages, ways, divisors(self.job.batch // dp)):
-                yield Plan(dp, pp, way, own, zero)
+    def plans(self, first: Plan) -> list[Plan]:
+        """All of the product of this one, which are `Alike`."""
+        dp, pp, (tp, *_), *_ = first
+        sequence = {False, tp > 1 and self.job.slices(tp, True)}
+        ways = [Way(tp, *how) for how in product(sequence, self.job.recompute)]
+        kinds = product(range(4 if dp > 1 else 1), ways, divisors(self.job.batch // dp))
+        return [Plan(dp, pp, way, own, zero) for zero, way, own in kinds]
 
     def impossible(self, plan: Plan) -> str:
         """Why this plan cannot be, or ""."""
@@ -424,7 +434,8 @@ class Search:
     def priced(self, plans: Sequence[Plan]) -> list[Planned]:
         """Of plans that are `Alike`."""
         alike = Alike(self, plans)
-        return [*map(Planned, plans, alike.seconds().tolist(), alike.bytes().tolist())]
+        found = alike.seconds(), alike.bytes()
+        return [*map(Planned, plans, *(each.ravel().tolist() for each in found))]
 
     def seconds(self, plan: Plan) -> float:
         """Of a step."""
@@ -434,14 +445,10 @@ class Search:
         """Of the fullest device, at its peak."""
         return self.priced([plan])[0].bytes
 
-    def simulated(self, plan: Plan) -> float:
-        """Seconds of a step by 1F1B, message by message; the same whatever memory a device has."""
-        return simulated(self.job, self.hardware, self.devices, self.on_device, plan)
-
     @collector_paused()
     def scheduled(self, plan: Plan, schedule: str, **options: int) -> float:
-        """Seconds of a step by this schedule, simulated piece by piece, with the messages of two
-        replicas at the price of all; one that halves backwards is refused. Beyond 3 pp
+        """Seconds of a step by this schedule, simulated piece by piece: one replica stands for
+        all, its messages at the price of all; one that halves backwards is refused. Beyond 3 pp
         micro-batches a step is affine in them."""
         m, pp = self.job.batch // (plan.dp * plan.rows), plan.pp
         made = partial(Schedule.named(schedule), pp, **options)
@@ -457,11 +464,11 @@ class Search:
                 f"{whole.stages} stages need as many blocks, and there are fewer.",
             ),
         )
-        cost, stages, layers = self.cost_of(plan, whole.stages)
+        cost, stages, layers = self.cost_of(plan, whole)
 
         def step(count: int) -> float:
             order = by_layers(made(micro_batches=count), layers)
-            lowered = with_replicas(order, 1, min(plan.dp, 2), stages, zero=plan.zero)
+            lowered = with_replicas(order, 1, 1, stages, zero=plan.zero, alone=plan.dp > 1)
             return simulate(lowered, cost).makespan
 
         if m <= 3 * pp:
@@ -469,11 +476,12 @@ class Search:
         two, three = step(2 * pp), step(3 * pp)
         return two + (m - 2 * pp) / pp * (three - two)
 
-    def cost_of(self, plan: Plan, count: int) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
-        """What the pieces of so many stages cost, the weights of each, and the pieces of each
-        stage."""
-        alike, numbers = Alike(self, [plan]), cut(self.job.blocks, count)
-        kinds = {name: alike.run(name) for name in PIECES}
+    def cost_of(
+        self, plan: Plan, order: Schedule
+    ) -> "tuple[Pieces, dict[int, Shapes], list[range]]":
+        """What the pieces cost, the weights of each, and the pieces of each stage of the order."""
+        alike, numbers = Alike(self, [plan]), cut(self.job.blocks, order.stages)
+        kinds = {name: alike.run(name, plan.zero) for name in PIECES}
         names = [name for each in numbers for name, number in each for _ in range(number)]
         runs = [kinds[name] for name in names]
         shapes = {
@@ -483,9 +491,17 @@ class Search:
             for name, run in kinds.items()
         }
         ends = [0, *accumulate(sum(number for _, number in each) for each in numbers)]
+        layers, slow = [range(*each) for each in pairwise(ends)], self.hardware.overlap_slowdown
+        for rank in range(order.ranks) if plan.zero == 2 else ():
+            own = [
+                n for at, each in enumerate(layers) if order.rank_of(at, 0) == rank for n in each
+            ]
+            for begun, *_ in Stage([runs[n] for n in own]).buckets:
+                run = runs[own[-1 - begun]]
+                more = {"backward": run.backward + run.room, "back": run.back + slow * run.room}
+                runs[own[-1 - begun]] = run._replace(**more)
         links = {
-            (first + a, first + b): wire.link()
-            for first in (0, plan.pp)
+            (a, b): wire.link()
             for a, b in product(range(plan.pp), repeat=2)
             if (wire := self.hardware.wire(a * plan.way.tp, b * plan.way.tp))
         }
@@ -501,10 +517,9 @@ class Search:
                 kind: [getattr(run, of).item() for run in runs]
                 for kind, of in zip("FB", ("ahead", "back"))
             },
-            ring=alike.ring.seconds,
+            ring=cache(alike.rings[plan.zero > 0].seconds),
         )
-        stages = {at: shapes[name] for at, name in enumerate(names)}
-        return cost, stages, [range(*each) for each in pairwise(ends)]
+        return cost, {at: shapes[name] for at, name in enumerate(names)}, layers
 
     # -- what would move a plan --------------------------------------------------------------------
 
@@ -553,8 +568,10 @@ class Search:
                 hardware = scaled(self.hardware, f"{place}.bytes_per_s", 2)
                 other = search(self.job, replace(hardware, collective_bytes_per_s=tuple(rates)))
                 yield f"links twice as fast {where}", other, other.best, 1
-        twice = replace(self.job, batch=2 * self.job.batch)
-        for name, job in {**jobs, "twice the batch, for as many samples,": twice}.items():
+        for name, job in {
+            **jobs,
+            "twice the batch, for as many samples,": replace(self.job, batch=2 * self.job.batch),
+        }.items():
             other = search(job, self.hardware)
             with suppress(Impossible):  # none fits, or the device has no such format
                 yield name, other, other.best, job.batch // self.job.batch
@@ -569,8 +586,12 @@ class Search:
         if any(
             self.time(work) > self.time([*work[:2], 0]) for work in found.work[:2, :, 0].tolist()
         ):
-            one = self.charged(name, way, (1, 1))
-            found = Facts(*(np.where(self.job.rows == 1, *each) for each in zip(one, found)))
+            found = Facts(
+                *(
+                    np.where(self.job.rows == 1, *each)
+                    for each in zip(self.charged(name, way, (1, 1)), found)
+                )
+            )
         return found
 
     def charged(self, name: str, way: Way, sizes: tuple[int, int]) -> Facts:
@@ -586,7 +607,7 @@ class Search:
             work[:2, 0] += [(apart * (of == at)).sum(0) for at in (0, 1)]
         return facts._replace(work=work, products=0)
 
-    def time(self, work: Iterable[float], tensors: int = 1) -> float:
+    def time(self, work: Iterable, tensors: int = 1) -> Any:
         return Work(*work).seconds(self.hardware, self.job.dtype, tensors)
 
     def run(self, name: str, way: Way, copying: bool) -> np.ndarray:
@@ -597,7 +618,8 @@ class Search:
         (forward, backward, _), none = facts.work, 0 * kept
         if copying:
             backward = backward + [none, 2 * gradients, tensors]
-        seconds = np.array([[*map(self.time, each.T.tolist())] for each in (forward, backward)])
+        seconds = np.array([*map(self.time, (forward, backward))])
+        room = self.time(backward + np.array(ROOM)[:, None]) - seconds[1]
         calls = sum(
             self.ring(range(way.tp), kind).seconds(called[:, 1], called[:, 0])
             for kind, called in zip(COLLECTIVES, facts.called.swapaxes(0, 1))
@@ -606,23 +628,18 @@ class Search:
             [
                 *seconds + calls,
                 *slow * seconds + calls,
-                *(facts.first, facts.again, facts.update, kept + self.on_device * message),
+                *(room, facts.first, facts.again, facts.update, kept + self.on_device * message),
                 *facts.held[1:-1],
             ]
         )
-
-    def update(self, name: str, way: Way, sharers: int) -> float:
-        """Seconds of a piece's update, of which each of so many replicas does its share."""
-        facts = self.facts(name, way)
-        flops, moved, operators = facts.work[2, :, 0].tolist()
-        return self.time((flops // sharers, moved // sharers, operators), int(facts.held[-1, 0]))
 
     def ring(self, ranks: range, kind: str) -> "Ring":
         """What a Cost charges a collective of these ranks, in each of its ways."""
         hardware, nodes = self.hardware, len({rank // self.hardware.node_size for rank in ranks})
         wires = {pair: hardware.wire(*pair) for pair in zip(ranks, [*ranks[1:], 0])}
+        links = {wire: wire.link() for wire in {*wires.values()} if wire}
         prices = hardware.prices(1) | {
-            "links": {pair: wire.link() for pair, wire in wires.items() if wire}
+            "links": {pair: links[wire] for pair, wire in wires.items() if wire}
         }
         if hardware.collective_bytes_per_s:
             prices["buses"] = {nodes: Wire("", 0, hardware.bus_bytes_per_s(nodes)).link()}
@@ -690,13 +707,15 @@ class Pieces(Cost):
 
 class Run(NamedTuple):
     """So many equal pieces in a row. Of each, seconds of its forward and backward, and of both
-    beside messages (`ahead`, `back`), where all work is slower; bytes, as of Facts, and `sizes` of
-    the gradients that leave, weight by weight."""
+    beside messages (`ahead`, `back`), where all work is slower; how much longer a backward is that
+    makes `room` for a bucket; bytes, as of Facts, and `sizes` of the gradients that leave, weight
+    by weight."""
 
     forward: Any
     backward: Any
     ahead: Any
     back: Any
+    room: Any
     first: Any
     again: Any
     most: Any
@@ -729,14 +748,15 @@ class Stage:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
-        """Of each bucket of gradients the piece in whose backward it is full, counted from the
-        last one, and its bytes."""
+        """Of each bucket of gradients the pieces in whose backward it begins and is full, counted
+        from the last one, and its bytes."""
         found, each = [], 0
         for run in reversed(self.runs):
             for piece in range(each, each := each + run.count):
                 for own in reversed(run.sizes):
-                    last = found.pop()[1] if found and found[-1][1] + own <= BUCKET_BYTES else 0
-                    found.append((piece, last + own))
+                    more = found and found[-1][2] + own <= BUCKET_BYTES
+                    begun, _, last = found.pop() if more else (piece, piece, 0)
+                    found.append((begun, piece, last + own))
         return found
 
     def total(self, name: str) -> Any:
@@ -761,8 +781,8 @@ class Turn(NamedTuple):
 
 
 class Alike:
-    """Plans that differ in their rows, recompute and sequence parallelism alone. What their
-    replicas send:
+    """Plans of one product, which differ in rows, recompute, sequence parallelism and ZeRO: each
+    stage of ZeRO has the same others, in turn. What replicas send:
 
     ZeRO  messages                                         hidden by
     0     all-reduce of gradients, bucket by bucket        the last backward
@@ -771,35 +791,43 @@ class Alike:
     1, 2  all-gather of the new weights                    nothing
     3     all-gather of each piece's weights               the piece before it, each time
           reduce-scatter of its gradients                  the piece after it, in each backward
+
+    Seconds and bytes have a row for each stage of ZeRO.
     """
 
     def __init__(self, search: Search, plans: Sequence[Plan]):
-        self.search, (self.dp, self.pp, (self.tp, *_), _, self.zero) = search, plans[0]
+        self.search, (self.dp, self.pp, (self.tp, *_), *_) = search, plans[0]
+        self.zeros = [*dict.fromkeys(plan.zero for plan in plans)]
+        plans = plans[: len(plans) // len(self.zeros)]
         self.ways = [*dict.fromkeys(plan.way for plan in plans)]
         self.way = np.array([self.ways.index(plan.way) for plan in plans])
         self.row = np.searchsorted(search.job.rows, [plan.rows for plan in plans])
         self.micro_batches = search.job.batch // (self.dp * search.job.rows[self.row])
-        self.ring = search.ring(
-            range(0, self.dp * self.pp * self.tp, self.pp * self.tp),
-            "reduce_scatter" if self.zero else "all_reduce",
-        )
+        self.rings = [
+            search.ring(range(0, self.dp * self.pp * self.tp, self.pp * self.tp), kind)
+            for kind in ("all_reduce", "reduce_scatter")
+        ]
         self.stages = cache(self.stages)
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str, zero: int) -> Run:
         """A piece of this name."""
-        values = [self.search.run(name, way, self.dp > 1 and self.zero < 3) for way in self.ways]
-        updates = [self.search.update(name, way, self.dp if self.zero else 1) for way in self.ways]
-        told = np.array(values)[self.way, :, self.row].T
-        sizes, found = self.search.facts(name, self.ways[0]).sizes[:, 0], Run(*told, 0, ())
-        if not self.zero:  # of gradients, which may be of another format
+        search, copying, sharers = self.search, self.dp > 1 and zero < 3, self.dp if zero else 1
+        told = np.array([search.run(name, way, copying) for way in self.ways])
+        facts = [search.facts(name, way) for way in self.ways]
+        flops, moved, operators = np.array([each.work[2, :, 0] for each in facts]).T
+        update = search.time(
+            (flops // sharers, moved // sharers, operators), int(facts[0].held[-1, 0])
+        )
+        found, sizes = Run(*told[self.way, :, self.row].T, 0, ()), facts[0].sizes[:, 0]
+        if not zero:  # of gradients, which may be of another format
             sizes = sizes * int(found.gradients[0]) // max(1, int(found.weights[0]))
-        return found._replace(update=np.array(updates)[self.way], sizes=tuple(sizes.tolist()))
+        return found._replace(update=update[self.way], sizes=tuple(sizes.tolist()))
 
-    def stages(self, count: int) -> list[Stage]:
-        """So many; of like pieces the same."""
+    def stages(self, zero: int) -> list[Stage]:
+        """Of like pieces the same."""
         one, shapes = (
-            {name: self.run(name) for name in PIECES},
-            cut(self.search.job.blocks, count),
+            {name: self.run(name, zero) for name in PIECES},
+            cut(self.search.job.blocks, self.pp),
         )
         found = {
             shape: Stage([one[name]._replace(count=count) for name, count in shape])
@@ -813,12 +841,12 @@ class Alike:
         """Of a step: the longest of some ways through it. All go with the first micro-batch through
         all stages and back. Then one goes to and fro between stage s and the last one, p - s
         micro-batches a time. Others stay at stage s, from its first backward to its last forward,
-        or from its first forward, or to its last backward. The first dim is the stage's."""
-        stages, pp, m = self.stages(self.pp), self.pp, self.micro_batches
-        turns = {stage: np.stack(np.broadcast_arrays(*self.turn(stage), m)) for stage in {*stages}}
-        told = Turn(*np.stack([turns[stage][:-1] for stage in stages], 1))
-        hops = np.array([self.hop(s, stage) for s, stage in enumerate(stages[:-1])] + [0.0 * m])
-        both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None]
+        or from its first forward, or to its last backward. The dims are those of stages, of ZeRO
+        and of plans."""
+        pp, m, stages = self.pp, self.micro_batches, self.stages(self.zeros[0])
+        told = Turn(*np.stack([*map(self.turns, self.zeros)], 2))
+        hops = np.array([*map(self.hop, range(pp - 1), stages), 0.0 * m])[:, None]
+        both, few = told.forward + told.backward, np.arange(pp, 0, -1)[:, None, None]
         others = np.minimum(few, m) - 1  # micro-batches that go in before the first comes back
         rounds = m - 1 - others
         behind = np.cumsum((both + 2 * hops)[::-1], 0)[::-1] - both + told.turn[-1]
@@ -841,51 +869,62 @@ class Alike:
         wire = self.search.hardware.wire(s * self.tp, (s + 1) * self.tp)
         return wire.alpha_s + stage.message / wire.bytes_per_s if wire else 0 * stage.message
 
-    def turn(self, stage: Stage) -> Turn:
+    def turns(self, zero: int) -> np.ndarray:
+        """The Turn of each stage; the first dim is that of its numbers."""
+        stages, like = self.stages(zero - (zero == 2)), self.micro_batches  # 2 has those of 1
+        found = {
+            stage: np.stack(np.broadcast_arrays(*self.turn(stage, zero), like)[:-1])
+            for stage in {*stages}
+        }
+        return np.stack([found[stage] for stage in stages], 1)
+
+    def turn(self, stage: Stage, zero: int) -> Turn:
         """By the table of messages."""
-        after = stage.total("update")
-        if self.zero in (1, 2):
-            after = after + self.ring.seconds(np.array(stage.buckets)[:, 1]).sum()
+        after, ring = stage.total("update"), self.rings[zero > 0]
+        if zero in (1, 2):
+            after = after + ring.seconds(np.array(stage.buckets)[:, 2]).sum()
         if self.dp == 1:
             return Turn(stage.forward, stage.forward, stage.backward, stage.backward, after)
         ways = self.last_hides, self.last_hides, self.each_hides, self.pieces_hide
-        return ways[self.zero](stage, after)
+        return ways[zero](stage, ring, after)
 
-    def last_hides(self, stage: Stage, after: Any) -> Turn:
+    def last_hides(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """A bucket leaves the last backward when it is full. Work is slower once the first has
         left."""
-        quick, full, takes = self.sent(stage)
+        quick, full, takes = self.sent(stage, ring)
         backward = stage.total("back") - quick
         arrived = np.max(full - quick + np.cumsum(takes[::-1], 0)[::-1], 0)
-        left = np.maximum(0, arrived - backward)
-        return Turn(stage.forward, stage.forward, stage.backward, backward, after + left)
+        after = after + np.maximum(0, arrived - backward)
+        return Turn(stage.forward, stage.forward, stage.backward, backward, after)
 
-    def each_hides(self, stage: Stage, after: Any) -> Turn:
+    def each_hides(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """A bucket waits until the one before has arrived, and so does the backward. The last
         travels beside the next forward and what leads to a bucket. The first backward is `quick`
         until then."""
-        quick, full, takes = self.sent(stage)
+        quick, full, takes = self.sent(stage, ring, True)
         backward = full[0] + np.maximum(np.diff(full, axis=0), takes[:-1]).sum(0)
         ahead, after = stage.total("ahead"), after + takes[-1]
         begin = np.maximum(0, takes[-1] - full[0] - ahead)
-        return Turn(stage.forward, ahead, backward, backward, after, begin, 0.0, quick)
+        return Turn(stage.forward, ahead, backward, backward, after, begin, quick=quick)
 
-    def sent(self, stage: Stage) -> tuple[Any, Any, Any]:
+    def sent(self, stage: Stage, ring: Ring, each: bool = False) -> tuple[Any, Any, Any]:
         """By how much a backward is quicker before a bucket leaves; when each is full in one that
-        is not, and how long it takes. The first dim is the bucket's."""
-        ends, sizes = np.array(stage.buckets).T
-        runs = stage.runs[::-1]
-        back, backward = (
+        is not, and how long it takes. The first dim is the bucket's. `each`: at stage 2."""
+        begun, ends, sizes = np.array(stage.buckets).T
+        runs, slow = stage.runs[::-1], self.search.hardware.overlap_slowdown
+        back, backward, room = (
             np.repeat([getattr(run, name) for run in runs], [run.count for run in runs], 0)
-            for name in ("back", "backward")
+            for name in ("back", "backward", "room")
         )
+        room = each * np.bincount(begun, minlength=len(room))[:, None] * room  # made anew each time
+        back, backward = back + slow * room, backward + room
         quick = (back - backward)[: ends[0] + 1].sum(0)
-        return quick, np.cumsum(back, 0)[ends], self.ring.seconds(sizes)[:, None]
+        return quick, np.cumsum(back, 0)[ends], ring.seconds(sizes)[:, None]
 
-    def pieces_hide(self, stage: Stage, after: Any) -> Turn:
+    def pieces_hide(self, stage: Stage, ring: Ring, after: Any) -> Turn:
         """The weights of a piece arrive beside the piece before it, and its gradients leave beside
         the one after it. Nothing hides the first weights of a forward or backward."""
-        takes = [0.0, *(self.ring.seconds(unit.weights) for unit in stage.units), 0.0]
+        takes = [0.0, *(ring.seconds(unit.weights) for unit in stage.units), 0.0]
         forward = backward = 0.0
         for unit, below, above in zip(stage.units, takes, takes[2:]):
             forward = forward + unit.count * np.maximum(unit.ahead, above)
@@ -894,19 +933,29 @@ class Alike:
         steady = np.maximum(ahead, own + following) - np.maximum(ahead, following)
         last = stage.units[-1]  # beside which nothing is sent the first time
         quick = (len(stage.units) == 1) * (last.back - last.backward)
-        every = forward, backward, backward, own + after, steady + own, takes[-2], quick
-        return Turn(own + forward - (last.ahead - last.forward), *every)
+        return Turn(
+            own + forward - (last.ahead - last.forward),
+            forward,
+            backward,
+            backward,
+            own + after,
+            steady + own,
+            takes[-2],
+            quick,
+        )
 
     # -- memory ------------------------------------------------------------------------------------
 
     def bytes(self) -> np.ndarray:
         """Of the fullest device, at its peak: in the first backward, before which no gradient is
         there, or in a later one. Of equal stages the first holds most."""
-        stages, m, found = self.stages(self.pp), self.micro_batches, []
+        stages, m, found = self.stages(self.zeros[0]), self.micro_batches, []
         for stage in dict.fromkeys(stages):
             alive = np.minimum(m, self.pp - stages.index(stage))
-            later = self.peak(stage, np.minimum(m - 1, alive), again=True)
-            found += [self.peak(stage, alive, again=False), np.where(m > 1, later, 0)]
+            found += [
+                self.peak(stage, alive, again=False),
+                np.where(m > 1, self.peak(stage, np.minimum(m - 1, alive), again=True), 0),
+            ]
         return np.max(found, 0).astype(int)
 
     def peak(self, stage: Stage, alive: Any, again: bool) -> Any:
@@ -916,34 +965,38 @@ class Alike:
         dp, growing, units = self.dp, self.dp == 1 and not again, stage.units
         weights, gradients, pieces = stage.weights, stage.gradients, stage.gradients // dp
         masters = gradients > weights  # which are in pieces, and so no weights
-        largest = np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES)
-        bucket = np.minimum(largest, weights)
+        bucket = np.minimum(np.max([unit.largest for unit in units], 0).clip(BUCKET_BYTES), weights)
         several = (self.micro_batches > 2) | (weights > bucket)  # or none has arrived
         buckets = 2 * bucket if again else np.minimum(2 * bucket, weights)
-        whole, standing, updated = (  # weights; gradients in a backward, and in the update
+        # weights; gradients in a backward, and in the update; by the stage of ZeRO
+        table = (
             (weights, gradients * (not growing), gradients),
             (weights, weights, pieces + np.where(masters, weights, weights - pieces)),
             (weights, pieces * (again & several) + buckets, pieces),
             (np.where(masters, 0, weights // dp), pieces * again, pieces),
-        )[self.zero]
-        kept, new, most = alive * stage.kept, 0, 0
+        )
+        whole, standing, updated = np.array(table)[self.zeros].swapaxes(0, 1)
+        zero, kept, new, most = np.array(self.zeros)[:, None], alive * stage.kept, 0, 0
         beside = [0, *(unit.weights for unit in units), 0]
         for unit, below, above in reversed([*zip(units, beside, beside[2:])]):
             inside = np.where(growing, unit.first, unit.again)
-            if self.zero == 3:  # its weights, those gathered ahead, and gradients that still leave
-                inside = np.minimum(unit.first, unit.again + unit.weights)
-                inside = np.maximum(inside, 2 * unit.weights - unit.kept)
-                inside = inside + unit.weights + below + above
+            # at stage 3 its weights, those gathered ahead, and gradients that still leave
+            alone = np.maximum(
+                np.minimum(unit.first, unit.again + unit.weights), 2 * unit.weights - unit.kept
+            )
+            inside = np.where(zero == 3, alone + unit.weights + below + above, inside)
             most = np.maximum(most, kept + new * growing + inside)
             kept, new = kept - unit.count * unit.kept, new + unit.count * unit.gradients
-        sharers = dp if self.zero else 1
-        update = updated + np.max([unit.most for unit in units], 0) // sharers
-        most = np.maximum(most + standing, update)
+        sharers = np.where(zero, dp, 1)
+        most = np.maximum(
+            most + standing, updated + np.max([unit.most for unit in units], 0) // sharers
+        )
         return whole + stage.total("others") // sharers + most
 
 
 @lru_cache(maxsize=1 << 12)
 def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan: Plan) -> float:
+    """Seconds of a step by 1F1B, message by message; the same whatever memory a device has."""
     return Search(job, hardware, devices, on_device=on_device).scheduled(plan, "1f1b")
 
 
@@ -952,12 +1005,12 @@ def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan:
 def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[Planned]:
     """All plans, the fastest first."""
     search = Search(job, hardware, devices, on_device=on_device)
-    alike: dict[tuple[int, ...], list[Plan]] = defaultdict(list)
-    for plan in search.plans():
-        alike[plan.pp, plan.way.tp, plan.zero].append(plan)
-    return sorted(
-        chain.from_iterable(map(search.priced, alike.values())), key=lambda each: each[1:]
+    found = (
+        search.priced(search.plans(first))
+        for first in search.products()
+        if first not in search.refused
     )
+    return sorted(chain.from_iterable(found), key=lambda each: each[1:])
 
 
 def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:

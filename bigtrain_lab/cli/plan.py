@@ -60,12 +60,20 @@ def plan(
     from .screen import screen, table
 
     profile = Hardware.named(hardware)
-    if profile.textbook:
-        raise Impossible("The unit profile has no memory and no seconds: name other hardware.")
+    refuse(
+        (
+            profile.textbook,
+            "The unit profile has no memory and no seconds: name other hardware.",
+        )
+    )
     if model:
         path, _, name = model.rpartition(":")
-        if not Path(path).is_file():
-            raise Impossible(f"There is no file {path!r}: name a model as my_model.py:make.")
+        refuse(
+            (
+                not Path(path).is_file(),
+                f"There is no file {path!r}: name a model as my_model.py:make.",
+            )
+        )
         make = run_path(path).get(name)
         job, others = model_job(make, batch, optimizer, precision), ()
     else:
@@ -73,9 +81,11 @@ def plan(
             layers, width, heads, sequence, vocabulary, fused_attention=fused_attention
         )
         job = gpt_job(config, batch, optimizer, precision)
-        fused = replace(config, fused_attention=True)
         others = (
-            ("fused attention", gpt_job(fused, batch, optimizer, precision)),
+            (
+                "fused attention",
+                gpt_job(replace(config, fused_attention=True), batch, optimizer, precision),
+            ),
             ("bf16", gpt_job(config, batch, optimizer, "bf16")),
         )
     search = Search(job, profile, devices, round(memory_gb * 1e9) or None)
@@ -156,8 +166,11 @@ def plan(
             )
             out.print(f"To run it on processes here: {command(lab)}", soft_wrap=True)
     if settings_for:
-        write = {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}
-        print(write[settings_for](plan, batch))
+        print(
+            {"megatron": for_megatron, "torchtitan": for_torchtitan, "deepspeed": for_deepspeed}[
+                settings_for
+            ](plan, batch)
+        )
     return 0
 
 
@@ -197,8 +210,12 @@ def for_megatron(plan: "Plan", batch: int) -> str:
 
 def for_torchtitan(plan: "Plan", batch: int) -> str:
     """Write the plan as torchtitan's TOML."""
-    if plan.zero == 1:
-        raise Impossible("torchtitan has no stage 1 of ZeRO: take settings for another library.")
+    refuse(
+        (
+            plan.zero == 1,
+            "torchtitan has no stage 1 of ZeRO: take settings for another library.",
+        )
+    )
     shards = plan.dp if plan.zero else 1
     local = batch // plan.dp if plan.pp > 1 else plan.rows
     tables = {
@@ -223,11 +240,13 @@ def for_torchtitan(plan: "Plan", batch: int) -> str:
 
 def for_deepspeed(plan: "Plan", batch: int) -> str:
     """Write the plan as DeepSpeed's JSON, of what its file can say."""
-    if plan.pp > 1 or plan.way.recompute != "none" or plan.way.sequence_parallel:
-        raise Impossible(
+    refuse(
+        (
+            plan.pp > 1 or plan.way.recompute != "none" or plan.way.sequence_parallel,
             "DeepSpeed's pipelines, recompute and sequence parallelism are said in the script, not"
-            " in its file: take settings for another library."
+            " in its file: take settings for another library.",
         )
+    )
     return json.dumps(
         {
             "train_batch_size": batch,

@@ -202,7 +202,7 @@ class Cost:
         if key not in self._found:
             self._found[key] = ceil(
                 self._price(self.durations[kind], 0) * self.ticks_per_unit
-                if kind in self.durations
+                if kind in self.durations and len(ranks) > 1
                 else min(
                     latency + size_bytes * gap for latency, gap in self.ways(kind, ranks, lane)
                 )

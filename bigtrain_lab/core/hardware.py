@@ -146,7 +146,8 @@ class Hardware:
         return fast * (slow / fast) ** (log(nodes / low) / log(high / low))
 
     def seconds(self, flops: float, moved_bytes: float, dtype: str, operators: int = 0) -> float:
-        """Time of an action: matmul FLOPs in this dtype, bytes of other operators, launches."""
+        """Time of an action: matmul FLOPs in this dtype, bytes of other operators, launches. All
+        but the dtype may be arrays."""
         if dtype not in self.flops_per_s:
             raise Impossible(
                 f"{self.name} states no speed for {dtype}: "
@@ -156,7 +157,8 @@ class Hardware:
             self.memory_share * self.memory_bytes_per_s
         )
         launches = operators * self.launch_s
-        return max(work, launches) if self.launches_ahead else work + launches
+        longer = work * (work >= launches) + launches * (work < launches)
+        return longer if self.launches_ahead else work + launches
 
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""

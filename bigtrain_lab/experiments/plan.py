@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import Hardware, Impossible, Trace, counted, duration, knob, readings, size
+from ..core import Hardware, Trace, counted, duration, knob, readings, refuse, size
 from ..core.later import later, np, torch
 from ..data.published import Step
 from ..runtime.kept import kept
@@ -75,22 +75,26 @@ class PlanACluster(Combined):
     def replicas(self) -> int:
         """dp, of all devices."""
         copies, left = divmod(self.devices, self.pipeline * self.slices)
-        if left or not copies:
-            raise Impossible(
+        refuse(
+            (
+                left or not copies,
                 f"{self.pipeline} stages of {self.slices} slices do not fill"
-                f" {counted(self.devices, 'device')}: take a product that divides them."
+                f" {counted(self.devices, 'device')}: take a product that divides them.",
             )
+        )
         return copies
 
     @cached_property
     def micro_batches(self) -> int:
         """Of all replicas."""
         count, left = divmod(self.batch, self.rows)
-        if left or count % self.replicas:
-            raise Impossible(
+        refuse(
+            (
+                left or count % self.replicas,
                 f"{self.batch} samples do not make equally many micro-batches of {self.rows} for"
-                f" {counted(self.replicas, 'replica')}: take other rows, or fewer replicas."
+                f" {counted(self.replicas, 'replica')}: take other rows, or fewer replicas.",
             )
+        )
         return count
 
     @cached_property
@@ -132,9 +136,16 @@ class PlanACluster(Combined):
     def simulated_by(self, plan: dict[str, Any]) -> tuple[float, int]:
         """What a plan of these settings takes and needs."""
         own = {name: getattr(self, name) for name in Combined.model_fields}
-        settings = own | plan | {"fault": "none", "micro_batches": self.batch // plan["rows"]}
-        settings["memory_mb"] = 0.0  # which changes neither
-        settings["replicas"] = self.devices // (plan["pipeline"] * plan["slices"])
+        settings = (
+            own
+            | plan
+            | {
+                "fault": "none",
+                "memory_mb": 0.0,  # which changes neither
+                "micro_batches": self.batch // plan["rows"],
+                "replicas": self.devices // (plan["pipeline"] * plan["slices"]),
+            }
+        )
         return simulated(tuple(settings.items()), self.members(settings), repr(self.profile))
 
     @cached_property
@@ -160,8 +171,11 @@ class PlanACluster(Combined):
     @cached_property
     def best(self) -> tuple[str, float]:
         """The contender with the least step, and its seconds; "" where none fits."""
-        found = {name: self.simulated_by(settings)[0] for name, settings in self.contenders.items()}
-        return min(found.items(), key=lambda each: each[1], default=("", 0.0))
+        return min(
+            ((name, self.simulated_by(own)[0]) for name, own in self.contenders.items()),
+            key=lambda each: each[1],
+            default=("", 0.0),
+        )
 
     # -- what is told ------------------------------------------------------------------------------
 
@@ -248,8 +262,13 @@ def gpt_job(
     recompute: tuple[str, ...] = ("none", "selective", "full"),
 ) -> "planner.Job":
     """The training of a GPT of these sizes, as the planner asks for it."""
-    level = None if precision == "none" else precision
-    return job_of(config, batch, train.Optimizer.named(optimizer), level, recompute)
+    return job_of(
+        config,
+        batch,
+        train.Optimizer.named(optimizer),
+        None if precision == "none" else precision,
+        recompute,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -262,7 +281,9 @@ def job_of(
 ) -> "planner.Job":
     return planner.Job(
         config.layers,
-        partial(run_gpt, replace(config, layers=1), optimizer, level),
+        lambda sizes, way: run_gpt(
+            replace(config, layers=1), optimizer, level, recompute, sizes, *way[:2]
+        )[way.recompute],
         lambda tp, sequence: (
             not any(
                 size % tp for size in (config.heads, config.vocabulary, config.sequence * sequence)
@@ -279,10 +300,12 @@ def run_gpt(
     config: "models.GPTConfig",
     optimizer: "type[train.Optimizer]",
     level: str | None,
+    recompute: tuple[str, ...],
     sizes: tuple[int, ...],
-    way: "planner.Way",
-) -> "dict[str, list[planner.Facts]]":
-    """The dry runs of the pieces of a GPT, with micro-batches of these sizes."""
+    slices: int,
+    sequence_parallel: bool,
+) -> "dict[str, dict[str, list[planner.Facts]]]":
+    """The dry runs of the pieces of a GPT, with micro-batches of these sizes, by recompute."""
 
     def data(rows: int) -> tuple:
         ids, targets = (
@@ -309,7 +332,9 @@ def run_gpt(
             ("layers.0", "layers.2"),
         ),
         sizes,
-        way,
+        slices,
+        sequence_parallel,
+        recompute,
     )
 
 
@@ -317,9 +342,12 @@ def run_gpt(
 def published_search(step: Step) -> "planner.Search":
     """Of the training that was published, on the A100s of the profile, as Megatron-LM runs it."""
     config = models.GPTConfig(step.layers, step.width, step.heads, 2048, 51_200)
-    job = gpt_job(config, step.batch, precision="bf16", recompute=())
-    job = replace(job, run=partial(run_megatron, config, job.run))
-    return planner.Search(job, Hardware.named("a100-nvlink"), step.devices)
+    job = gpt_job(config, step.batch, precision="bf16")
+    return planner.Search(
+        replace(job, run=partial(run_megatron, config, job.run)),
+        Hardware.named("a100-nvlink"),
+        step.devices,
+    )
 
 
 def run_megatron(
@@ -357,8 +385,13 @@ def published_seconds(step: Step, recompute: str) -> float:
     """What this step takes by its published plan: selective recompute came with sequence
     parallelism."""
     search = published_search(step)
-    way = planner.Way(8, recompute == "selective", recompute)
-    plan = planner.Plan(1, step.devices // 8, way, step.rows, 0)
+    plan = planner.Plan(
+        1,
+        step.devices // 8,
+        planner.Way(8, recompute == "selective", recompute),
+        step.rows,
+        0,
+    )
     return (
         search.seconds(plan)
         if step.chunks == 1

@@ -81,7 +81,7 @@ class Wait(NamedTuple):
 class Together(NamedTuple):
     """A collective of the backend: it ends for all `ranks` at the latest of their issues plus
     its cost. `bytes` is the whole tensor; of a broadcast the first rank is the source. One rank
-    alone has nothing to wait for: no event."""
+    alone has nothing to wait for: no event, unless the cost prices it for many that are alike."""
 
     name: str
     kind: str

@@ -121,7 +121,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 lane.wait(posted[what])
                 continue
             if kind is Together:
-                if len(op.ranks) == 1:
+                if len(op.ranks) == 1 and not cost.collective(op.kind, op.bytes, op.ranks):
                     continue
                 what = (op, lane_name)
                 issues = posted.setdefault(what, {})
@@ -140,7 +140,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 start, issues[rank] = issues[rank], None
                 lane.now = latest + cost.collective(op.kind, op.bytes, op.ranks, lane_name)
                 events.append(Span(rank, lane_name, op.kind, op.name, start, lane.now))
-                if arriving := op.arriving(rank):
+                if len(op.ranks) > 1 and (arriving := op.arriving(rank)):
                     about = op.kind, op.name
                     events.append(Transfer(rank, lane_name, *about, latest, lane.now, *arriving))
                 continue

@@ -94,6 +94,7 @@ def with_replicas(
     compute_dtype: "torch.dtype | None" = None,
     ahead: int = 1,
     inside: Mapping = {},
+    alone: bool = False,
 ) -> Plan:
     """Return the plan of replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices).
 
@@ -102,10 +103,11 @@ def with_replicas(
     all_reduce  such as ring_all_reduce; without it the strategy's
     ahead       how many uses ahead stage 3 gathers the weights
     inside      collectives that actions call, as a Cost has them
+    alone       one replica, with messages: of several that are alike it stands for all
     """
     mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
-    if replicas == 1:
+    if replicas == 1 and not alone:
         return plan
     lanes = {}
     for (rank, _), ops in plan.lanes.items():

@@ -7,7 +7,8 @@ and hardly any time, and leads to the rank's blocks with tensors of the right sh
 them takes what arrived in their place. The forward ends where a block of the next rank begins. A
 message is what that block is given and has a gradient, in one flat tensor.
 
-Memory: while a rank makes the module, the whole of it.
+Memory: while a rank makes the module, the whole of it. guards/cut_module.py tries the stages before
+a process starts.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +22,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..core import Impossible, refuse
 from ..runtime.memory.saved import replaced
-from ..techniques import one_process
 from ..techniques.checkpoint import checkpoint
+from ..techniques.guards import cut_module as guard
 from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.one_process import Sample
 from .dry_run import META
@@ -32,98 +32,6 @@ from .recipe import Recipe
 
 APART = torch.random.fork_rng(devices=[])  # a decorator: numbers drawn in it are no others'
 TRIAL = {"optimizer": partial(torch.optim.SGD, lr=0.1), "steps": 2}
-
-
-def recipe_of(
-    make: Callable, blocks: Sequence[str], counts: Sequence[int], rows: int, again: bool, **told
-) -> Recipe:
-    """Make the Recipe of a module. `make()`: the module, (inputs, targets) with samples along dim
-    0, and a loss(output, targets). `blocks`: their paths; `counts`: how many each stage has. Its
-    micro-batches are `rows` samples of those inputs, again and again: replace `data` by your own.
-    `again`: blocks are computed again in the backward; `told`: all else.
-
-    Two micro-batches are trained here first, cut and whole. Impossible where these differ. It costs
-    both, one after the other, and the memory of two such modules."""
-    _, (inputs, targets), loss = make()
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    parts = [range(*each) for each in pairwise(accumulate([0, *counts]))]
-
-    def data(number: int) -> Sample:
-        at = torch.arange(number * rows, (number + 1) * rows)
-        given, y = tree_map_only(Tensor, lambda each: each[at % len(each)], (inputs, targets))
-        return Sample(tree_leaves(given)[0], y, given)
-
-    def model(number: int, level: str | None) -> nn.Module:
-        whole = made(make)[0]
-        with META:
-            like = MixedPrecision(level).prepare(made(make)[0], masters=False)
-        for name, _ in [*whole.named_parameters(remove_duplicate=False)]:
-            if number not in places[name]:
-                owner, _, leaf = name.rpartition(".")
-                part = whole.get_submodule(owner)
-                delattr(part, leaf)
-                setattr(part, leaf, torch.empty_like(like.get_parameter(name), requires_grad=True))
-        return Stage(whole, blocks, parts[number], number, again)
-
-    try:
-        places, tied = places_of(make, blocks, parts, data(0))
-        common = {"data": data, "loss": loss, "ranks": len(counts), "tied": tied}
-        refuse_other(make, Recipe(model=partial(model, level=None), **TRIAL, **common))
-    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
-        raise Impossible(
-            f"A trial of the stages failed, so take a plan with pp 1 or change the module: {error}"
-        ) from error
-    return Recipe(model=partial(model, level=told.get("precision")), **common, **told)
-
-
-@APART
-def made(make: Callable) -> tuple:
-    """What make() returns, with the same weights on each rank."""
-    torch.manual_seed(0)
-    return make()
-
-
-def refuse_other(make: Callable, trial: Recipe) -> None:
-    """Refuse a module that trains otherwise when it is cut."""
-    module, _, loss = made(make)
-    samples = [[trial.data(number)] for number in range(trial.steps)]
-    own, other = (
-        {"": torch.tensor(trained.losses)} | trained.weights
-        for trained in (
-            APART(trial.alone)(),
-            APART(one_process.synchronous)(
-                [Stage(module, (), range(0), 0)], samples, loss, trial.optimizer
-            ),
-        )
-    )
-    refuse(
-        (
-            not all(
-                torch.allclose(value, other[name], 1e-4, 1e-5, equal_nan=True)
-                for name, value in own.items()
-            ),
-            "Cut into stages, the module trains otherwise than whole. Draw numbers with torch,"
-            " weights in make() and others inside of blocks. Let the loss use its two arguments"
-            " alone, and change no lists, dicts or state that several blocks share.",
-        )
-    )
-
-
-class Elsewhere(TorchFunctionMode):
-    """Of a call with tensors on meta all are on meta: another rank has the values. What is made
-    where such a tensor is, such as a mask, is made on this device."""
-
-    def __init__(self, device: torch.device):
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        args, kwargs = args, dict(kwargs or {})
-        if any(torch.is_tensor(each) and each.is_meta for each in tree_leaves((args, kwargs))):
-            args, kwargs = tree_map_only(Tensor, lambda each: each.to(META), (args, kwargs))
-        elif kwargs.get("device") == META:
-            kwargs["device"] = self.device
-        return function(*args, **kwargs)
 
 
 class Ended(BaseException):
@@ -170,19 +78,77 @@ class Stage(nn.Module):
                 y = self.whole(*inputs)
             except Ended as end:
                 (y,) = end.args
-        refuse(
-            (
-                not x.is_meta and any(getattr(each, "is_meta", False) for each in tree_leaves(y)),
-                "A block or what follows them needs what another rank computed before them, so the"
-                " module cannot be cut: take a plan with pp 1.",
-            )
-        )
+        guard.refuse_elsewhere(x, tree_leaves(y))
         return y
 
 
 def learnt(*given) -> list[Tensor]:
     """The tensors in it that have a gradient."""
     return [each for each in tree_leaves(given) if torch.is_tensor(each) and each.requires_grad]
+
+
+class Elsewhere(TorchFunctionMode):
+    """Of a call with tensors on meta all are on meta: another rank has the values. What is made
+    where such a tensor is, such as a mask, is made on this device."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        args, kwargs = args, dict(kwargs or {})
+        if any(torch.is_tensor(each) and each.is_meta for each in tree_leaves((args, kwargs))):
+            args, kwargs = tree_map_only(Tensor, lambda each: each.to(META), (args, kwargs))
+        elif kwargs.get("device") == META:
+            kwargs["device"] = self.device
+        return function(*args, **kwargs)
+
+
+def recipe_of(
+    make: Callable, blocks: Sequence[str], counts: Sequence[int], rows: int, again: bool, **told
+) -> Recipe:
+    """Make the Recipe of a module. `make()`: the module, (inputs, targets) with samples along dim
+    0, and a loss(output, targets). `blocks`: their paths; `counts`: how many each stage has. Its
+    micro-batches are `rows` samples of those inputs, again and again: replace `data` by your own.
+    `again`: blocks are computed again in the backward; `told`: all else.
+
+    Two micro-batches are trained here first, cut and whole. Impossible where these differ."""
+    _, (inputs, targets), loss = make()
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    parts = [range(*each) for each in pairwise(accumulate([0, *counts]))]
+
+    def data(number: int) -> Sample:
+        at = torch.arange(number * rows, (number + 1) * rows)
+        given, y = tree_map_only(Tensor, lambda each: each[at % len(each)], (inputs, targets))
+        return Sample(tree_leaves(given)[0], y, given)
+
+    def model(number: int, level: str | None) -> nn.Module:
+        whole = made(make)[0]
+        with META:
+            like = MixedPrecision(level).prepare(made(make)[0], masters=False)
+        for name, _ in [*whole.named_parameters(remove_duplicate=False)]:
+            if number not in places[name]:
+                owner, _, leaf = name.rpartition(".")
+                part = whole.get_submodule(owner)
+                delattr(part, leaf)
+                setattr(part, leaf, torch.empty_like(like.get_parameter(name), requires_grad=True))
+        return Stage(whole, blocks, parts[number], number, again)
+
+    with guard.trial():
+        places, tied = places_of(make, blocks, parts, data(0))
+        common = {"data": data, "loss": loss, "ranks": len(counts), "tied": tied}
+        trial = Recipe(model=partial(model, level=None), **TRIAL, **common)
+        cut = APART(trial.alone)()
+    module, _, loss = made(make)
+    guard.refuse_other(cut, Stage(module, (), range(0), 0), loss, trial)
+    return Recipe(model=partial(model, level=told.get("precision")), **common, **told)
+
+
+@APART
+def made(make: Callable) -> tuple:
+    """What make() returns, with the same weights on each rank."""
+    torch.manual_seed(0)
+    return make()
 
 
 @APART

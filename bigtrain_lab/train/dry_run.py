@@ -150,6 +150,7 @@ class DryRank:
             journal.begin(name)
         yield
         ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
+        self._loaded &= self._hooked  # where the end of each action looks, all is seen
         for journal in self._journals:
             work = self._operators.work() - self._done
             journal.end(name, work, began, tuple(self._operators.products[first:]))

@@ -11,7 +11,7 @@ whose backward first brings it a gradient.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from ..core import Impossible, refuse
 from ..order import SLICES, Action
 from ..runtime.devices import built
 from ..runtime.memory import owned
+from ..runtime.memory.saved import replaced
 from ..techniques.checkpoint import checkpoint
 from ..techniques.checkpoint.inside import owners_of
 from ..techniques.mixed_precision import MixedPrecision
@@ -50,14 +51,6 @@ class Step(NamedTuple):
     again: Sequence[str] = ()
 
 
-class Held(NamedTuple):
-    """Bytes of a piece: of each weight, of all gradients, of the optimizer's state and masters."""
-
-    weights: tuple[int, ...]
-    gradients: int
-    others: int
-
-
 def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Step, int, str]:
     """The Step of a model of one's own, how many blocks it has, and its format. The blocks are the
     row of like children in a ModuleList or a Sequential that holds most weights. `make()`: a
@@ -81,7 +74,10 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
     rows = []
     for path, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):
-            for _, own in groupby(enumerate(part), key=look):
+            # like modules are of one class, and of one size
+            for _, own in groupby(
+                enumerate(part), key=lambda e: (type(e[1]), *(p.shape for p in e[1].parameters()))
+            ):
                 own = [*own]
                 weights = sum(p.numel() for _, child in own for p in child.parameters())
                 rows.append((weights * (len(own) > 1), path, own[0][0], len(own)))
@@ -116,21 +112,19 @@ def of_user(make: Callable, optimizer: Callable, level: str | None) -> tuple[Ste
     return step, count, str(next(module.parameters()).dtype).removeprefix("torch.")
 
 
-def look(numbered: tuple[int, nn.Module]) -> tuple:
-    """What like modules have in common."""
-    return type(numbered[1]), *(p.shape for p in numbered[1].parameters())
-
-
 def run_pieces(
     step: Step,
     sizes: Sequence[int],
     slices: int = 1,
     sequence_parallel: bool = False,
-    recompute: str = "none",
-) -> tuple[DryRun, list[Held], list[int]]:
-    """The dry run of a step of each size, its actions named as of three stages; what each piece
-    holds, and the bytes of a message after it, size by size."""
-    held: list[Held] = []
+    recompute: Sequence[str] = ("none",),
+) -> tuple[DryRun, list[tuple[list[int], int, int]], list[int]]:
+    """The dry run of a step of each size, with each recompute in turn, its actions named as of
+    three stages; for each piece bytes of each weight, of all gradients, of the optimizer's state
+    and masters; bytes of a message after it, step by step. Only the first step and the last one
+    update the weights."""
+    steps = [*product(recompute, sizes)]
+    held: list[tuple[list[int], int, int]] = []
     messages: list[int] = []
 
     def program(rank) -> None:
@@ -178,16 +172,16 @@ def run_pieces(
             "selective": [(part, "core") for part in owners_of(block, "core")],
             "full": [(module.get_submodule(path), "forward") for path in (step.block, *step.again)],
         }
-        for part, method in again[recompute]:  # a call finds this before the class's own
-            vars(part)[method] = partial(checkpoint, getattr(part, method))
-        vars(block)["forward"] = partial(cut, block.forward)
         rank.watch(lambda: owned.named({"": module}, optimizers.values(), precision.masters))
         own: dict[int, list[nn.Parameter]] = {}
-        for number, rows in enumerate(sizes):
-            with rank.aside():
-                given, targets = step.data(rows)
-            with precision:
+        for number, (how, rows) in enumerate(steps):
+            with precision, ExitStack() as around:
+                for part, method in again[how]:
+                    around.enter_context(replaced(part, method, partial(partial, checkpoint)))
+                around.enter_context(replaced(block, "forward", partial(partial, cut)))
                 enter("F", 0)
+                with rank.aside():
+                    given, targets = step.data(rows)
                 loss = step.loss(module(*given), targets, group) / 1  # micro-batch of an update
                 edges.append([(get_gradient_edge(loss), None)])
                 messages.append(0)
@@ -197,11 +191,11 @@ def run_pieces(
                     enter("B", stage)
                     if ends := [edge for edge, _ in edges.pop() if edge]:
                         torch.autograd.backward(ends, gradient)
+                    with rank.aside():
+                        gradient = [torch.empty_like(x) for edge, x in edges[-1] if edge]
                     spans.close()
                     for _, x in edges[-1]:
                         x.grad = None
-                    with rank.aside():
-                        gradient = [torch.empty_like(x) for edge, x in edges[-1] if edge]
                     seen = {*chain(*own.values())}
                     own.setdefault(
                         stage, [p for p in stepped if stepped[p].grad is not None and p not in seen]
@@ -209,9 +203,11 @@ def run_pieces(
                 for stage in STAGES:
                     if number == 0 and own[stage]:
                         optimizers[stage] = step.optimizer([stepped[p] for p in own[stage]])
-                    enter("U", stage)
+                    if number in (0, len(steps) - 1):
+                        enter("U", stage)
+                        if stage in optimizers:
+                            precision.step(optimizers[stage])
                     if stage in optimizers:
-                        precision.step(optimizers[stage])
                         optimizers[stage].zero_grad()
                 spans.close()
         left = len(stepped) - len([*chain(*own.values())])
@@ -223,8 +219,8 @@ def run_pieces(
             for p in own[stage]:
                 others += filter(torch.is_tensor, optimizers[stage].state[stepped[p]].values())
             held.append(
-                Held(
-                    tuple(p.nbytes for p in own[stage]),
+                (
+                    [p.nbytes for p in own[stage]],
                     sum(stepped[p].nbytes for p in own[stage]),
                     sum(t.nbytes for t in others),
                 )
@@ -233,7 +229,7 @@ def run_pieces(
     run = dry_run(program, slices=slices)
     refuse(
         (
-            len(messages) != len(STAGES) * len(sizes),
+            len(messages) != len(STAGES) * len(steps),
             f"A forward calls {step.block} more or less than once: plan it by hand.",
         )
     )

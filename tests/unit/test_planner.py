@@ -45,6 +45,7 @@ def search():
 @pytest.mark.parametrize("way", [Way(), Way(2, True, "full"), Way(2, True, "selective"), Way(8)])
 @pytest.mark.parametrize("name", ["before", "block", "after"])
 def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
+    search = Search(gpt_job(LAB.config, LAB.batch), search.hardware, 4)
     told, (one, *_, eight) = search.facts(name, way), search.job.rows
     for at, shown in zip((0, -1), search.job.run((int(one), int(eight)), way)[name]):
         most = {what: getattr(shown, what).max() for what in ("first", "again", "update")}
@@ -55,7 +56,8 @@ def test_a_piece_is_affine_in_rows_and_in_slices(search, name, way):
 
 
 def test_closed_forms_are_near_what_the_lab_predicts(search):
-    """Three of each stage of ZeRO: without it within 1.5% in time, with it 2%; in memory a tenth."""
+    """Three of each stage of ZeRO: within 1.5% in time, as simulated within 0.5%, and a tenth in
+    memory."""
     draw = random.Random(0)
     drawn = [
         draw.sample([each for each in search.fitting if each.plan.zero == zero], 3)
@@ -63,10 +65,11 @@ def test_closed_forms_are_near_what_the_lab_predicts(search):
     ]
     for each in chain(*drawn):
         trace = LAB.replace(**LAB.settings_of(each.plan)).predict()
-        most = max(read.bytes for rank in range(4) for read in readings(trace, rank))
-        near = 0.02 if each.plan.zero else 0.015
-        assert each.seconds == pytest.approx(trace.step_time, rel=near), each.plan
-        assert each.bytes == pytest.approx(most, rel=0.1), each.plan
+        for seconds, near in (each.seconds, 0.015), (search.scheduled(each.plan, "1f1b"), 0.005):
+            assert seconds == pytest.approx(trace.step_time, rel=near), each.plan
+        assert each.bytes == pytest.approx(
+            max(read.bytes for rank in range(4) for read in readings(trace, rank)), rel=0.1
+        ), each.plan
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e8, 1e9, 1e10, 3e11])
@@ -89,13 +92,13 @@ def test_equal_pieces_are_one_times_their_number(zero):
         link = {"inside": Wire("", 1e-6, bytes_per_s), "collective_bytes_per_s": ()}
         search = Search(gpt_job(lab.config, 8), replace(lab.profile, **link), 2)
         alike = Alike(search, [Plan(2, 1, Way(), 1, zero)])
-        (stage,) = alike.stages(1)
+        (stage,) = alike.stages(zero)
         single = Stage([run._replace(count=1) for run in stage.runs for _ in range(run.count)])
         assert [run.count for run in stage.runs] == [1, 24, 1] and len(single.runs) == 26
         for alive, again in ((1, False), (3, True)):
             own, told = (alike.peak(each, alive, again) for each in (stage, single))
             assert own == told
-        for own, told in zip(alike.turn(stage), alike.turn(single)):
+        for own, told in zip(alike.turn(stage, zero), alike.turn(single, zero)):
             assert own == pytest.approx(told)
 
 
