@@ -280,13 +280,9 @@ class Accumulate(OfGPT, OneDevice):
         ids, targets = data.chosen_text(self.text).batch(
             self.seed, 0, number, self.sequences, self.sequence
         )
+        length = self.lengths(self.spread)[number % self.accumulation]
         return train.Sample(
-            ids,
-            targets.masked_fill(
-                torch.arange(self.sequence)
-                >= self.lengths(self.spread)[number % self.accumulation],
-                IGNORED,
-            ),
+            ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
         )
 
     @property

@@ -181,12 +181,8 @@ class Checkpoint(OfGPT, OneDevice):
         """The shapes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            return list(
-                models.chain_weights.repeated(
-                    [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)],
-                    self.layers,
-                )
-            )
+            pieces = [list(models.parameter_shapes(one, i, i + 1).values()) for i in range(3)]
+            return list(models.chain_weights.repeated(pieces, self.layers))
         sizes = models.chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 

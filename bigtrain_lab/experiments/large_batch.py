@@ -349,14 +349,8 @@ class LargeBatch(Replicated):
 
     def updates_to_target(self, trace: Trace) -> int | None:
         """Of the first evaluation that reaches the target."""
-        return next(
-            (
-                update
-                for update, value in zip(self.evaluated, samples(trace, ACCURACY))
-                if value >= self.target
-            ),
-            None,
-        )
+        found = zip(self.evaluated, samples(trace, ACCURACY))
+        return next((update for update, value in found if value >= self.target), None)
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         """The small batch, and this one."""

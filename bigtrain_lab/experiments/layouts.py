@@ -253,12 +253,8 @@ class Layouts(OnNodes):
     @cached_property
     def compared(self) -> dict[str, list]:
         """Layout -> its quantities, of those that are possible."""
-        traces = {
-            name: other.simulated()
-            for name, other in self.possible(
-                {name: {"layout": name, "fault": "none"} for name in LAYOUTS}
-            )
-        }
+        others = self.possible({name: {"layout": name, "fault": "none"} for name in LAYOUTS})
+        traces = {name: other.simulated() for name, other in others}
         return {
             name: [each.of(trace) for each in self.quantities] for name, trace in traces.items()
         }

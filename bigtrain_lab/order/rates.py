@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer
+from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer, grouped
 from ..core.trace import ACTION, once
 from .plan import Serve, Turns
 
@@ -25,11 +25,11 @@ TEST_LOSS, ACCURACY = "test loss", "test accuracy"
 
 def of_layers(trace: Trace, what: str) -> dict[str, list[float]]:
     """Layer -> all that rank 0 logged of it: its TRUST or its STEP."""
-    found: dict[str, list[float]] = {}
-    for event in trace.where(Scalar, rank=0):
-        if event.name.startswith(what):
-            found.setdefault(event.name.removeprefix(what), []).append(event.value)
-    return found
+    return grouped(
+        (event.name.removeprefix(what), event.value)
+        for event in trace.where(Scalar, rank=0)
+        if event.name.startswith(what)
+    )
 
 
 def last(trace: Trace, name: str) -> float | None:
@@ -147,10 +147,11 @@ class Called(NamedTuple):
 def called(trace: Trace) -> list[Called]:
     """Of rank 0, in the order of a step: "1F0.1 layers.1.mlp.down forward" is the second one of
     layer 1's forward."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for event in trace.transfers(0):
-        if inside := CALLED.match(event.name):
-            found.setdefault((inside[2], inside[1]), []).append(event.bytes)
+    found = grouped(
+        ((inside[2], inside[1]), event.bytes)
+        for event in trace.transfers(0)
+        if (inside := CALLED.match(event.name))
+    )
     return [
         Called(*key, len(own) / trace.steps, sum(own) / trace.steps) for key, own in found.items()
     ]

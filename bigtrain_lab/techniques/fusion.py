@@ -43,6 +43,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint as hint
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
+from ..core import grouped
 from .guards import fusion as guard
 
 BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
@@ -126,9 +127,7 @@ def best_groups(
             stack += sorted(ways, key=lambda way: -way[0])
         else:
             best = extra, now
-    members: dict[int, list[str]] = {}
-    for each, g in zip(operators, best[1].group_of):
-        members.setdefault(g, []).append(each.name)
+    members = grouped((g, each.name) for each, g in zip(operators, best[1].group_of))
     return [group for group in members.values() if len(group) > 1]
 
 

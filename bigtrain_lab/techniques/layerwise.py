@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..core import grouped
 from ..runtime.talk.group import Group
 from .guards import layerwise as guard, refuse_settings
 from .tensor_parallel import cut_of
@@ -139,10 +140,8 @@ class LayerWise(Optimizer):
     def _batches(self) -> Iterator[Batch]:
         """Yield the parameters that have gradients; count their steps."""
         for options in self.param_groups:
-            kinds: dict[tuple, list] = {}
-            for p in (p for p in options["params"] if p.grad is not None):
-                kinds.setdefault((p.device, p.dtype), []).append(p)
-            for alike in kinds.values():
+            moved = (p for p in options["params"] if p.grad is not None)
+            for alike in grouped(((p.device, p.dtype), p) for p in moved).values():
                 states = [self._state_of(p) for p in alike]
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)

@@ -55,6 +55,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from ..core import grouped
 from ..order.plan import Launch, Together, Wait
 from ..order.schedule import Action
 from ..runtime.memory.saved import replaced
@@ -322,9 +323,8 @@ class Replicas:
         self.held, self.sites, at, nothing = [], [], {}, {}
         self.held_of: dict[int, Held] = {}  # part -> where it lies
         self.numbers = [set() for _ in parts]  # part -> numbers of its sites
-        kinds: dict[object, list[int]] = {}  # parts that lie in one flat tensor
-        for k, part in enumerate(parts):
-            kinds.setdefault(k if stage else part.kind, []).append(k)
+        # parts that lie in one flat tensor
+        kinds = grouped((k if stage else part.kind, k) for k, part in enumerate(parts))
         for own in kinds.values():
             members = [*dict.fromkeys(n for k in own for n in parts[k].members)]
             held = Held([homes[n] for n in members], stage, group, compute_dtype, nothing)

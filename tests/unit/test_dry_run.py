@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab import Action, Hardware, Impossible, Optimizer
+from bigtrain_lab.core import grouped
 from bigtrain_lab.core.later import compiler_asleep
 from bigtrain_lab.experiments.layered import whole_layers
 from bigtrain_lab.experiments.pipeline import run_slice, slice_run
@@ -113,13 +114,12 @@ class Witness(TorchDispatchMode):
 
 def differences(account, seen):
     """Where the witness saw another level at any birth, or at an action's end."""
-    told, found = {}, {}
-    for (action, name), level in zip(account.moments, account.levels):
-        if action and name != "end":
-            told.setdefault(action, []).append(level)
-    for action, level in seen.levels:
-        if action:
-            found.setdefault(action, []).append(level)
+    told = grouped(
+        (action, level)
+        for (action, name), level in zip(account.moments, account.levels)
+        if action and name != "end"
+    )
+    found = grouped((action, level) for action, level in seen.levels if action)
     return [
         *(action for action in found if found[action] != told[action]),
         *(

@@ -201,12 +201,8 @@ def test_what_is_held_inside_actions_comes_when_the_hand_rests(monkeypatch):
     tell(made)
     assert made.trace.events == whole.events and panel.rows[0].predicted is not None
     panel.controls["budget"].value = 80.0
-    until(
-        lambda: (
-            panel.traces["predicted"].events
-            == panel.experiment.replace(budget=80.0).predict().events
-        )
-    )
+    expected = panel.experiment.replace(budget=80.0).predict().events
+    until(lambda: panel.traces["predicted"].events == expected)
 
 
 def test_one_press_sets_all_settings_as_they_were_at_first(panel):

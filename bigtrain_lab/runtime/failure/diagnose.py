@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ...core import grouped
 from ..memory.capacity import OutOfMemory
 from ..process.end import UNWRITABLE
 from ..process.pulse import REMEDIES
@@ -62,11 +63,11 @@ def lane_failure(doings: list[Doing]) -> str | None:
 
 def lines(directory: Path, doings: list[Doing]) -> str:
     """Where in its program each lane is, one line a place; stacks were asked for before."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for at in _live(doings):
-        if at.last != "failed" and (line := line_of(directory, doings[at.rank], at.thread)):
-            where = "" if at.lane == "compute" else f", lane {at.lane},"
-            places.setdefault((where, line), []).append(at.rank)
+    places = grouped(
+        (("" if at.lane == "compute" else f", lane {at.lane},", line), at.rank)
+        for at in _live(doings)
+        if at.last != "failed" and (line := line_of(directory, doings[at.rank], at.thread))
+    )
     return "".join(f"\n  {ranks(who)}{where} at {line}" for (where, line), who in places.items())
 
 

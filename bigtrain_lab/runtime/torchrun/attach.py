@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from ...core import Impossible
+from ...core import Impossible, grouped
 from ..devices import Devices, Node, choose, nccl_here, threads, visible
 from ..machine import cores
 from ..process import border
@@ -116,10 +116,7 @@ class Member(NamedTuple):
 
 def machines_of(members: list[Member]) -> dict[str, list[int]]:
     """The ranks on each machine."""
-    found: dict[str, list[int]] = {}
-    for rank, member in enumerate(members):
-        found.setdefault(member.machine, []).append(rank)
-    return found
+    return grouped((member.machine, rank) for rank, member in enumerate(members))
 
 
 def devices_of(members: list[Member], device: str) -> Devices:

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...core import Impossible
+from ...core import Impossible, grouped
 from ...runtime.talk.group import Group
 from ...runtime.talk.message import Shape
 from ..checkpoint.conditions import Conditions
@@ -227,9 +227,8 @@ def refuse(
             ),
         ),
     )
-    owners: dict[Tensor, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
+    named = module.named_parameters(remove_duplicate=False)
+    owners = grouped((parameter, name.rpartition(".")[0]) for name, parameter in named)
     for paths in owners.values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         refuse_any(
