@@ -173,11 +173,8 @@ class Turns:
     def wanted(self) -> int | None:
         """The place whose next request must be in hand before any is taken; None where one may
         be."""
-        live = {
-            p
-            for p, most in enumerate(self._op.requests)
-            if self.made[p] < most and p not in self._in_hand and p not in self._owed
-        }
+        known = self._in_hand.keys() | self._owed.keys()
+        live = {p for p, most in enumerate(self._op.requests) if self.made[p] < most} - known
         first = min(self._in_hand.values(), default=None)
         earlier = [
             (self._not_before[p], p) for p in live if first is None or self._not_before[p] <= first
