@@ -60,8 +60,12 @@ def made(labs: Iterable[str], build: str) -> dict[str, list[Path]]:
     """Keep what the predictions of the labs' settings need. Returns the files of each."""
     os.environ["XDG_CACHE_HOME"] = str(kept.kept_in("kept").with_name(f"site-{build}"))
     import_module(f"{PACKAGE.name}.train.dry_run")  # with torch, once for all that are forked
+    found, labs = {}, [*labs]
     with get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as processes:
-        return dict(zip(labs, processes.imap(make, labs)))
+        # a whole prediction is made first: then none of its dry runs is opened
+        for some in ([lab for lab in labs if lab in WHOLE], labs):
+            found |= zip(some, processes.map(make, some, 1))
+    return found
 
 
 def make(lab: str) -> list[Path]:
@@ -69,14 +73,11 @@ def make(lab: str) -> list[Path]:
     cls, opened = Experiment.named(lab), set()
     sys.addaudithook(lambda event, given: event == "open" and opened.add(str(given[0])))
     tell = predicted if lab in WHOLE else predicted.__wrapped__
-    for _ in range(1 + (lab in WHOLE)):  # the second time none of their dry runs is opened
-        opened.clear()
-        predicted.cache_clear()
-        for changed in settings(cls):
-            last_sizes.cache_clear()  # a page has no numpy: each place has a dry run
-            asked = live.defaults(cls) | changed
-            with suppress(Impossible):  # the page says why
-                tell(cls, tuple(asked.items()), cls.members(asked))
+    for changed in settings(cls):
+        last_sizes.cache_clear()  # a page has no numpy: each place has a dry run
+        asked = live.defaults(cls) | changed
+        with suppress(Impossible):  # the page says why
+            tell(cls, tuple(asked.items()), cls.members(asked))
     return sorted(
         path for path in kept.kept_in("kept").with_suffix("").glob("*") if str(path) in opened
     )
