@@ -3,8 +3,8 @@
 From the key that moves a slider, seen by the page, until after the frame that shows the new
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse: from the
-mouse's move until the last change of answers and picture, and of its own row among rivals; and
-until all is told: other rivals, sentences, the table of numbers, which come later. A drag moves
+mouse's move until the first new picture, or row of a table; and until all is told: what is held
+inside actions, other rivals, sentences, the table of numbers, which come later. A drag moves
 the panel's height by nothing, and leaves no error in the console. At last a slider moves in the
 page loaded anew, and in the panel of a kernel started anew.
 """
@@ -42,18 +42,16 @@ WATCH = """() => {
 }"""
 
 SEEN = """() => {
-    window.began = window.last = window.all = window.rivals = 0;
+    window.began = window.last = window.all = 0;
     document.addEventListener('mousemove', () => { window.began = performance.now(); }, true);
     const seen = (changes) => {
         const places = changes.map(({ target }) => target.closest ? target : target.parentElement);
         const rows = places.some(each => each?.closest('.btl-rows'));
         const foot = places.some(each => each?.closest('.btl-pane'));
-        const drawn = places.some(each => each && !each.closest('.btl-rows, .btl-pane')
-            && each.closest('.btl-player, .btl-lens, .widget-html'));
+        const drawn = changes.some((each, at) => each.attributeName === 'data-revision'
+            || each.type === 'childList' && places[at]?.closest('.btl-lens .widget-html'));
         setTimeout(() => {  // after the frame
-            const own = rows && window.rivals < window.began;  // which comes first
-            if (drawn || own) window.last = performance.now();
-            if (rows) window.rivals = performance.now();
+            if ((drawn || rows) && window.last <= window.began) window.last = performance.now();
             if (rows || foot) window.all = performance.now();
         }, 0);
     };
@@ -95,8 +93,9 @@ def frames(lab: Lab) -> list[float]:
 
 
 def drags(lab: Lab, name: str) -> tuple[list[float], list[float], set[float]]:
-    """Milliseconds from a move of the mouse to the picture that it brought, of each slider of a
-    panel; those until all is told; and the heights that the panel had."""
+    """Milliseconds from a move of the mouse to the first picture that it brought, or the first row
+    of a table, of each slider of a panel; those until all is told; and the heights that the panel
+    had."""
     page = lab.open("drag.ipynb", [f"from bigtrain_lab.panel import show\nshow({name!r})"])
     page.wait_for_selector(".btl-answers b")
     page.wait_for_timeout(SETTLED_MS)

@@ -139,8 +139,8 @@ function setOnce(part, name, value) { if (part && part.getAttribute(name) !== va
 function sayValue(handle) {
   const slider = handle.closest(".widget-slider"), readout = slider.querySelector(".widget-readout");
   const [name, unit = ""] = slider.querySelector(".widget-label").textContent.split(/, |，/);
-  handle.dataset.said = `${readout.textContent} ${unit}`.trim();
-  setOnce(handle, "aria-label", name); setOnce(handle, "aria-valuetext", handle.dataset.said); setOnce(handle.closest(".btl-graded")?.querySelector("input"), "aria-label", name);
+  const said = `${readout.textContent} ${unit}`.trim();
+  setOnce(handle, "data-said", said); setOnce(handle, "aria-label", name); setOnce(handle, "aria-valuetext", said); setOnce(handle.closest(".btl-graded")?.querySelector("input"), "aria-label", name);
   if (readout.isContentEditable) { setOnce(readout, "role", "textbox"); setOnce(readout, "aria-label", name); }
 }
 
