@@ -38,10 +38,8 @@ def block_flops(config: GPTConfig, batch: int) -> int:
 
 def forward_flops(config: GPTConfig, batch: int) -> int:
     """Of the whole: its blocks and the output layer. The backward does two products for each."""
-    return (
-        config.layers * block_flops(config, batch)
-        + 2 * batch * config.sequence * config.width * config.vocabulary
-    )
+    output = 2 * batch * config.sequence * config.width * config.vocabulary
+    return config.layers * block_flops(config, batch) + output
 
 
 def block_saved_bytes(

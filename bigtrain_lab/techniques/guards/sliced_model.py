@@ -227,8 +227,10 @@ def refuse(
             ),
         ),
     )
-    named = module.named_parameters(remove_duplicate=False)
-    owners = grouped((parameter, name.rpartition(".")[0]) for name, parameter in named)
+    owners = grouped(
+        (parameter, name.rpartition(".")[0])
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    )
     for paths in owners.values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         refuse_any(
