@@ -162,12 +162,26 @@ class Kernel:
             },
         )
         self.id, self.session = made["kernel"]["id"], uuid.uuid4().hex
+        self.at = f"ws://127.0.0.1:{hub.port}/user/{user}/api/kernels/{self.id}/channels"
+        self.token, self.dropped = hub.token, 0
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect; once more, as a browser does, where a connection is lost: the server keeps for
+        its session what the kernel says meanwhile."""
         self.wire = websocket.create_connection(
-            f"ws://127.0.0.1:{hub.port}/user/{user}/api/kernels/{self.id}/channels"
-            f"?session_id={self.session}",
-            header=[f"Authorization: token {hub.token}"],
+            f"{self.at}?session_id={self.session}",
+            header=[f"Authorization: token {self.token}"],
             timeout=PATIENCE_S,
         )
+
+    def heard(self) -> str | bytes:
+        while True:
+            try:
+                return self.wire.recv()
+            except websocket.WebSocketConnectionClosedException:
+                self.dropped += 1
+                self.connect()
 
     def send(self, kind: str, **content) -> str:
         header = {
@@ -194,7 +208,7 @@ class Kernel:
         )
         text, replied, idle = "", False, False
         while not (replied and idle):
-            got = self.wire.recv()
+            got = self.heard()
             if isinstance(got, bytes):  # with buffers: of widgets
                 continue
             said = json.loads(got)
@@ -418,6 +432,11 @@ def found(hub: Hub) -> list[dict]:
             int("memory" in sentence),
             "users",
             at_least=1,
+        ),
+        row(
+            "connections to kernels that were lost and made again",
+            sum(each.kernel.dropped for each in every if not each.lost),
+            "connections",
         ),
         row(
             "most memory of the hub and all that it started",
