@@ -2,10 +2,10 @@
 
 Before all: what torch imports for its first operator on meta, once a process; a panel does so when
 it opens. Cold: nothing is known of the model. Known: the dry runs of its pieces are there, as when
-a slider moves memory, links or devices. Beside the labs: plans drawn at random from all of four
-trainings, each priced by closed forms and simulated action by action. Beside what was published:
-the steps of four GPTs, each with full and with selective recompute; then parts of them, a layer and
-all-reduces.
+a slider moves links or devices. The frontier: all plans are priced, and a slider moves memory.
+Beside the labs: plans drawn at random from all of four trainings, each priced by closed forms and
+simulated action by action. Beside what was published: the steps of four GPTs, each with full and
+with selective recompute; then parts of them, a layer and all-reduces.
 """
 
 import os
@@ -39,6 +39,7 @@ from .measure import row
 
 LARGE = {"layers": 96, "width": 12288, "heads": 96, "sequence": 2048, "vocabulary": 51200}
 DEVICES, BATCH = (8, 1024, 4096), 1536
+MEMORIES = range(16, 164, 12)  # of a device, GB
 TINY = {"layers": 8, "width": 64, "heads": 8, "sequence": 32, "vocabulary": 256}
 MIDDLE = {"layers": 4, "width": 1024, "heads": 16, "sequence": 512, "vocabulary": 8192}
 TRAININGS = [
@@ -126,7 +127,23 @@ def speeds():
             spent = time.process_time() - begin
             told = f"{plans:,} plans of {LARGE['layers']} layers on {devices:,} devices, {what}"
             found.append(row(f"{told}: CPU time", spent, "s", at_most=most))
+        found += frontiers(job, profile, devices) if search.fitting else []
     return found
+
+
+def frontiers(job, profile, devices):
+    """As a slider of memory moves: once forward, then back over the same values."""
+    took = []
+    for gigabytes in [*MEMORIES, *reversed(MEMORIES)]:
+        begin = time.process_time()
+        found = Search(job, profile, devices, gigabytes * 10**9).frontier
+        took.append(1000 * (time.process_time() - begin))
+        print(f"{gigabytes} GB: {len(found)} on the frontier, {took[-1]:.0f} ms")
+    told = f"the frontier on {devices:,} devices at another memory"
+    return [
+        row(f"{told}: CPU time, median of {len(took)}", median(took), "ms", at_most=100),
+        row(f"{told}: the longest, whose best plan is simulated anew", max(took), "ms"),
+    ]
 
 
 class Ordered(NamedTuple):
