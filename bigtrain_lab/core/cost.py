@@ -264,6 +264,8 @@ class Cost:
 
     def _alike(self, step, rank: int) -> list[tuple]:
         """What the actions of a step have in common with all that cost the same."""
+        if not self.of_batch:
+            return [action[:2] for action in step]
         return [(a.kind, a.stage, id(self.of_batch.get((rank, a.micro_batch)))) for a in step]
 
     def _of(self, action, rank: int):
