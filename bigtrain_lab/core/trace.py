@@ -287,11 +287,10 @@ class Trace:
             )
             changes[rank] += (since, "message", 1), (end, "message", -1)
         for rank, own in changes.items():
-            going, before = Counter(), 0
+            going, before = dict.fromkeys(("compute", "called", "beside", "message"), 0), 0
             for tick, what, more in sorted(own):
-                computes = going["compute"] and not going["called"]
-                if tick > before and (computes or any(going.values())):
-                    spell = "compute" if computes else "waits"
+                if tick > before and any(going.values()):
+                    spell = "compute" if going["compute"] and not going["called"] else "waits"
                     goes_on = found[rank] and found[rank][-1][::2] == (spell, before)
                     begin = found[rank].pop()[1] if goes_on else before
                     found[rank].append((spell, begin, tick))

@@ -186,7 +186,7 @@ class Checkpoint(OfGPT, OneDevice):
         sizes = models.chain_weights.uneven_widths(self.layers, self.width)
         return [[shape] for shape in zip(sizes, sizes[1:])]
 
-    @property
+    @cached_property
     def weight_bytes(self) -> list[int]:
         """Of each layer."""
         return [self.item * sum(map(prod, layer)) for layer in self.weights]
@@ -244,9 +244,9 @@ class Checkpoint(OfGPT, OneDevice):
     def update(self) -> tuple[int, train.Work]:
         """Bytes of the optimizer's state, and the work of the last update: the sums over all
         weights."""
-        steps = min(self.steps, 2)
+        rule, steps = self.optimizer_class, min(self.steps, 2)
         each = [
-            updated(tuple(shape), self.dtype, self.optimizer_class, steps)
+            updated(tuple(shape), self.dtype, rule, steps)
             for layer in self.weights
             for shape in layer
         ]
@@ -364,6 +364,20 @@ class Checkpoint(OfGPT, OneDevice):
             ],
             "budget": self.budget_bytes if self.recompute.needs_budget() else None,
         }
+
+    def predict(self, inside: bool = True) -> Trace:
+        """Without what is `inside` actions also without what one figure draws, so that a picture
+        comes soon."""
+        if inside:
+            return super().predict()
+        return replace(
+            self.simulated(), settings=self.model_dump(mode="json") | {"facts": super().facts}
+        )
+
+    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Trace:
+        """For the figure of all plans with these, which a run keeps."""
+        drawn = figure == "budgets" and trace.clock == "predicted"
+        return replace(trace, settings=self.told) if drawn else trace
 
     def describe(self) -> str:
         return (

@@ -80,6 +80,7 @@ class Panel(widgets.VBox):
             chosen=self._draw,
             mend=lambda: self.set(**self._offer),
             take=self._take,
+            moving=lambda: self.settings.predicting,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self.foot = Foot(
@@ -270,7 +271,6 @@ class Panel(widgets.VBox):
                 None if self._refusal else self._compared.prediction,
             )
             note = self._compared.note if tab in CLOCKS[1:] else ""
-            self._tabulate()
             if trace is None and tab in CLOCKS[1:]:
                 runs = (
                     f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill"
@@ -284,6 +284,7 @@ class Panel(widgets.VBox):
                 made=self._compared.made(tab),
                 pinned=self.pinned if tab != PINNED else None,
             )
+            self._tabulate()  # a browser draws what it is sent first
 
     def _tabulate(self) -> None:
         if self._compared.prediction is None:

@@ -37,7 +37,8 @@ DRAWN = 8_000  # events: a move of a control stays below a third of a second
 
 class Picture(widgets.VBox):
     """`status` stands beside the tabs. `chosen()` is called when another tab is pressed, to `show`
-    what it stands for; `mend()` when the offer is taken, `take(settings, runs)` when a rival is."""
+    what it stands for; `mend()` when the offer is taken, `take(settings, runs)` when a rival is.
+    `moving()`: whether settings are still to be predicted."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Picture(widgets.VBox):
         chosen: Callable[[], None],
         mend: Callable[[], None],
         take: Callable[[dict, bool], None],
+        moving: Callable[[], bool],
     ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self._made = None  # the experiment whose trace is shown
@@ -94,7 +96,7 @@ class Picture(widgets.VBox):
             lambda _: None if self.lenses.value in (PLAYER, RIVALS) else chosen(), "room"
         )
         self._figure = widgets.VBox([], layout=widgets.Layout(width="auto"))
-        self.rivals = Rivals(take, layout=widgets.Layout(width="auto"))
+        self.rivals = Rivals(take, moving, layout=widgets.Layout(width="auto"))
         self.curves = widgets.HTML(layout=widgets.Layout(width="auto"))
         self.body = widgets.VBox([self.rivals, self._played, self._figure, self.curves]).add_class(
             "btl-lens"
@@ -163,7 +165,6 @@ class Picture(widgets.VBox):
         self._plan = (
             plan if plan is not None and len(plan) <= DRAWN and comparable(trace, plan) else None
         )
-        self._describe(about)
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
@@ -176,6 +177,7 @@ class Picture(widgets.VBox):
         if self.lenses.value == CURVES and not known:
             self._set(self.lenses, value=PLAYER)  # no loss is known
         self._draw()
+        self._describe(about)
 
     def watch(self, goes_on: bool, failed: bool = False) -> None:
         """A run begins: its timeline, until it tells what the lab's curves show. At its end what
@@ -234,6 +236,8 @@ class Picture(widgets.VBox):
         before, self._figure.children = self._figure.children, []
         for each in before:
             each.close()
+        if self._played in shown:
+            self._play(trace)  # before other threads take its time
         if name == RIVALS:
             self.rivals.show(self._made, trace, self._kept)
         elif name == CURVES:
@@ -242,8 +246,6 @@ class Picture(widgets.VBox):
             self._figure.children = [
                 drawn(name, lambda: self._made.shown(name, trace, self._pinned), self.player.room)
             ]
-        if self._played in shown:
-            self._play(trace)
 
     def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from ..core import Trace
-from ..core.overtaken import go_on
+from ..core.overtaken import WANTED, go_on
 from ..view import table
 from .compared import Pinned
 from .nearest import raised
@@ -15,16 +15,17 @@ from .settings import Newest
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
-    until theirs has come. `choose(settings, runs)` is called for the row that was clicked."""
+    until theirs has come; while the settings are `moving` on, nothing. `choose(settings, runs)` is
+    called for the row that was clicked."""
 
-    def __init__(self, choose: Callable[[dict, bool], None], **traits):
+    def __init__(self, choose: Callable[[dict, bool], None], moving: Callable[[], bool], **traits):
         super().__init__(
             lambda row, what: choose(self._settings[row], bool(what)),
             self._on_seen,
             html='<p class="btl-soft">Predicting all of them ...</p>',
             **traits,
         )
-        self._newest, self._wanted, self._shown = Newest(), None, None
+        self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
         self._seen = False
 
@@ -65,6 +66,7 @@ class Rivals(Rows):
     def _predict(self, experiment, known: Trace | None) -> None:
         """All rows, unless the settings move on, which is Overtaken; the trace of the first may be
         known."""
+        WANTED.set(lambda: experiment is self._shown and not self._moving())
         settings = self._list(experiment)
         now = experiment.model_dump().items()
         for name in sorted(settings, key=lambda name: not settings[name].items() <= now):

@@ -10,7 +10,7 @@ function render({ model, el }) {
   };
   const draw = () => {
     const held = root.contains(document.activeElement) ? document.activeElement.dataset : {};
-    root.innerHTML = model.get("html"); root.classList.toggle("btl-waiting", model.get("waiting"));
+    root.innerHTML = model.get("html");
     sort();
     const again = held.row ? `[data-row="${held.row}"]` : held.by ? `[data-by="${held.by}"]` : null;  // who presses Enter goes on from there
     if (again) root.querySelector(again)?.focus();
@@ -23,6 +23,7 @@ function render({ model, el }) {
   };
   root.addEventListener("click", take);
   root.addEventListener("keydown", (event) => { if (event.key === "Enter") take(event); });
-  model.on("change:html", draw); model.on("change:waiting", draw); draw(); model.send({ seen: true });
+  const wait = () => root.classList.toggle("btl-waiting", model.get("waiting"));
+  model.on("change:html", draw); model.on("change:waiting", wait); draw(); wait(); model.send({ seen: true });
 }
 export default { render };

@@ -197,7 +197,7 @@ class Newest:
             with self._lock:
                 over.set()
                 late = left.is_set() and over is self._last
-            if late:
+            if late and answer:
                 then(*answer)
 
         threading.Thread(target=work, daemon=True, name="bigtrain_lab prediction").start()
@@ -205,5 +205,5 @@ class Newest:
         with self._lock:
             left.set()
             soon = over.is_set() and over is self._last
-        if soon:
+        if soon and answer:
             then(*answer)

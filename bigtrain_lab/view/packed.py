@@ -6,7 +6,7 @@ import re
 from itertools import repeat
 from operator import attrgetter
 
-from ..core import MEMORY_KINDS, Memory, Span, Trace, Transfer, followed, peak, readings
+from ..core import MEMORY_KINDS, Memory, Trace, followed, peak, readings
 from ..core.waited import waited
 from ..order.holdings import holdings
 from . import palette, words
@@ -108,40 +108,28 @@ def packed(
     label, waits, deep = words.labels(trace), waited(trace), followed(whole or trace)
     spans, transfers = [], []
     read = {(e.rank, e.name) for e in trace.events if isinstance(e, Memory) and e.inside}
-    for e in trace.events:
-        if isinstance(e, Span):
-            wait = waits.get((e.rank, e.lane, e.name))
-            message = wait and wait.message
-            spans.append(
-                [
-                    number[e.rank, e.lane],
-                    e.kind[:1],
-                    e.name,
-                    label[e.name],
-                    e.start - start,
-                    e.end - start,
-                    e.version,
-                    wait.ticks if wait else 0,
-                    message.name if message else "",
-                    message.src if message else -1,
-                    (e.rank, e.name) in read,
-                ]
-            )
-        elif isinstance(e, Transfer):
-            rows_met = number.get((e.src, e.lane), number[e.src, "compute"]), number[e.rank, e.lane]
-            transfers.append(
-                [
-                    e.src,
-                    e.rank,
-                    e.kind,
-                    e.name,
-                    e.start - start,
-                    e.end - start,
-                    e.bytes,
-                    label[e.name],
-                    *rows_met,
-                ]
-            )
+    for rank, lane, kind, name, begins, ends, version in trace.spans():
+        wait = waits.get((rank, lane, name))
+        message = wait and wait.message
+        spans.append(
+            [
+                number[rank, lane],
+                kind[:1],
+                name,
+                label[name],
+                begins - start,
+                ends - start,
+                version,
+                wait.ticks if wait else 0,
+                message.name if message else "",
+                message.src if message else -1,
+                (rank, name) in read,
+            ]
+        )
+    for rank, lane, kind, name, leaves, arrives, src, size in trace.transfers():
+        rows_met = number.get((src, lane), number[src, "compute"]), number[rank, lane]
+        moved = leaves - start, arrives - start
+        transfers.append([src, rank, kind, name, *moved, size, label[name], *rows_met])
     return {
         "clock": trace.clock,
         "unit": trace.unit,

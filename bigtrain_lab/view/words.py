@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from ..core import Impossible, Span, Trace, Transfer
+from ..core import Impossible, Trace
 from ..core.trace import ACTION
 
 NAMES = re.compile(r"\b\d+[A-Z]\d+(?:\+\d+[A-Z]\d+)*\b")  # of actions in a sentence
@@ -32,7 +32,7 @@ def terms(trace: Trace) -> dict[str, str]:
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
     """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
     lanes = {(rank, "compute") for rank in range(trace.ranks)} | {
-        (e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))
+        (e.rank, e.lane) for e in (*trace.spans(), *trace.transfers())
     }
     return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
 
@@ -45,7 +45,8 @@ def row_name(row: tuple[int, str]) -> str:
 def labels(trace: Trace) -> dict[str, str]:
     """Name of a box or of a message -> label."""
     label_of = labelling(trace)
-    return {event.name: label_of(event.name) for event in (*trace.spans(), *trace.transfers())}
+    names = dict.fromkeys(event.name for event in (*trace.spans(), *trace.transfers()))
+    return {name: label_of(name) for name in names}
 
 
 def labelling(trace: Trace) -> Callable[[str], str]:

@@ -20,6 +20,7 @@ from bigtrain_lab import (
     show,
 )
 from bigtrain_lab.core import Alive, Knob, Scalar
+from bigtrain_lab.core.overtaken import Overtaken
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
@@ -167,7 +168,7 @@ def test_a_panel_from_class_instance_and_name():
 
 
 def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, monkeypatch):
-    """By a message each to answers and player, and one that greys what is still to be told."""
+    """By a message each to player and answers, and one that greys what is still to be told."""
     whole, foot, sent = Panel(Waves, micro_batches=5), panel.foot, []
     gate, real = threading.Event(), Waves.explain
     monkeypatch.setattr(Waves, "explain", lambda self, of: gate.wait(60) and real(self, of))
@@ -177,7 +178,7 @@ def test_a_move_is_drawn_first_and_the_rest_is_told_when_the_hand_rests(panel, m
             part.comm.send = lambda *args, part=part, **kwargs: sent.append(type(part).__name__)
     before = panel.player.data, foot.why.value, foot.numbers.value
     panel.controls["micro_batches"].value = 5
-    assert sent == ["HTML", "Foot", "Player"] and panel.experiment.micro_batches == 5
+    assert sent == ["Player", "HTML", "Foot"] and panel.experiment.micro_batches == 5
     assert panel.player.data != before[0] and (foot.why.value, foot.numbers.value) == before[1:]
     assert "btl-untold" in foot._dom_classes and panel.answers.value == whole.answers.value
     gate.set()
@@ -371,6 +372,33 @@ def test_an_overtaken_prediction_gives_up_at_its_next_step(step):
 def spanning(rank):
     with rank.span("step"):
         pass
+
+
+@pytest.mark.parametrize("patience_s", [0, 60])
+def test_what_gives_up_by_itself_answers_nothing(patience_s, monkeypatch):
+    newest, said, others = Newest(), [], {*threading.enumerate()}
+    monkeypatch.setattr(threading, "excepthook", lambda told: said.append(told.exc_value))
+
+    def gives_up():
+        time.sleep(0.1)
+        raise Overtaken
+
+    newest.ask(gives_up, said.append, patience_s)
+    for thread in {*threading.enumerate()} - others:
+        thread.join()
+    assert said == []
+
+
+def test_rivals_wait_while_settings_move_on():
+    rivals, moves = show("layouts").picture.rivals, [True]
+    rivals._moving = lambda: bool(moves)
+    rivals._handle_custom_msg({"seen": True}, [])
+    assert rivals._newest._last.wait(60)
+    assert rivals.waiting and rivals.html.count("predicting ...") == len(rivals._settings)
+    moves.clear()
+    rivals.show(rivals._wanted.replace(), rivals._trace, None)
+    until(lambda: not rivals.waiting)
+    assert "predicting ..." not in rivals.html
 
 
 def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
