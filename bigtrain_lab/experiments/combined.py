@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any, ClassVar
 
-from ..core import Impossible, Trace, duration, knob, readings, size
-from ..order import axes
+from ..core import Trace, duration, knob, refuse, size
+from ..order import axes, fullest_bytes
 from .experiment import Quantity
 from .layered import Layered, whole_layers
 
@@ -70,17 +70,19 @@ class Combined(Layered):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        if self.micro_batches % self.replicas:
-            raise Impossible(
+        refuse(
+            (
+                self.micro_batches % self.replicas,
                 f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas}"
                 f" replicas: take {-(-self.micro_batches // self.replicas) * self.replicas}"
-                " micro-batches."
-            )
-        if self.sharded and self.slices > 1 and not self.optimizer_class.element_wise():
-            raise Impossible(
+                " micro-batches.",
+            ),
+            (
+                self.sharded and self.slices > 1 and not self.optimizer_class.element_wise(),
                 f"{self.optimizer} sums its norms over replicas and slices at once under ZeRO,"
-                " which this lab does not predict: take adam, tp = 1, or zero = 0."
-            )
+                " which this lab does not predict: take adam, tp = 1, or zero = 0.",
+            ),
+        )
 
     unused: ClassVar[tuple] = (
         ("pipeline", lambda ranks: ranks == 1, {"schedule"}),
@@ -172,13 +174,7 @@ class Combined(Layered):
                 )
                 for at, axis in enumerate(WHAT)
             ),
-            Quantity(
-                "peak memory, fullest rank",
-                "B",
-                lambda t: max(
-                    (read.bytes for rank in range(t.ranks) for read in readings(t, rank)), default=0
-                ),
-            ),
+            Quantity("peak memory, fullest rank", "B", fullest_bytes),
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 

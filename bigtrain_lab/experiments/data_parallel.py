@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from .. import techniques, train
 from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
-from ..order import bubbles, exposed
+from ..order import bubbles, exposed, sent_bytes
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from .experiment import Quantity
 from .layered import Layered
@@ -218,11 +218,7 @@ class DataParallel(Layered):
                 "times",
                 lambda t: self.speed_up(t) if t.clock != "measured" else None,
             ),
-            Quantity(
-                "bytes sent a rank and step",
-                "B",
-                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
-            ),
+            Quantity("bytes sent a rank and step", "B", sent_bytes),
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
         )
 

@@ -28,10 +28,9 @@ from ..core import (
     Trace,
     counted,
     knob,
-    readings,
 )
 from ..core.family import is_typed
-from ..order import MOST, does_not_fit, not_finite
+from ..order import MOST, does_not_fit, not_finite, peak_bytes
 from ..order.simulate import simulate
 from ..runtime.failure.faults import FAULTS, SLOWER, Fault
 
@@ -442,10 +441,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         after one."""
         steps = {"steps": min(self.steps, 2)} if "steps" in type(self).model_fields else {}
         trace = self.replace(fault="none", **steps).predict()
-        return [
-            max((read.bytes for read in readings(trace, rank)), default=0)
-            for rank in range(self.ranks)
-        ]
+        return [peak_bytes(trace, rank) for rank in range(self.ranks)]
 
 
 def order_of(told: dict[str, Any]) -> str:

@@ -14,10 +14,21 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Impossible, Trace, knob
+from ..core import Trace, knob, refuse
 from ..core.later import torch
 from ..data.digits import CLASSES, PASS, POINTS, digits
-from ..order import ACCURACY, STEP, TEST_LOSS, TRUST, Plan, Schedule, last, of_layers, samples
+from ..order import (
+    ACCURACY,
+    STEP,
+    TEST_LOSS,
+    TRUST,
+    Plan,
+    Schedule,
+    last,
+    of_layers,
+    samples,
+    sent_bytes,
+)
 from ..runtime.kept import kept
 from .experiment import Quantity
 from .replicated import Replicated
@@ -167,17 +178,19 @@ class LargeBatch(Replicated):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        if self.batch > self.samples:
-            raise Impossible(
+        refuse(
+            (
+                self.batch > self.samples,
                 f"A batch of {self.batch:,} is more than the {self.samples:,} samples of the run:"
-                " take more samples, or a smaller batch."
-            )
-        if self.batch % (self.replicas * self.micro_batches):
-            raise Impossible(
+                " take more samples, or a smaller batch.",
+            ),
+            (
+                self.batch % (self.replicas * self.micro_batches),
                 f"A batch of {self.batch:,} cannot be cut into {self.replicas} x"
                 f" {self.micro_batches} equal micro-batches: take a multiple of"
-                f" {self.replicas * self.micro_batches}, or other numbers of them."
-            )
+                f" {self.replicas * self.micro_batches}, or other numbers of them.",
+            ),
+        )
 
     unused: ClassVar[tuple] = (
         ("task", lambda name: name == "digits", {"sequence"}),
@@ -331,11 +344,7 @@ class LargeBatch(Replicated):
             Quantity("updates", "", lambda t: t.steps),
             Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("the whole run", self.profile.unit, lambda t: t.makespan),
-            Quantity(
-                "bytes sent a rank and update",
-                "B",
-                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
-            ),
+            Quantity("bytes sent a rank and update", "B", sent_bytes),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
             Quantity(
                 "test accuracy, last",

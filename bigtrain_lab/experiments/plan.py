@@ -17,9 +17,10 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import Hardware, Trace, counted, duration, knob, readings, refuse, size
+from ..core import Hardware, Trace, counted, duration, knob, refuse, size
 from ..core.later import later, np, torch
 from ..data.published import Step
+from ..order import fullest_bytes
 from ..runtime.kept import kept
 from .combined import Combined
 from .experiment import Quantity
@@ -242,9 +243,7 @@ def simulated(
     device. `members`: the classes that the settings name; `profile`: the hardware that they name,
     in full, since this machine may be measured again."""
     trace = Combined(**dict(settings)).predict()
-    return trace.step_time, max(
-        read.bytes for rank in range(trace.ranks) for read in readings(trace, rank)
-    )
+    return trace.step_time, fullest_bytes(trace)
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,17 @@ from typing import Any, ClassVar
 from .. import data, models, techniques, train
 from ..core import Trace, Wire, duration, knob
 from ..core.later import np, torch
-from ..order import Action, Compute, Plan, Schedule, Together, by_layers, exposed, last
+from ..order import (
+    Action,
+    Compute,
+    Plan,
+    Schedule,
+    Together,
+    by_layers,
+    exposed,
+    last,
+    sent_bytes,
+)
 from ..runtime.kept import kept
 from .experiment import MB, Quantity
 from .replicated import Replicated
@@ -402,11 +412,7 @@ class Translate(Replicated):
             ),
             Quantity("exposed communication a step", self.profile.unit, exposed),
             Quantity("loading or waiting for data a step", self.profile.unit, starved),
-            Quantity(
-                "bytes sent a rank and step",
-                "B",
-                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
-            ),
+            Quantity("bytes sent a rank and step", "B", sent_bytes),
             Quantity("train loss", "", lambda t: last(t, "train loss"), exact=False),
             Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False),
         )

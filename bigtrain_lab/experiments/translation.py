@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 from .. import data, models, runtime, techniques, train
-from ..core import Impossible
+from ..core import Impossible, refuse
 from ..core.later import np, torch
 from ..order import Action, Schedule, by_layers
 
@@ -88,23 +88,29 @@ class Translation:
     resume: bool = False
 
     def __post_init__(self):
-        if self.watched not in ("bleu", "loss"):
-            raise Impossible(f"watched is {self.watched!r}: choose bleu or loss.")
-        if not self.pairs.held_out:
-            raise Impossible(
-                f"{self.pairs.name} holds no pair out: give some, to see what is learned."
-            )
         always = ("replicas", "accumulation", "epochs", "patience", "beam", "rows")
         optional = ("updates", "evaluators", "evaluate_every", "save_every")
         given = [name for name in optional if getattr(self, name) is not None]
         models.config.require_counts(**{name: getattr(self, name) for name in (*always, *given)})
-        if not 0 <= self.smoothing < 1:
-            raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
-        if self.resume and self.directory is None:
-            raise Impossible(
+        refuse(
+            (
+                self.watched not in ("bleu", "loss"),
+                f"watched is {self.watched!r}: choose bleu or loss.",
+            ),
+            (
+                not self.pairs.held_out,
+                f"{self.pairs.name} holds no pair out: give some, to see what is learned.",
+            ),
+            (
+                not 0 <= self.smoothing < 1,
+                f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.",
+            ),
+            (
+                self.resume and self.directory is None,
                 "resume goes on from a directory's last.pt, and directory is None: "
-                "name the one that the run saved in."
-            )
+                "name the one that the run saved in.",
+            ),
+        )
 
     @cached_property
     def sizes(self) -> "models.TranslatorConfig":

@@ -6,13 +6,12 @@ holds at every action is found by a dry run of its whole training; activations s
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from .. import models
-from ..core import Trace, duration, knob, peak, readings, size
-from ..order import exposed
+from ..core import Trace, duration, knob, readings, size
+from ..order import exposed, fullest_bytes, sent_bytes
 from .experiment import Quantity
 from .layered import Layered, whole_layers
 
@@ -169,18 +168,18 @@ class Zero(Layered):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-
-        def most(of: Callable) -> Callable:
-            return lambda trace: max(of(trace, rank) for rank in range(trace.ranks))
-
         return (
             *(
-                Quantity(f"{word}, most on a rank", "B", most(partial(Trace.peak_bytes, kind=kind)))
+                Quantity(
+                    f"{word}, most on a rank",
+                    "B",
+                    lambda t, kind=kind: max(t.peak_bytes(rank, kind) for rank in range(t.ranks)),
+                )
                 for kind, word in WORDS.items()
                 if kind != "master" or self.precision != "none"
             ),
-            Quantity("peak memory, fullest rank", "B", most(highest)),
-            Quantity("bytes sent a rank and step", "B", most(sent)),
+            Quantity("peak memory, fullest rank", "B", fullest_bytes),
+            Quantity("bytes sent a rank and step", "B", sent_bytes),
             Quantity("step time", self.profile.unit, lambda t: t.step_time),
             Quantity("exposed communication a step", self.profile.unit, exposed),
             Quantity("loss, mean of last batch", "", self.last_loss, exact=False),
@@ -241,7 +240,7 @@ class Zero(Layered):
                 f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while"
                 " it makes its model and its optimizer: no peak counts that."
             )
-        if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
+        if most_sent := sent_bytes(trace):
             gradients = self.weights * (
                 2 if self.stage and self.precision != "none" else self.config.item_bytes
             )
@@ -252,14 +251,3 @@ class Zero(Layered):
                 "all-reduce of all gradients sends. It waits for that alone "
                 f"{duration(exposed(trace), trace.unit)} of a step."
             )
-
-
-def sent(trace: Trace, rank: int) -> float:
-    """Bytes that a rank sends in a step."""
-    return trace.bytes_sent(rank) / trace.steps
-
-
-def highest(trace: Trace, rank: int) -> int:
-    """The most bytes that a rank held."""
-    most = peak(trace, rank)
-    return most.bytes if most else 0

@@ -43,11 +43,13 @@ __all__, __getattr__, __dir__ = offered(
             "checkpoint_bytes",
             "exposed",
             "field",
+            "fullest_bytes",
             "last",
             "of_layers",
             "peak_bytes",
             "reading_rate",
             "samples",
+            "sent_bytes",
             "sent_so_far",
         ),
         "schedule": (

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer, grouped
+from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer, grouped, peak
 from ..core.trace import ACTION, once
 from .plan import Serve, Turns
 
@@ -97,6 +97,11 @@ def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
     return [*found, (end, sent)]
 
 
+def sent_bytes(trace: Trace) -> float:
+    """Bytes that the rank which sends most sends in a step."""
+    return max(map(trace.bytes_sent, range(trace.ranks))) / trace.steps
+
+
 class Axis(NamedTuple):
     """What one axis of a mesh costs a step. `time`: in which a rank computes nothing, the mean over
     ranks as of Trace.shares; `bytes`: of the rank that sends most."""
@@ -177,10 +182,16 @@ def checkpoint_bytes(trace: Trace) -> int:
     return sum(held.get(kind, 0) for kind in ("weights", "master", "optimizer"))
 
 
-def peak_bytes(trace: Trace) -> int:
-    """The most that rank 0 held: inside actions too where a ledger followed them, else at their
+def peak_bytes(trace: Trace, rank: int = 0) -> int:
+    """The most that a rank held: inside actions too where a ledger followed them, else at their
     ends."""
-    return sum(each.bytes for each in trace.at_peak(0)) or trace.peak_bytes(0)
+    most = peak(trace, rank)
+    return most.bytes if most else 0
+
+
+def fullest_bytes(trace: Trace) -> int:
+    """The most that any rank held."""
+    return max(peak_bytes(trace, rank) for rank in range(trace.ranks))
 
 
 class Level(NamedTuple):

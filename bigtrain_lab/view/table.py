@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import CLOCKS, Peak, Trace, duration, peak, size
+from ..order import sent_bytes
 from . import palette, report, words
 from .waits import drawing
 
@@ -207,7 +208,7 @@ def rival_row(
         return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
     least, longest, most = scale
     shares, total = trace.shares(), held.bytes if held else 0
-    sent = max(trace.bytes_sent(rank) for rank in range(trace.ranks)) / trace.steps
+    sent = sent_bytes(trace)
     time = [
         f'<i class="btl-{what}" style="width:{100 * share * spent / longest:.2f}%"></i>'
         for what, share in shares._asdict().items()
