@@ -365,20 +365,6 @@ class Checkpoint(OfGPT, OneDevice):
             "budget": self.budget_bytes if self.recompute.needs_budget() else None,
         }
 
-    def predict(self, inside: bool = True) -> Trace:
-        """Without what is `inside` actions also without what one figure draws, so that a picture
-        comes soon."""
-        if inside:
-            return super().predict()
-        return replace(
-            self.simulated(), settings=self.model_dump(mode="json") | {"facts": super().facts}
-        )
-
-    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Trace:
-        """For the figure of all plans with these, which a run keeps."""
-        drawn = figure == "budgets" and trace.clock == "predicted"
-        return replace(trace, settings=self.told) if drawn else trace
-
     def describe(self) -> str:
         return (
             f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M"

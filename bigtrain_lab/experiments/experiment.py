@@ -65,7 +65,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
     )
 
-    is_shared: ClassVar[bool] = True  # in a class of its own: its fields are shown last
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
@@ -123,8 +122,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
-        """A subclass's own fields come first, then those it varies, then those shared ones that it
-        has as they are."""
+        """A lab's own fields come first, then those it varies, then those that it has as its bases
+        without a name have them."""
         fields, varied = cls.__pydantic_fields__, vars(cls).get("varied", {})
         for name, other in varied.items():
             field = fields.pop(name)
@@ -132,7 +131,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             own = field.json_schema_extra["knob"].but(**{"default": field.default} | about)
             fields[name] = FieldInfo.from_annotated_attribute(field.annotation, own)
         own = cls.knobs()
-        for base in [base for base in cls.__mro__ if vars(base).get("is_shared")]:
+        shared = (base for base in cls.__mro__ if "name" not in vars(base))
+        for base in (base for base in shared if issubclass(base, Experiment)):
             for name in [name for name, each in base.knobs().items() if own.get(name) is each]:
                 fields[name] = fields.pop(name)
 

@@ -45,7 +45,6 @@ class Layered(OfGPT, Pipelined):
     fields."""
 
     further: ClassVar[Mapping[str, Any]] = {}  # settings of a Recipe that change what a layer does
-    is_shared: ClassVar[bool] = True
     shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
 
     replicas: int = knob(

@@ -12,7 +12,6 @@ from .on_hardware import OnHardware
 class OfGPT(OnHardware):
     """`vocabulary`, `dropout` and `tied` are those of the model where they are no fields."""
 
-    is_shared: ClassVar[bool] = True
     must_exist: ClassVar[tuple[str, ...]] = ("config",)
 
     layers: int = knob(4, "transformer blocks", low=1, high=24, more=True)

@@ -33,8 +33,6 @@ def with_links(hardware: Hardware, ranks_per_node: int, gb_s: float = 0.0) -> Ha
 class OnHardware(Experiment):
     """Its modelled clock charges what a profile of hardware says."""
 
-    is_shared: ClassVar[bool] = True
-
     hardware: str = knob(
         "unit",
         "what the modelled clock charges for compute and messages",
@@ -120,8 +118,6 @@ class OnHardware(Experiment):
 
 class OnNodes(OnHardware):
     """The same where so many ranks are a node."""
-
-    is_shared: ClassVar[bool] = True
 
     node_size: int = knob(
         8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True

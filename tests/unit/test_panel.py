@@ -290,7 +290,11 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     rivals = shown.picture.rivals
     # nobody looks
     assert rivals.html.count("predicting ...") == 4 and "data-row" not in rivals.html
+    rivals._moving = lambda: True  # a hand goes on
     rivals._handle_custom_msg({"seen": True}, [])
+    assert rivals._newest._last.wait(60) and rivals.html.count("predicting ...") == 4
+    rivals._moving = lambda: False
+    shown.settings.predict()
     until(lambda: not rivals.waiting)
     assert rivals.html.count("<tr") == 1 + 4 and rivals.html.count("btl-own") == 1
     told = []
@@ -375,30 +379,17 @@ def spanning(rank):
 
 
 @pytest.mark.parametrize("patience_s", [0, 60])
-def test_what_gives_up_by_itself_answers_nothing(patience_s, monkeypatch):
+def test_what_gives_up_by_itself_answers_nothing(patience_s):
     newest, said, others = Newest(), [], {*threading.enumerate()}
-    monkeypatch.setattr(threading, "excepthook", lambda told: said.append(told.exc_value))
 
     def gives_up():
         time.sleep(0.1)
         raise Overtaken
 
-    newest.ask(gives_up, said.append, patience_s)
+    newest.ask(gives_up, lambda *answer: said.append(answer), patience_s)
     for thread in {*threading.enumerate()} - others:
         thread.join()
     assert said == []
-
-
-def test_rivals_wait_while_settings_move_on():
-    rivals, moves = show("layouts").picture.rivals, [True]
-    rivals._moving = lambda: bool(moves)
-    rivals._handle_custom_msg({"seen": True}, [])
-    assert rivals._newest._last.wait(60)
-    assert rivals.waiting and rivals.html.count("predicting ...") == len(rivals._settings)
-    moves.clear()
-    rivals.show(rivals._wanted.replace(), rivals._trace, None)
-    until(lambda: not rivals.waiting)
-    assert "predicting ..." not in rivals.html
 
 
 def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
