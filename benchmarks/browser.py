@@ -48,8 +48,12 @@ SEEN = """() => {
         const places = changes.map(({ target }) => target.closest ? target : target.parentElement);
         const rows = places.some(each => each?.closest('.btl-rows'));
         const foot = places.some(each => each?.closest('.btl-pane'));
+        // before a run some figures are a sentence: then what a move draws are the numbers above
+        const [picture, table] = ['canvas', '.btl-rows'].map(each =>
+            document.querySelector('.btl-lens ' + each)?.offsetParent);
         const drawn = changes.some((each, at) => each.attributeName === 'data-revision'
-            || each.type === 'childList' && places[at]?.closest('.btl-lens .widget-html'));
+            || each.type === 'childList' && (places[at]?.closest('.btl-lens .widget-html')
+                || !picture && !table && places[at]?.querySelector('.btl-answers')));
         setTimeout(() => {  // after the frame
             if ((drawn || rows) && window.last <= window.began) window.last = performance.now();
             if (rows || foot) window.all = performance.now();
