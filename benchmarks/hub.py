@@ -18,6 +18,7 @@ seconds are of the server, the kernel, and all processes that they started.
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -52,6 +53,7 @@ PATIENCE_S = 1800
 SMALLEST = {"USERS": 2, "AT_ONCE": 2}
 LESSON = "00_start_here.ipynb"
 TOPIC = "1f1b"
+TROUBLE = re.compile(r"restart|died|in use|Errno|[Ff]ailed")  # lines of the hub's log
 CONFIGURATION = Path(__file__).parents[1] / "docs" / "jupyterhub_config.py"
 
 IMPORT = "import json, bigtrain_lab\nfrom bigtrain_lab.panel import show"
@@ -370,7 +372,7 @@ class Student:
             self.step("save", self.save)
             self.end()
         except Exception as error:
-            self.lost = f"{type(error).__name__}: {error}"
+            self.lost = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
             with suppress(Exception):
                 self.end()
         return self
@@ -420,8 +422,9 @@ def found(hub: Hub) -> list[dict]:
     took = time.perf_counter() - began
     every = [each.result() for each in waiting]
     lost = [each.missing() for each in every if each.missing()]
-    for why in lost[:3]:
-        print(why, file=sys.stderr)
+    said = (hub.folder / "hub.log").read_text().splitlines() if lost else []
+    for line in (*lost, *[each for each in said if TROUBLE.search(each)][-60:]):
+        print(line, file=sys.stderr)
     (sentence,) = [each.told.get("sentence", "") for each in every if each.greedy]
     print("Beyond the limit:", sentence.partition("\n")[0], file=sys.stderr)
     return [

@@ -9,10 +9,19 @@ import resource
 from jupyterhub.spawner import SimpleLocalProcessSpawner
 
 GB = 10**9
+PORTS = 10_000  # a server's port is this plus its user's number: below those that Linux gives away
 
 
 class Limited(SimpleLocalProcessSpawner):
-    """A spawner of local processes with the limits that the kernel of Linux keeps."""
+    """A spawner of local processes with the limits that the kernel of Linux keeps.
+
+    A free port that the hub looks for is another's when a slow server opens it, so each user has
+    one.
+    """
+
+    async def start(self):
+        self.port = PORTS + self.user.id
+        return await super().start()
 
     def make_preexec_fn(self, name):
         before = super().make_preexec_fn(name)
@@ -37,5 +46,7 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_idle_timeout=1800",  # s: ends a kernel that does nothing
     "--MappingKernelManager.cull_connected=True",  # also where its page is open
     "--MappingKernelManager.cull_interval=120",
+    # s: a kernel that dies before finds its ports taken, and begins with others
+    "--KernelRestarter.stable_start_time=120",
     "--ServerApp.shutdown_no_activity_timeout=3600",  # then the server
 ]
