@@ -46,7 +46,8 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_idle_timeout=1800",  # s: ends a kernel that does nothing
     "--MappingKernelManager.cull_connected=True",  # also where its page is open
     "--MappingKernelManager.cull_interval=120",
-    # s: a kernel that dies before finds its ports taken, and begins with others
+    # A kernel that dies in its first 120 s, since its ports are another's by then, takes others.
     "--KernelRestarter.stable_start_time=120",
+    "--KernelManager.cache_ports=False",
     "--ServerApp.shutdown_no_activity_timeout=3600",  # then the server
 ]
