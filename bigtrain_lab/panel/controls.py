@@ -17,6 +17,7 @@ CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 SAID = ("value", "index")  # of a control, what a browser says
 POSITIONS = 100  # about, where a knob names no step
+AROUND_CELLS = ("pre_run_cell", "post_run_cell")
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps that read well
 DECADE = (1, 1.5, 2, 3, 5, 7)  # positions of a logarithmic slider, in each power of ten
 
@@ -148,21 +149,23 @@ def nearby(knob: Knob, kind: type, value) -> list:
 
 
 def follow_cells(panel) -> None:
-    """After each cell, let the panel read its menus again: a cell may have typed or changed a
-    member of a family."""
+    """Before and after each cell, let the panel read its menus again: a cell may have typed or
+    changed a member of a family."""
     shell = get_ipython()
     if shell is None:
         return
     alive = weakref.ref(panel)
 
-    def after_cell(*_):
+    def at_cell(*_):
         panel = alive()
         if panel is None or panel.comm is None:
-            shell.events.unregister("post_run_cell", after_cell)
+            for event in AROUND_CELLS:
+                shell.events.unregister(event, at_cell)
         else:
             panel.read_menus()
 
-    shell.events.register("post_run_cell", after_cell)
+    for event in AROUND_CELLS:
+        shell.events.register(event, at_cell)
 
 
 def positions(knob: Knob, *always: float) -> list[float]:

@@ -59,7 +59,10 @@ class Panel(widgets.VBox):
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
-        self._later = Newest()
+        self._later, self.by_hand = (
+            Newest(),
+            False,
+        )  # whether a hand has moved, and no cell ran since
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -134,6 +137,7 @@ class Panel(widgets.VBox):
         other move is taken until it has acted.
         """
         with self._lock:
+            self.by_hand = True
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
@@ -148,7 +152,9 @@ class Panel(widgets.VBox):
             self._pressed.pop(0)()
 
     def read_menus(self) -> None:
-        """Offer what the families now hold: a cell may have typed or changed a class."""
+        """Offer what the families now hold: a cell may have typed or changed a class. While it
+        runs, nothing is predicted ahead."""
+        self.by_hand = False
         self.settings.read_menus()
 
     def _on_waiting(self) -> None:
@@ -179,15 +185,26 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
-            if not tried.told.is_set():
-                self._later.ask(lambda: self._tell(tried), lambda _: None, 0)
+            self._later.ask(lambda: self._rest(tried), lambda _: None, 0)
         self._act()
 
-    def _tell(self, made: Prediction) -> None:
-        """Add sentences and numbers once the hand rests; a hand that moves on ends it."""
+    def _rest(self, made: Prediction) -> None:
+        """While the hand rests: add sentences and numbers, then predict what it may ask for next. A
+        hand that moves on ends it."""
         WANTED.set(lambda: made is self._compared.prediction and not self.settings.predicting)
         time.sleep(PAUSE_S)
         go_on()
+        if not made.told.is_set():
+            self._tell(made)
+        while self.picture.rivals.waiting:
+            time.sleep(PAUSE_S)
+            go_on()
+        wanted = WANTED.get()
+        WANTED.set(lambda: wanted() and self.by_hand and not self._running)
+        self.settings.look_ahead()
+
+    def _tell(self, made: Prediction) -> None:
+        """Add sentences and numbers."""
         try:
             tell(made)
             told = (

@@ -1,11 +1,15 @@
 """The controls of an experiment, and what each move of one asks for: the prediction, or the nearest
 settings that can be."""
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import psutil
+
+from ..core.family import is_typed
 from ..core.overtaken import WANTED, Overtaken, go_on
 from ..order.plan import collector_paused
 from . import widgets
@@ -16,6 +20,7 @@ from .controls import (
     leaves,
     mark,
     members,
+    nearby,
     put,
     refresh,
 )
@@ -26,6 +31,7 @@ PATIENCE_S = (
 )
 # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 STUCK_S = 10.0
+AHEAD, MOST = 16, 100_000  # values of a setting that are predicted ahead; events, some 30 MB
 GRID = {
     "grid_template_columns": "repeat(auto-fit, minmax(164px, 1fr))",
     "grid_gap": "0 20px",
@@ -52,7 +58,7 @@ class Settings(widgets.GridBox):
     ):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
-        self._quiet, self._moved = False, None
+        self._quiet, self._moved, self._rising, self._ahead = False, None, True, {}
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
@@ -85,7 +91,7 @@ class Settings(widgets.GridBox):
 
     def set(self, **settings) -> None:
         """Move controls, as a hand would, and predict once."""
-        self._quiet = True
+        self._quiet, self._ahead = True, {}
         try:
             for name, value in settings.items():
                 put(self.controls[name], value)
@@ -110,8 +116,8 @@ class Settings(widgets.GridBox):
 
     def read_menus(self) -> None:
         """Offer what the families now hold; predict again only where a class has been typed or
-        changed."""
-        knobs = self.experiment_class.knobs()
+        changed. What was predicted ahead may be of others."""
+        knobs, self._ahead = self.experiment_class.knobs(), {}
         now = members(knobs)
         if now == self._members:
             return
@@ -125,7 +131,7 @@ class Settings(widgets.GridBox):
     def _on_move(self, name: str):
         def move(change):
             if not self._quiet:
-                self._moved = name
+                self._moved, self._rising = name, change["new"] > change["old"]
                 self.predict(PATIENCE_S, {name: change["new"]})
 
         return move
@@ -142,7 +148,8 @@ class Settings(widgets.GridBox):
             self._asked = asked = self._asked + 1
 
             def compute():
-                tried = attempt(first, settings, whole=patience_s is None)
+                tried = self._ahead.pop(tuple(settings.values()), None)
+                tried = tried or attempt(first, settings, whole=patience_s is None)
                 refused = isinstance(tried, str)
                 return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 
@@ -154,6 +161,29 @@ class Settings(widgets.GridBox):
     def predicting(self) -> bool:
         """Whether what the controls say is still to be predicted, or they are being set."""
         return self._quiet or self._answered < self._asked
+
+    def look_ahead(self) -> None:
+        """Predict the settings that a hand may ask for next: the values of the sliders in sight,
+        first of the one that was moved last, onward before back, the nearest first. Not while
+        others need this machine, and not of a class typed in a cell, which may print or never
+        end."""
+        first, now, moved = self.experiment, self._asked_of, self._moved
+        if any(map(is_typed, first.members(now))):
+            return
+        before, self._ahead = self._ahead, (made := {})
+        knobs, fields = first.knobs(), self.experiment_class.model_fields
+        # a menu may have this machine, which is measured when it is chosen
+        sliders = [name for name in now if not knobs[name].more and not knobs[name].menu()]
+        for name in sorted(sliders, key=lambda name: name != moved):
+            values = nearby(knobs[name], fields[name].annotation, now[name])[:AHEAD]
+            for value in sorted(values, key=lambda value: (value > now[name]) != self._rising):
+                go_on()
+                events = sum(len(each.trace) for each in made.values() if not isinstance(each, str))
+                if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
+                    return
+                asked = now | {name: value}
+                key = tuple(asked.values())
+                made[key] = before.get(key) or attempt(first, asked, whole=False)
 
     @collector_paused()
     def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:

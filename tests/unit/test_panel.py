@@ -559,6 +559,25 @@ def test_a_page_learns_that_its_move_is_heard_and_nothing_overwrites_its_next(pa
     assert (panel.experiment.micro_batches, panel.experiment.ranks) == (5, 3)
 
 
+def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
+    asked, real, load = [], Waves.predict, [0.0]
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 60)
+    monkeypatch.setattr("psutil.getloadavg", lambda: load)
+    monkeypatch.setattr(
+        Waves, "predict", lambda self: asked.append((self.ranks, self.micro_batches)) or real(self)
+    )
+    page(panel, {"heard": 1}, micro_batches=5)
+    until(lambda: (2, 3) in asked)  # after 6 and 4
+    load[0] = 99.0  # others need this machine
+    panel.controls["micro_batches"].value = 6
+    assert panel.experiment.micro_batches == 6 and asked.count((2, 6)) == 1
+    panel.read_menus()  # a cell may have changed what settings mean
+    panel.controls["micro_batches"].value = 4
+    assert panel.experiment.micro_batches == 4 and asked.count((2, 4)) == 2
+    panel.settings.look_ahead()
+    assert asked[-1] == (2, 4)
+
+
 # -- runs ------------------------------------------------------------------------------------------
 
 

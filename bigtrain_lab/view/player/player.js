@@ -381,7 +381,7 @@ function render({ model, el }) {
     setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
-  const onDocument = [["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
+  const onDocument = [["pointerdown", onMoved], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
   for (const [what, then] of onDocument) document.addEventListener(what, then, true);
   onControls();
   const say = (text) => {
