@@ -59,10 +59,7 @@ class Panel(widgets.VBox):
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
-        self._later, self.by_hand = (
-            Newest(),
-            False,
-        )  # whether a hand has moved, and no cell ran since
+        self._later, self._by_hand = Newest(), False  # a hand has moved, and no cell ran since
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -137,7 +134,7 @@ class Panel(widgets.VBox):
         other move is taken until it has acted.
         """
         with self._lock:
-            self.by_hand = True
+            self._by_hand = True
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
@@ -154,7 +151,7 @@ class Panel(widgets.VBox):
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class. While it
         runs, nothing is predicted ahead."""
-        self.by_hand = False
+        self._by_hand = False
         self.settings.read_menus()
 
     def _on_waiting(self) -> None:
@@ -200,7 +197,7 @@ class Panel(widgets.VBox):
             time.sleep(PAUSE_S)
             go_on()
         wanted = WANTED.get()
-        WANTED.set(lambda: wanted() and self.by_hand and not self._running)
+        WANTED.set(lambda: wanted() and self._by_hand and not self._running)
         self.settings.look_ahead()
 
     def _tell(self, made: Prediction) -> None:
