@@ -15,8 +15,8 @@ PORTS = 10_000  # a server's port is this plus its user's number: below those th
 class Limited(SimpleLocalProcessSpawner):
     """A spawner of local processes with the limits that the kernel of Linux keeps.
 
-    A free port that the hub looks for is another's when a slow server opens it, so each user has
-    one.
+    Each user's server has a port of its own. The hub would look for a free one, which another
+    process may take before a slow server opens it.
     """
 
     async def start(self):
@@ -46,7 +46,8 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_idle_timeout=1800",  # s: ends a kernel that does nothing
     "--MappingKernelManager.cull_connected=True",  # also where its page is open
     "--MappingKernelManager.cull_interval=120",
-    # A kernel that dies in its first 120 s, since its ports are another's by then, takes others.
+    # Another process may take a kernel's ports before a slow kernel opens them. It dies then, and
+    # starts again with other ports, if that was in its first 120 s.
     "--KernelRestarter.stable_start_time=120",
     "--KernelManager.cache_ports=False",
     "--ServerApp.shutdown_no_activity_timeout=3600",  # then the server
