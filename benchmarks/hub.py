@@ -49,7 +49,7 @@ from .measure import row
 USERS = int(os.environ.get("BIGTRAIN_USERS", 300))
 AT_ONCE = min(USERS, int(os.environ.get("BIGTRAIN_AT_ONCE", 30)))
 LIMIT_GB = 3  # of data a process may hold: docs/administrators.md
-PATIENCE_S = 1800
+PATIENCE_S, ANSWERS_S = 1800, 80
 SMALLEST = {"USERS": 2, "AT_ONCE": 2}
 LESSON = "00_start_here.ipynb"
 TOPIC = "1f1b"
@@ -165,8 +165,25 @@ class Kernel:
         )
         self.id, self.session = made["kernel"]["id"], uuid.uuid4().hex
         self.at = f"ws://127.0.0.1:{hub.port}/user/{user}/api/kernels/{self.id}/channels"
-        self.token, self.dropped = hub.token, 0
+        self.token, self.dropped, self.anew = hub.token, 0, -1
+        self.begin()
+
+    def begin(self) -> None:
+        """Connect, to the ports that the kernel has now, until it answers: as who loads the page
+        again where a kernel died before it was connected."""
+        self.anew += 1
         self.connect()
+        asked, until = self.send("kernel_info_request"), time.monotonic() + ANSWERS_S
+        self.wire.settimeout(ANSWERS_S / 4)  # a server pings each 30 s, which counts as heard
+        while time.monotonic() < until:
+            with suppress(websocket.WebSocketTimeoutException):
+                got = self.wire.recv()
+                if isinstance(got, str) and json.loads(got)["parent_header"].get("msg_id") == asked:
+                    self.wire.settimeout(PATIENCE_S)
+                    return
+        self.wire.close()
+        self.session = uuid.uuid4().hex
+        self.begin()
 
     def connect(self) -> None:
         """Connect; once more, as a browser does, where a connection is lost: the server keeps for
@@ -199,24 +216,28 @@ class Kernel:
         return header["msg_id"]
 
     def run(self, code: str) -> tuple:
-        """Run a cell. Returns the last line it printed, read as JSON, and its outputs."""
-        mine = self.send(
-            "execute_request",
-            code=code,
-            silent=False,
-            store_history=True,
-            user_expressions={},
-            allow_stdin=False,
-        )
-        text, replied, idle = "", False, False
+        """Run a cell; again, as a student would, where its kernel died and was started anew.
+        Returns the last line it printed, read as JSON, and its outputs."""
+        asking = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+        }
+        mine, text, replied, idle = self.send("execute_request", **asking), "", False, False
         while not (replied and idle):
             got = self.heard()
             if isinstance(got, bytes):  # with buffers: of widgets
                 continue
             said = json.loads(got)
+            kind, content = said["header"]["msg_type"], said["content"]
+            if kind == "status" and content["execution_state"] == "restarting":
+                self.wire.close()
+                self.begin()
+                mine, text = self.send("execute_request", **asking), ""
             if said["parent_header"].get("msg_id") != mine:
                 continue
-            kind, content = said["header"]["msg_type"], said["content"]
             if kind == "stream" and content["name"] == "stdout":
                 text += content["text"]
             if kind == "execute_reply":
@@ -440,6 +461,11 @@ def found(hub: Hub) -> list[dict]:
             "connections to kernels that were lost and made again",
             sum(each.kernel.dropped for each in every if not each.lost),
             "connections",
+        ),
+        row(
+            "kernels that died and were started anew",
+            sum(each.kernel.anew for each in every if not each.lost),
+            "kernels",
         ),
         row(
             "most memory of the hub and all that it started",

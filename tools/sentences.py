@@ -30,7 +30,7 @@ WINGS = {
     "pictures": (["view/figures/*.py"], []),
     "labs": (["experiments/*.py"], []),
     "orders": (["order/explain.py"], ["order/**/*.py", "core/*.py"]),
-    "runs": (["runtime/failure/*.py"], ["runtime/**/*.py"]),
+    "runs": (["runtime/failure/*.py"], [], ["runtime/**/*.py"]),
     "techniques": ([], ["techniques/**/*.py"], ["models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),
     "mistakes": (["grading/topics/*/wrong.md"], []),

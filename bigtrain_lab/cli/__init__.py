@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
-from ..core import CLOCKS, Impossible
+from ..core import CLOCKS, Impossible, refuse
 from ..core.files import printable
 
 app = App(
@@ -247,12 +247,15 @@ def export(
     from .reopen import reopen
     from .screen import screen
 
-    if html is None and chrome is None:
-        raise Impossible("Nothing was asked for: name a file to write, by --html or --chrome.")
+    refuse(
+        (
+            html is None and chrome is None,
+            "Nothing was asked for: name a file to write, by --html or --chrome.",
+        )
+    )
     _, run, experiment, traces, notes, _ = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
-    if clock not in traces:
-        raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")
+    refuse((clock not in traces, f"{path} has no {clock} times: choose {' or '.join(traces)}."))
     console = screen()
     for note in notes:
         console.print(note, soft_wrap=True)
@@ -295,6 +298,5 @@ def doctor(
     if constants:
         screen().print(*census(), sep="\n")
         return 0
-    if ranks < 1:
-        raise Impossible(f"ranks is {ranks}: ask for at least 1.")
+    refuse((ranks < 1, f"ranks is {ranks}: ask for at least 1."))
     return tell_findings(findings(ranks) if peer is None else peer_findings(Peer.of(peer)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from ..core import Impossible, Trace
+from ..core import Impossible, Trace, refuse
 from ..core.later import later
 from ..experiments import Experiment
 from ..experiments.experiment import asked, order_of
@@ -51,10 +51,12 @@ def reopen(path: Path | None) -> Reopened:
     another version."""
     if path is None:
         raise Impossible(f"Name a run directory, or a file that predict --save wrote{newest()}.")
-    if not os.path.lexists(path):
-        raise Impossible(
-            f"There is no {path}: name a run directory, or a file that predict --save wrote."
+    refuse(
+        (
+            not os.path.lexists(path),
+            f"There is no {path}: name a run directory, or a file that predict --save wrote.",
         )
+    )
     notes = []
     if os.path.isdir(path):
         run = runtime.Run.open(path)
@@ -112,18 +114,22 @@ def newest() -> str:
 def sides(paths: Iterable[Path]) -> list[Reopened]:
     """The runs, opened; Impossible for fewer than two, or where they answer different questions."""
     paths = list(paths)
-    if not 2 <= len(paths) <= len(ascii_uppercase):
-        raise Impossible(
+    refuse(
+        (
+            not 2 <= len(paths) <= len(ascii_uppercase),
             f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more,"
-            f" up to {len(ascii_uppercase)}."
+            f" up to {len(ascii_uppercase)}.",
         )
+    )
     found = [*map(reopen, paths)]
     for other in found[1:]:
-        if other.name != found[0].name:
-            raise Impossible(
+        refuse(
+            (
+                other.name != found[0].name,
                 f"{found[0].path} is of the experiment {found[0].name} and {other.path} of"
-                f" {other.name}: compare runs of one experiment."
+                f" {other.name}: compare runs of one experiment.",
             )
+        )
     return found
 
 
@@ -143,12 +149,14 @@ def on_one_clock(found: list[Reopened], clock: str | None) -> list[Trace]:
         )
     traces = [side.traces[clock or common[0]] for side in found]
     for side, trace in zip(found, traces, strict=True):
-        if trace.unit != traces[0].unit:
-            raise Impossible(
+        refuse(
+            (
+                trace.unit != traces[0].unit,
                 f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and"
                 f" {side.path} in {units(trace)}: compare runs on profiles of one"
-                f" kind{', or say --clock measured' if 'measured' in common else ''}."
+                f" kind{', or say --clock measured' if 'measured' in common else ''}.",
             )
+        )
     return traces
 
 
@@ -156,17 +164,20 @@ def units(trace: Trace) -> str:
     return {"s": "seconds", "slot": "slots"}.get(trace.unit, trace.unit)
 
 
+def beside(columns: list[dict]) -> dict[str, list]:
+    """Name -> its value in each; None where there is none."""
+    return {
+        name: [column.get(name) for column in columns]
+        for name in dict.fromkeys(name for column in columns for name in column)
+    }
+
+
 def settings_that_differ(found: list[Reopened]) -> list[tuple[str, list]]:
     """(name, its value in each) of every setting that is not the same in all; None where there is
     no such setting."""
-    given = [asked(side.settings) for side in found]
-    values = {
-        name: [each.get(name) for each in given]
-        for name in dict.fromkeys(name for each in given for name in each)
-    }
     return [
         (name.replace("_", "-"), each)
-        for name, each in values.items()
+        for name, each in beside([asked(side.settings) for side in found]).items()
         if any(value != each[0] for value in each)
     ]
 
@@ -184,17 +195,13 @@ def lines(found: list[Reopened], traces: list[Trace]) -> list[tuple[str, list, l
         report.column(side.experiment.quantities, trace) if side.experiment else {}
         for side, trace in zip(found, traces, strict=True)
     ]
-    rows = {
-        name: [column.get(name) for column in columns]
-        for name in dict.fromkeys(name for column in columns for name in column)
-    }
     return [
         (
             name,
             each,
             [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]],
         )
-        for name, each in rows.items()
+        for name, each in beside(columns).items()
     ]
 
 

@@ -80,11 +80,11 @@ def once(function: Callable) -> Callable:
     """Let a function of a trace, which never changes, look at each trace once."""
 
     @wraps(function)
-    def found(trace):
-        known = vars(trace).setdefault("known", {})
-        if function not in known:
-            known[function] = function(trace)
-        return known[function]
+    def found(trace, *more):
+        known, key = vars(trace).setdefault("known", {}), (function, *more)
+        if key not in known:
+            known[key] = function(trace, *more)
+        return known[key]
 
     return found
 

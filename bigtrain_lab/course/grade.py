@@ -296,7 +296,5 @@ def record_one(folder: Path, book, submission: Submission, sheet: Sheet) -> None
 
 def texts_of(path: Path) -> dict[str, str]:
     """What each cell of a notebook that was written here held."""
-    if not path.exists():
-        return {}
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
     return {each["metadata"].get("nbgrader", {}).get("grade_id"): each["source"] for each in cells}

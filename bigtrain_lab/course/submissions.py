@@ -126,8 +126,9 @@ def source_at(path: Path, assignment: str) -> Source:
         raise Impossible(f"{path}: {error}") from error
     found = {"answer": [], "step": [], "grade": []}  # what cells of each kind have
     for raw in notebook["cells"]:
-        told = inside(raw, "metadata", "nbgrader") or {}
-        told = told | (inside(raw, "metadata", "bigtrain") or {})
+        told = (inside(raw, "metadata", "nbgrader") or {}) | (
+            inside(raw, "metadata", "bigtrain") or {}
+        )
         names = "grade_id", "topic", "answer", "step"
         part = Scored(*map(told.get, names), float(told.get("points") or 0))
         if kind := next(filter(told.get, found), None):

@@ -11,7 +11,7 @@ matrix. What cannot be is refused in a sentence at once, and the end is compared
 
 from itertools import islice, zip_longest
 
-from ..core import Impossible, size
+from ..core import Impossible, refuse, size
 from ..experiments.layouts import Layouts
 from ..order.collective import Collective, Move, Rounds, provenance, ranks_in
 from ..order.schedule import Action, Schedule
@@ -75,11 +75,13 @@ class ByHand(widgets.VBox):
 
     def put(self, row: int, choice: str) -> None:
         """Fill the next cell of a row; Impossible where that cannot be."""
-        if row not in range(len(self.labels)) or choice not in self.colours:
-            raise Impossible(
+        refuse(
+            (
+                row not in range(len(self.labels)) or choice not in self.colours,
                 f"{row} and {choice!r} stand in no row: give a row from 0 to"
-                f" {len(self.labels) - 1}, and one of {', '.join(self.colours)}."
+                f" {len(self.labels) - 1}, and one of {', '.join(self.colours)}.",
             )
+        )
         self.cells.append((row, self.filled(row, choice)))
         self._draw()
 
@@ -127,28 +129,34 @@ class OrderByHand(ByHand):
     def filled(self, rank: int, kind: str) -> tuple[Action, int]:
         ends, own = self.ends, dict(self.rows[rank])
         action = Action(kind, rank, sum(each.kind == kind for each in own))
-        if action.micro_batch == self.par.micro_batches:
-            raise Impossible(
+        refuse(
+            (
+                action.micro_batch == self.par.micro_batches,
                 f"Rank {rank} has run all its {PHASE_NAMES[kind]}s: choose another rank, or"
-                f" {'B' if kind == 'F' else 'F'}."
+                f" {'B' if kind == 'F' else 'F'}.",
             )
+        )
         for need in (needs := self.par.needs(action)):
-            if need not in ends:
-                raise Impossible(
+            refuse(
+                (
+                    need not in ends,
                     f"Rank {rank} cannot run {kind}{action.micro_batch} yet: it needs"
-                    f" {need.kind}{need.micro_batch} of rank {need.stage}. Let that run first."
+                    f" {need.kind}{need.micro_batch} of rank {need.stage}. Let that run first.",
                 )
+            )
         begins = max((ends[each] for each in [*own, *needs]), default=0)
         return action, begins + SLOTS[kind]
 
     @property
     def schedule(self) -> Schedule:
         """The order; Impossible while it lacks an action."""
-        if len(self.cells) < 2 * self.par.ranks * self.par.micro_batches:
-            raise Impossible(
+        refuse(
+            (
+                len(self.cells) < 2 * self.par.ranks * self.par.micro_batches,
                 f"{max(self.ends.values(), default=0)} slots so far; not complete: each rank runs"
-                " each micro-batch forward, F, and backward, B."
+                " each micro-batch forward, F, and backward, B.",
             )
+        )
         return Schedule.of(
             *(" ".join(str(action) for action, _ in row) for row in self.rows), name="by hand"
         )
@@ -194,11 +202,13 @@ class RingByHand(ByHand):
 
     def filled(self, rank: int, chunk: str) -> Move:
         number, to = len(self.rows[rank]), (rank + 1) % self.par.ranks
-        if len(self.rows[rank - 1]) < number:
-            raise Impossible(
+        refuse(
+            (
+                len(self.rows[rank - 1]) < number,
                 f"Rank {rank} cannot send in round {number + 1} yet: what comes to it in round"
-                f" {number} is not placed. Let rank {(rank - 1) % self.par.ranks} send first."
+                f" {number} is not placed. Let rank {(rank - 1) % self.par.ranks} send first.",
             )
+        )
         coming, there = (self.held[number][each][int(chunk)] for each in (rank, to))
         lost, twice = there & ~coming, ranks_in(there & coming)
         if lost and twice:
@@ -240,8 +250,12 @@ class PiecesByHand(ByHand):
         )
 
     def filled(self, row: int, device: str) -> str:
-        if SIDE in (len(self.rows[row]), [own for _, own in self.cells].count(device)):
-            raise Impossible(f"Row {row} or device {device} is full: each takes {SIDE} pieces.")
+        refuse(
+            (
+                SIDE in (len(self.rows[row]), [own for _, own in self.cells].count(device)),
+                f"Row {row} or device {device} is full: each takes {SIDE} pieces.",
+            )
+        )
         return device
 
     def result(self) -> str:
@@ -258,8 +272,7 @@ class PiecesByHand(ByHand):
             f"{each.name}: {size(each.sent_bytes)} by each of {each.ranks}" for each in needed
         )
         sent = size(sum(each.ranks * each.sent_bytes for each in needed))
-        if len(self.cells) < SIDE**2:
-            raise Impossible(f"The devices send {sent} so far.<br>{told}")
+        refuse((len(self.cells) < SIDE**2, f"The devices send {sent} so far.<br>{told}"))
         return f"<b>The devices send {sent} in all.</b> The library's: {self.par}.<br>{told}"
 
     def drawn(self, row: int):

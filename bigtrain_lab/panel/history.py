@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from ..core import Impossible
+from ..core import Impossible, refuse
 from ..core.files import printable
 from ..experiments import Experiment
 from ..runtime import Run
@@ -60,8 +60,12 @@ class Past(NamedTuple):
 
     def delete(self) -> None:
         """Remove the directory; refused while the run goes on."""
-        if self.state == "running":
-            raise Impossible(f"The run in {self.directory} goes on: stop it, then delete it.")
+        refuse(
+            (
+                self.state == "running",
+                f"The run in {self.directory} goes on: stop it, then delete it.",
+            )
+        )
         shutil.rmtree(self.directory)
 
 

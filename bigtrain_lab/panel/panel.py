@@ -6,6 +6,7 @@ process. A move costs one message to the player and one to the table. What is sh
 beside the next run, and a kept run reopened.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 from .. import runtime
-from ..core import CLOCKS, Impossible, Trace
+from ..core import CLOCKS, Impossible, Trace, refuse
 from ..core.overtaken import WANTED, go_on
 from ..experiments import Experiment
 from ..view import report, table, words
@@ -28,7 +29,7 @@ from .picture import PINNED, TABS, Picture
 from .settings import Newest, Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
-PAUSE_S = 0.1
+PAUSE_S, RESTS = 0.1, 20  # a hand that has made so many pauses is not about to move
 LEAST_SHARE = 0.05  # of a run, from which the time left is told
 BUSY = 4  # pause at least so many times as long as the reading took
 FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
@@ -198,7 +199,14 @@ class Panel(widgets.VBox):
             go_on()
         wanted = WANTED.get()
         WANTED.set(lambda: wanted() and self._by_hand and not self._running)
-        self.settings.look_ahead()
+        for ahead in self.settings.look_ahead():
+            self.picture.prepare(ahead.experiment, ahead.trace)
+            gc.freeze()  # a collector that looks at all that is kept takes longer than a move
+        for _ in range(RESTS):
+            time.sleep(PAUSE_S)
+            go_on()
+        gc.unfreeze()
+        gc.collect()
 
     def _tell(self, made: Prediction) -> None:
         """Add sentences and numbers."""
@@ -301,7 +309,7 @@ class Panel(widgets.VBox):
             self._tabulate()  # a browser draws what it is sent first
 
     def _tabulate(self) -> None:
-        if self._compared.prediction is None:
+        if (made := self._compared.prediction) is None:
             return
         rows = self._compared.rows()
         pinned = self.pinned.trace.clock if self.pinned else ""
@@ -314,7 +322,6 @@ class Panel(widgets.VBox):
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
-        made = self._compared.prediction
         (self.foot.remove_class if made.told.is_set() else self.foot.add_class)("btl-untold")
         if not made.told.is_set() and not self._failure:
             return  # what stands there is of the settings before, and grey
@@ -393,8 +400,7 @@ class Panel(widgets.VBox):
     def wait(self, timeout: float | None = None) -> Trace:
         """Wait for the run and for the panel to show its end; returns the run's trace. RankFailed
         where it failed."""
-        if self.run is None:
-            raise Impossible("Nothing runs yet: press Run, or call start().")
+        refuse((self.run is None, "Nothing runs yet: press Run, or call start()."))
         try:
             return self.run.wait(timeout)
         finally:
@@ -518,11 +524,11 @@ class Panel(widgets.VBox):
 
     def _choose(self, past: history.Past, what: str) -> None:
         try:
-            if not what:
+            if what:
+                {"star": past.star, "delete": past.delete}[what]()
+                self._on_foot(HISTORY)
+            else:
                 self.reopen(past.directory)
-                return
-            {"star": past.star, "delete": past.delete}[what]()
-            self._on_foot(HISTORY)
         except Exception as error:  # a class typed by a student may raise anything
             self._fail(raised(error))
 

@@ -3,16 +3,17 @@ run a choice of the steps drawn."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 
 import plotly.io
 
 from ..core import CLOCKS, Impossible, Memory, Trace
-from ..core.trace import IN_TIME
+from ..core.trace import IN_TIME, once
 from ..view import figures
 from ..view.curves import curves, reported
-from ..view.packed import comparable
+from ..view.packed import comparable, pack
 from ..view.player import Player
 from ..view.spoken import all_said, in_html
 from . import widgets
@@ -243,9 +244,7 @@ class Picture(widgets.VBox):
         elif name == CURVES:
             self.curves.value = curves(self._made.curves, trace, self._pinned, self.player.room)
         elif name != PLAYER:
-            self._figure.children = [
-                drawn(name, lambda: self._made.shown(name, trace, self._pinned), self.player.room)
-            ]
+            self._figure.children = [drawn(trace, name, self._made, self.player.room, self._pinned)]
 
     def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the
@@ -282,49 +281,52 @@ class Picture(widgets.VBox):
                 f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps}'
                 " are drawn, their time from 0; the table tells of all</div>"
             )
-        ends = trace.step_ends[first - 1 : first - 1 + count]
         fits = self._pinned and not self._live and self._pinned.steps >= first - 1 + count
         beside = window(self._pinned, first - 1, count) if fits else None
-        self.player.show(
-            window(trace, first - 1, count), self._note, self._live, ends, trace, beside
-        )
+        part, *of_whole = parted(trace, first, count)
+        self.player.show(part, self._note, self._live, *of_whole, beside)
+
+    def prepare(self, made, trace: Trace) -> None:
+        """Make what the chosen lens will show of a prediction."""
+        count, name = steps_drawn(trace), self.lenses.value
+        if name not in (PLAYER, RIVALS, CURVES):
+            with suppress(Impossible):
+                once(specified)(trace, name, made, self.player.room)
+        elif count == trace.steps:
+            pack(trace)
+        else:
+            pack(*parted(trace, min(self.first.value, trace.steps - count + 1), count))
 
 
-def drawn(name: str, shown: Callable[[], object], width: int) -> widgets.DOMWidget:
-    """A figure by name, as wide as the panel, or why there is none of this trace.
+def drawn(trace: Trace, name: str, made, width: int, pinned: Trace | None) -> widgets.DOMWidget:
+    """A figure of this experiment by name, as wide as the panel, or why there is none of this
+    trace.
 
     An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the
     browser is slower than the kernel it stays empty for ever.
     """
     try:
-        figure = figures.figure(name, shown()).update_layout(width=width)
+        data, height = (
+            once(specified)(trace, name, made, width)
+            if pinned is None
+            else specified(trace, name, made, width, pinned)
+        )
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
     return widgets.Output(
-        outputs=(
-            {
-                "output_type": "display_data",
-                "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(
-                    all_said(
-                        figure.to_dict(),
-                        in_html,
-                        {
-                            "text",
-                            "title",
-                            "name",
-                            "hovertemplate",
-                            "hovertext",
-                            "ticktext",
-                            "x",
-                            "y",
-                        },
-                    )
-                ),
-                "metadata": {},
-            },
-        ),
-        layout=widgets.Layout(min_height=f"{figure.layout.height}px"),
-    )  # the page stays while it is drawn
+        outputs=({"output_type": "display_data", "data": data, "metadata": {}},),
+        layout=widgets.Layout(min_height=f"{height}px"),  # the page stays while it is drawn
+    )
+
+
+def specified(
+    trace: Trace, name: str, made, width: int, pinned: Trace | None = None
+) -> tuple[dict, int]:
+    """The figure as plotly's JSON, and its height."""
+    figure = figures.figure(name, made.shown(name, trace, pinned)).update_layout(width=width)
+    said = {"text", "title", "name", "hovertemplate", "hovertext", "ticktext", "x", "y"}
+    told = all_said(figure.to_dict(), in_html, said)
+    return plotly.io.renderers["plotly_mimetype"].to_mimebundle(told), figure.layout.height
 
 
 def steps_drawn(trace: Trace) -> int:
@@ -334,6 +336,15 @@ def steps_drawn(trace: Trace) -> int:
         trace.steps
         if len(trace) <= DRAWN
         else max(1, bisect_left(trace.step_ends, trace.events[DRAWN].start))
+    )
+
+
+def parted(trace: Trace, first: int, steps: int) -> tuple[Trace, tuple[int, ...], Trace]:
+    """The part of a trace from step `first` (1, 2, ...) on, where its steps end, and the trace."""
+    return (
+        once(window)(trace, first - 1, steps),
+        trace.step_ends[first - 1 : first - 1 + steps],
+        trace,
     )
 
 

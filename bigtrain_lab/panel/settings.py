@@ -3,7 +3,7 @@ settings that can be."""
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +31,7 @@ PATIENCE_S = (
 )
 # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 STUCK_S = 10.0
-AHEAD, MOST = 16, 100_000  # values of a setting that are predicted ahead; events, some 30 MB
+MOST = 100_000  # events of predictions ahead, some 30 MB
 GRID = {
     "grid_template_columns": "repeat(auto-fit, minmax(164px, 1fr))",
     "grid_gap": "0 20px",
@@ -58,11 +58,10 @@ class Settings(widgets.GridBox):
     ):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
-        self._quiet, self._moved, self._rising, self._ahead = False, None, True, {}
+        self._quiet, self._moved, self._before, self._ahead = False, None, None, {}
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
-        self.more = widgets.GridBox([], layout=widgets.Layout(**GRID))
-        self.more.add_class("btl-controls")
+        self.more = widgets.GridBox([], layout=widgets.Layout(**GRID)).add_class("btl-controls")
         self.defaults = widgets.Button(
             description="Defaults", icon="undo", tooltip="the lab's default settings"
         )
@@ -77,7 +76,7 @@ class Settings(widgets.GridBox):
         knobs = self.experiment_class.knobs()
         self.controls, self._members = controls_of(experiment), members(knobs)
         for name, made in self.controls.items():
-            made.observe(self._on_move(name), "value")
+            made.observe(lambda change, name=name: self._on_move(name, change), "value")
         first, others = (
             [self.controls[n] for n, k in knobs.items() if k.more == folded]
             for folded in (False, True)
@@ -128,13 +127,10 @@ class Settings(widgets.GridBox):
             self._quiet = False
         self.predict(PATIENCE_S)
 
-    def _on_move(self, name: str):
-        def move(change):
-            if not self._quiet:
-                self._moved, self._rising = name, change["new"] > change["old"]
-                self.predict(PATIENCE_S, {name: change["new"]})
-
-        return move
+    def _on_move(self, name: str, change: dict) -> None:
+        if not self._quiet:
+            self._moved, self._before = name, change["old"]
+            self.predict(PATIENCE_S, {name: change["new"]})
 
     def predict(self, patience_s: float | None = None, known: dict[str, Any] | None = None) -> None:
         """Predict what the controls say, and of some what is `known`; what takes longer than
@@ -162,28 +158,37 @@ class Settings(widgets.GridBox):
         """Whether what the controls say is still to be predicted, or they are being set."""
         return self._quiet or self._answered < self._asked
 
-    def look_ahead(self) -> None:
-        """Predict the settings that a hand may ask for next: the values of the sliders in sight,
-        first of the one that was moved last, onward before back, the nearest first. Not while
-        others need this machine, and not of a class typed in a cell, which may print or never
-        end."""
-        first, now, moved = self.experiment, self._asked_of, self._moved
+    def look_ahead(self) -> Iterator[Prediction]:
+        """Predict the settings that a hand may ask for next, the likeliest first. Not while others
+        need this machine, and not of a class typed in a cell, which may print or never end."""
+        first, now = self.experiment, self._asked_of
         if any(map(is_typed, first.members(now))):
             return
-        before, self._ahead = self._ahead, (made := {})
-        knobs, fields = first.knobs(), self.experiment_class.model_fields
+        before, self._ahead, events = self._ahead, (made := {}), 0
+        for name, value in self._likely(now):
+            go_on()
+            if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
+                return
+            asked = now | {name: value}
+            key = tuple(asked.values())
+            found = made[key] = before.get(key) or attempt(first, asked, whole=False)
+            if not isinstance(found, str):
+                events += len(found.trace)
+                yield found
+
+    def _likely(self, now: dict[str, Any]) -> list[tuple[str, Any]]:
+        """(slider in sight, value): as far again as its last move, then, the nearest first, what
+        lies beside that, where it stands, or at its ends."""
+        knobs, fields, found = self.experiment.knobs(), self.experiment_class.model_fields, []
         # a menu may have this machine, which is measured when it is chosen
-        sliders = [name for name in now if not knobs[name].more and not knobs[name].menu()]
-        for name in sorted(sliders, key=lambda name: name != moved):
-            values = nearby(knobs[name], fields[name].annotation, now[name])[:AHEAD]
-            for value in sorted(values, key=lambda value: (value > now[name]) != self._rising):
-                go_on()
-                events = sum(len(each.trace) for each in made.values() if not isinstance(each, str))
-                if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
-                    return
-                asked = now | {name: value}
-                key = tuple(asked.values())
-                made[key] = before.get(key) or attempt(first, asked, whole=False)
+        for name in (name for name in now if not knobs[name].more and not knobs[name].menu()):
+            values = sorted([now[name], *nearby(knobs[name], fields[name].annotation, now[name])])
+            last, at, moved = len(values) - 1, values.index(now[name]), name == self._moved
+            onward = 2 * at - values.index(self._before) if moved and self._before in values else at
+            for i, value in enumerate(values):
+                apart = min(abs(i - onward), abs(i - at), 1 + i, 1 + last - i)
+                found.append((apart, not moved, abs(i - onward), name, value))
+        return [each[-2:] for each in sorted(found) if each[-1] != now[each[-2]]]
 
     @collector_paused()
     def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:

@@ -40,13 +40,21 @@ def pack(
     pinned: Trace | None = None,
     plan: Trace | None = None,
 ) -> bytes:
-    """The traces as the JSON that player.js reads; the others as of Player.show."""
+    """The traces as the JSON that player.js reads; the others as of Player.show. What is shown
+    alone is packed once."""
+    known, key = vars(trace).setdefault("known", {}), (pack, step_ends, whole is None)
+    alone = pinned is None and plan is None
+    if alone and key in known:
+        return known[key]
     told = packed(trace, step_ends, whole)
     if pinned is not None and comparable(trace, pinned):
         told = stacked(told, pinned)
     if plan is not None and comparable(trace, plan):
         told = behind(told, plan)
-    return json.dumps(told, separators=(",", ":")).encode()
+    data = json.dumps(told, separators=(",", ":")).encode()
+    if alone:
+        known[key] = data
+    return data
 
 
 def comparable(one: Trace, other: Trace) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from ..core import Impossible, Trace
+from ..core import Trace, refuse
 from ..core.trace import ACTION
 
 NAMES = re.compile(r"\b\d+[A-Z]\d+(?:\+\d+[A-Z]\d+)*\b")  # of actions in a sentence
@@ -16,8 +16,12 @@ def facts_of(trace: Trace, name: str, lacks: str, lab: str) -> dict:
     """What a trace keeps beside its settings, this name among it; a trace of another lab than
     `lab` lacks it, which is said in words."""
     facts = trace.settings.get("facts")
-    if not isinstance(facts, dict) or name not in facts:
-        raise Impossible(f"This trace {lacks}: take one of the experiment {lab}.")
+    refuse(
+        (
+            not isinstance(facts, dict) or name not in facts,
+            f"This trace {lacks}: take one of the experiment {lab}.",
+        )
+    )
     return facts
 
 

@@ -178,12 +178,12 @@ SCRIPTS = {
     "00": (1, 8, ALIKE, ALIKE),
     "01": (1, 8, ALIKE, ALIKE),
     "02": (1, 2, ALIKE, ALIKE),  # and then a table of the memory
-    "03": (1, 8, ROUNDED, inf),  # gradients are clipped
+    "03": (1, 8, ROUNDED),  # gradients are clipped: by SGD another training
     "04": (1, 8, 0, 0),
     "05": (2, 8, ALIKE, ALIKE),
     "06": (2, 8, ALIKE, ALIKE),
     "07": (2, 8, ALIKE, ALIKE),
-    "08": (2, 8, inf, inf),  # trains otherwise
+    "08": (2, 8, inf),  # trains otherwise
     "09": (2, 8, ROUNDED, ALIKE),  # half gradients travel
     "10": (2, 8, 0, 0),
     "11": (2, 8, ALIKE, ALIKE),

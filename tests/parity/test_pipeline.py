@@ -14,16 +14,18 @@ from bigtrain_lab.techniques import Pipeline
 SMALL = {"layers": 8, "width": 16, "heads": 2, "sequence": 8, "rows": 1}
 
 
-def experiment(schedule, **settings):
-    return PipelineExperiment(schedule=schedule, **{**SMALL, **settings})
-
-
 @pytest.mark.parametrize("schedule, adds", [("1f1b", 1), ("interleaved", 1), ("zb-v", 0)])
 def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds):
     """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its
     copy in the first two."""
-    asked = experiment(
-        schedule, ranks=2, micro_batches=4, dtype="float64", optimizer="sgd", steps=3
+    asked = PipelineExperiment(
+        **SMALL,
+        schedule=schedule,
+        ranks=2,
+        micro_batches=4,
+        dtype="float64",
+        optimizer="sgd",
+        steps=3,
     )
     plain, tied = asked.predict(), asked.replace(tied=True).predict()
     for rank in range(2):
@@ -46,7 +48,7 @@ def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds):
     ],
 )
 def test_the_peak_names_what_a_pipeline_holds(schedule, ranks, kinds, tmp_path):
-    asked = experiment(schedule, ranks=ranks, micro_batches=4, steps=2)
+    asked = PipelineExperiment(**SMALL, schedule=schedule, ranks=ranks, micro_batches=4, steps=2)
     trace = asked.run(directory=tmp_path / "run", ledger=True).wait()
     alive = [each for rank in range(ranks) for each in trace.at_peak(rank)]
     for kind, name in kinds.items():

@@ -38,23 +38,27 @@ def ranks_alive() -> list:
     ]
 
 
-def fails(program, ranks=3, marks=None, **options) -> Run:
-    """Run a program that must fail; the failure is told, and every rank is gone.
+def fails(program, ranks=3, **options) -> Run:
+    """Run a program that must fail."""
+    return failed(launch(program, ranks, directory=tempfile.mkdtemp(), **options))
+
+
+def failed(run: Run, marks=None) -> Run:
+    """A run that must fail; the failure is told, and every rank is gone.
 
     `marks`: no stall is counted before the ranks' logs end with these.
     """
-    run = launch(program, ranks, directory=tempfile.mkdtemp(), **options)
     while (
         marks
         and run.state == "running"
-        and [last_mark(run.directory, rank) for rank in range(ranks)] != marks
+        and [last_mark(run.directory, rank) for rank in range(len(marks))] != marks
     ):
         with open(run.directory / "rank-0.log", "a") as log:
             log.write("\n")  # a log that grows is no stall
         time.sleep(0.05)
-    with pytest.raises(RankFailed) as failed:
+    with pytest.raises(RankFailed) as told:
         run.wait()
-    assert str(failed.value) == run.diagnosis and run.state == "failed"
+    assert str(told.value) == run.diagnosis and run.state == "failed"
     assert ranks_alive() == []
     again = Run.open(run.directory)
     assert (again.state, again.diagnosis) == ("failed", run.diagnosis)

@@ -45,7 +45,7 @@ def test_benchmarks_run_at_their_smallest_size():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RUN])
 def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
     module = import_module(f"benchmarks.{name}")
     inspect.signature(module.rows).bind(
@@ -55,4 +55,4 @@ def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
             if not key.isupper()
         }
     )
-    assert name in RUN or name in __doc__
+    assert name in __doc__

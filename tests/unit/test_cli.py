@@ -272,7 +272,11 @@ def test_export_refuses_a_clock_that_is_not_there(cli, words):
 @pytest.mark.parametrize(
     "file, text, said",
     [
-        ("settings.json", '{"bigtrain-run": 9}', "version 9"),
+        (
+            "settings.json",
+            '{"bigtrain-run": 9}',
+            "run version 9, this library reads 2: run it again",
+        ),
         ("settings.json", "{", "not a run directory"),
         (None, '["bigtrain-trace", 7, {}]\n', "version 7"),
         (None, "a poem\n", "not a trace"),

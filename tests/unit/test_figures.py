@@ -301,9 +301,9 @@ def test_of_very_many_readings_inside_actions_each_action_s_highest_is_kept(monk
         for (rank, name, begin), readings in heights.items()
         for i, count in enumerate(readings)
     ]
-    trace = Trace.of(events, "measured", unit="s", ranks=2)
 
     def drawn():
+        trace = Trace.of(events, "measured", unit="s", ranks=2)
         return [[sum(held) for _, *held in own] for own in json.loads(pack(trace))["levels"]]
 
     assert drawn() == [[1, 2, 3, 4, 4, 5, 6], [9, 7, 8]]

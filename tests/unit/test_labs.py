@@ -31,12 +31,12 @@ from bigtrain_lab.experiments.tensor_slicing import TensorSlicing, found
 from bigtrain_lab.order import ACCURACY, STEP, TRUST, Part, Together, called, exposed, of_layers
 from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
-from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.techniques.tensor_parallel import Cut
 from bigtrain_lab.train.rehearsal import WHOLE
 from bigtrain_lab.view.figures import figure
 from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import column
+from tests.unit.ranks import failed
 
 
 def table(lab) -> dict:
@@ -489,11 +489,8 @@ def test_push_pull_lets_the_front_layers_go_first():
     ],
 )
 def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
-    run = DataParallel(
-        layers=2, width=16, vocabulary=256, sequence=8, steps=2, bucket_mb=0.02, **settings
-    ).run(directory=tmp_path / "run")
-    with pytest.raises(RankFailed):
-        run.wait()
+    sizes = {"layers": 2, "width": 16, "vocabulary": 256, "sequence": 8, "steps": 2}
+    run = failed(DataParallel(**sizes, bucket_mb=0.02, **settings).run(directory=tmp_path / "run"))
     assert told in run.diagnosis
 
 

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 
-from bigtrain_lab import Schedule, simulate
 from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import bubbles

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from ...core import Impossible, ranks
+from ...core import Impossible, ranks, refuse
 from ...core.files import open_regular
 from .log import writing
 
@@ -26,11 +26,13 @@ MOST_DIRECTORY = 4_000_000  # bytes of a zip file's list of its members
 
 def save(path: Path, results) -> None:
     """Write named arrays as an npz, whole or not at all. Impossible for any other result."""
-    if not isinstance(results, Mapping | None):
-        raise Impossible(
+    refuse(
+        (
+            not isinstance(results, Mapping | None),
             f"The program returned {type(results).__name__}: "
-            "let it return a dict of named arrays, or nothing."
+            "let it return a dict of named arrays, or nothing.",
         )
+    )
     partial = path.with_name(path.name + ".partial")
     try:
         with writing(path), ZipFile(partial, "w") as file:
@@ -48,11 +50,13 @@ def as_array(name: str, value) -> np.ndarray:
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     array = np.asarray(value)
-    if array.dtype.kind not in KINDS:
-        raise Impossible(
+    refuse(
+        (
+            array.dtype.kind not in KINDS,
             f"The program returned {name} of type {type(value).__name__}: "
-            "return arrays, tensors or numbers."
+            "return arrays, tensors or numbers.",
         )
+    )
     return array
 
 

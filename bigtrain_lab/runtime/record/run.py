@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core import Impossible, Span, Trace
+from ...core import Span, Trace, refuse
 from ...core.files import open_regular
 from ...core.trace import ACTION
 from ..failure.wait_graph import RankState
@@ -210,13 +210,17 @@ class Run:
             time.sleep(poll_s)
 
     def _clock(self, clock: str | None) -> str:
-        if clock not in (None, "modelled", "measured"):
-            raise Impossible(f'A run has no clock {clock!r}: choose "modelled" or "measured".')
-        if clock == "modelled" and not self.settings["clock"]:
-            raise Impossible(
+        refuse(
+            (
+                clock not in (None, "modelled", "measured"),
+                f'A run has no clock {clock!r}: choose "modelled" or "measured".',
+            ),
+            (
+                clock == "modelled" and not self.settings["clock"],
                 'This run has no modelled clock: ask for "measured", or launch it with cost= and'
-                " clock=True."
-            )
+                " clock=True.",
+            ),
+        )
         return clock or self.clock
 
     def _logs(self) -> list[Log]:

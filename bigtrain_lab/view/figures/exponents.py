@@ -9,7 +9,7 @@ worked out here, so the slider needs no kernel.
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Scalar, Trace
+from ...core import Scalar, Trace, refuse
 from ...core.formats import ACTIVATIONS, FORMATS, WEIGHTS, Exponents, Format, layers
 from .timeline import framed
 
@@ -30,11 +30,13 @@ def exponents(trace: Trace) -> go.Figure:
     """Of all that the trace's ranks reported with Rank.histogram("activation gradient <module>" or
     "weight gradient <weight>", ...)."""
     found = {kind: modules for kind, modules in layers(trace).items() if modules}
-    if not found:
-        raise Impossible(
+    refuse(
+        (
+            not found,
             "This trace holds no histograms of gradients: a run makes them, in the steps in which"
-            " it looks at its gradients."
+            " it looks at its gradients.",
         )
+    )
     whole = {kind: Exponents.merged(modules.values()) for kind, modules in found.items()}
     rows = in_order(found)
     heights = [max(15 * len(rows), 60), 34 * len(SHOWN)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace
+from ...core import Trace, refuse
 from ...order import ACCURACY, TEST_LOSS, samples
 from .. import palette
 from .timeline import framed
@@ -18,12 +18,17 @@ def learning(traces: Iterable[Trace]) -> go.Figure:
     """Of one run, or of several beside each other, each named by what it does otherwise than the
     others, with its accuracy at the end."""
     traces = [traces] if isinstance(traces, Trace) else list(traces)
-    if not traces or any("evaluated" not in trace.settings.get("facts", {}) for trace in traces):
-        raise Impossible("This trace knows no accuracy: take runs of the experiment large-batch.")
-    if not any(samples(trace, ACCURACY) for trace in traces):
-        raise Impossible(
-            "What is learnt cannot be predicted: a run shows its loss and its accuracy here."
-        )
+    refuse(
+        (
+            not traces
+            or any("evaluated" not in trace.settings.get("facts", {}) for trace in traces),
+            "This trace knows no accuracy: take runs of the experiment large-batch.",
+        ),
+        (
+            not any(samples(trace, ACCURACY) for trace in traces),
+            "What is learnt cannot be predicted: a run shows its loss and its accuracy here.",
+        ),
+    )
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.08)
     for number, (trace, name) in enumerate(zip(traces, names(traces))):
         draw(figure, trace, name, number)

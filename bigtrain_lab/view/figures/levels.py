@@ -173,9 +173,7 @@ def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
             nticks=3,
             **place,
         )
-        figure.update_yaxes(rangemode="tozero", **place)
-    if rows:
-        figure.update_yaxes(title="loss", row=1, col=1)
+        figure.update_yaxes(rangemode="tozero", title=None if number else "loss", **place)
 
 
 def means(row: Level) -> list[float]:

@@ -4,7 +4,7 @@ the loss scale as a slider."""
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace
+from ...core import Trace, refuse
 from ...core.formats import looks
 from .exponents import SCALES, SHOWN, of_scales, percent, prefix
 from .timeline import framed
@@ -21,11 +21,13 @@ def underflow(trace: Trace) -> go.Figure:
     """Of the histograms that `exponents` draws together: a point for each look, left activations'
     gradients, right weights'."""
     found = {kind: several for kind, several in looks(trace).items() if several}
-    if not found:
-        raise Impossible(
+    refuse(
+        (
+            not found,
             "This trace holds no histograms of gradients: a run makes them, in the steps in which"
-            " it looks at its gradients."
+            " it looks at its gradients.",
         )
+    )
     figure = make_subplots(
         rows=1,
         cols=len(found),

@@ -114,13 +114,8 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:
     """Each setting that has an effect; those that are not at their defaults stand out."""
-    if experiment:
-        values, changed = (
-            report.in_effect(experiment),
-            report.settings(experiment, changed_only=True),
-        )
-    else:
-        values = changed = asked(trace.settings)
+    values = report.in_effect(experiment) if experiment else asked(trace.settings)
+    changed = report.settings(experiment, changed_only=True) if experiment else values
     return "".join(
         f"<div{' class=btl-changed' if name in changed else ''}><dt>{escape(name)}</dt>"
         f"<dd>{escape(report.setting(value))}</dd></div>"
