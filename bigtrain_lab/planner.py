@@ -50,6 +50,7 @@ from .core import (
 )
 from .core.formats import DType
 from .core.later import later
+from .core.overtaken import go_on
 from .order.plan import collector_paused
 from .order.schedule import Action, Schedule, by_layers
 from .order.simulate import simulate
@@ -433,6 +434,7 @@ class Search:
 
     def priced(self, plans: Sequence[Plan]) -> list[Planned]:
         """Of plans that are `Alike`."""
+        go_on()
         alike = Alike(self, plans)
         found = alike.seconds(), alike.bytes()
         return [*map(Planned, plans, *(each.ravel().tolist() for each in found))]

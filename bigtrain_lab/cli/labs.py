@@ -173,9 +173,8 @@ def run(
         )
         return 1
     traces = [predicted, *started.traces().values()]
-    console.print(results(experiment, traces))
-    console.print(said(experiment, traces))
-    console.print(*report.cost_of(started), sep="\n")
+    told = results(experiment, traces), said(experiment, traces), *report.cost_of(started)
+    console.print(*told, sep="\n")
     console.print(
         f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True
     )
@@ -191,10 +190,9 @@ def predict(
 ) -> int:
     """Predict an experiment: no processes, instant."""
     console, trace = screen(), experiment.trace
-    console.print(title(experiment))
-    console.print(results(experiment, [trace]))
-    console.print(timeline(trace, console.width))
-    console.print(said(experiment, [trace]))
+    drawn = timeline(trace, console.width)
+    told = title(experiment), results(experiment, [trace]), drawn, said(experiment, [trace])
+    console.print(*told, sep="\n")
     if save:
         replace(trace, settings={"experiment": experiment.name, **trace.settings}).save(save)
         console.print(f"The predicted trace is in {save}.", soft_wrap=True)

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import grading
-from ..core import Impossible, write_whole
+from ..core import Impossible, refuse, write_whole
 from ..grading import Marked, Topic
 from . import reports
 from .reports import Line, Sheet
@@ -76,10 +76,9 @@ def grade(
         for fault in faults(each):
             raise Impossible(f"{each.path} cannot be graded by: {fault}")
     handed_in = [each for source in found for each in submissions(folder, source)]
-    if not handed_in:
-        raise Impossible(
-            f"{folder} has no submissions: put them into submitted/STUDENT/ASSIGNMENT."
-        )
+    refuse(
+        (not handed_in, f"{folder} has no submissions: put them into submitted/STUDENT/ASSIGNMENT.")
+    )
     store = folder / "marks" / "verdicts.json"
     store.parent.mkdir(exist_ok=True)
     verdicts = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import Impossible
+from ..core import Impossible, refuse
 from ..core.files import printable, read_bounded
 from ..grading import Topic
 from ..grading.text import Piece, sliced
@@ -162,10 +162,12 @@ def sources(folder: Path, named: Path | None = None) -> list[Source]:
     """The instructor's notebooks: the one that is named, or those of source/ in the folder."""
     paths = [named] if named else sorted((folder / "source").rglob("*.ipynb"))
     paths = [path for path in paths if ".ipynb_checkpoints" not in path.parts]
-    if not paths:
-        raise Impossible(
-            f"{folder} has no notebook in source/: name the instructor's notebook with --source."
+    refuse(
+        (
+            not paths,
+            f"{folder} has no notebook in source/: name the instructor's notebook with --source.",
         )
+    )
     return [source_at(path, assignment_of(path)) for path in paths]
 
 

@@ -135,10 +135,12 @@ class Panel(widgets.VBox):
         other move is taken until it has acted.
         """
         with self._lock:
-            self._by_hand = True
+            comes, self._by_hand = not self._by_hand, True
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
+                if comes and self._compared.prediction and not self.settings.predicting:
+                    self._look()
             else:
                 self._pressed.append({"run": self.start, "pin": self.pin}[told["press"]])
                 self.settings.settle()
@@ -183,8 +185,13 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw("predicted" if changed else None)
-            self._later.ask(lambda: self._rest(tried), lambda _: None, 0)
+            self._look()
         self._act()
+
+    def _look(self) -> None:
+        """Tell and look ahead, in a thread, from what is predicted now."""
+        made = self._compared.prediction
+        self._later.ask(lambda: self._rest(made), lambda _: None, 0)
 
     def _rest(self, made: Prediction) -> None:
         """While the hand rests: add sentences and numbers, then predict what it may ask for next. A

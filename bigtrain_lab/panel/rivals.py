@@ -12,6 +12,8 @@ from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
+MINE = "mine"  # a row that no rival has a name for
+
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
@@ -44,10 +46,12 @@ class Rivals(Rows):
                 self._write(experiment)
         elif experiment is not self._shown:
             self._shown, self.waiting = experiment, True
-            if self._found and experiment.tells_late:  # to find which rivals there are takes long
-                self._found = {name: row._replace(stale=True) for name, row in self._found.items()}
-                self._write(experiment)
             known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
+            if self._found and known is not None and experiment.tells_late:  # to find them is slow
+                others = [row._replace(own=False, stale=True) for row in self._found.values()]
+                mine = table.Rival(MINE, True, known)
+                self._found = {row.name: row for row in (*others, mine)}
+                self._write(experiment)
             self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:
             self._write(experiment)

@@ -25,7 +25,7 @@ from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.view import report
-from tests.unit.jobs import environment, free_port, ranks_by_hand
+from tests.unit.jobs import environment, free_port, ranks_by_hand, script
 from tests.unit.ranks import warm_up
 
 ROOT = Path(bigtrain_lab.__file__).parents[1]
@@ -204,11 +204,6 @@ if may_make_namespaces():
 
 
 # -- what rank 0 says holds for all ----------------------------------------------------------------
-
-
-def script(where: Path, text: str) -> list[str]:
-    (where / "script.py").write_text(textwrap.dedent(text))
-    return ["script.py"]
 
 
 def keep_profile(cache: Path, speed: float) -> None:

@@ -10,6 +10,7 @@ import runpy
 import socket
 import sys
 import tempfile
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def environment(**more) -> dict[str, str]:
         "PYTHONPATH": str(Path(__file__).parents[2]),
         **more,
     }
+
+
+def script(where: Path, text: str) -> list[str]:
+    """The words that run this text there."""
+    (where / "script.py").write_text(textwrap.dedent(text))
+    return ["script.py"]
 
 
 def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:

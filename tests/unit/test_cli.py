@@ -19,7 +19,6 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.runtime import calibrate
 from bigtrain_lab.view import report
 from tests.unit.ranks import ranks_alive
-from tests.unit.waves import Waves
 
 SMALL = [
     "--ranks",
@@ -343,22 +342,13 @@ def test_without_a_run_the_newest_is_named(cli):
 # -- ends other than well --------------------------------------------------------------------------
 
 
-def named(title):
-    """An experiment as typed in a notebook; in a function of its own, since pydantic keeps the
-    names around a class."""
-
-    class Typed(Waves):
-        __module__ = "__main__"
-        name = title
-
-
-def test_a_failing_run_tells_the_diagnosis_and_exits_1(cli, family):
-    named("failing")
-    code, out, err = cli("run", "failing", "--trouble", "raise", "--directory", "here")
+def test_a_failing_run_tells_the_diagnosis_and_exits_1(cli):
+    failing = *SMALL, "--fault", "raise", "--fault-at", "1", "--directory", "here"
+    code, out, err = cli("run", "pipeline", *failing)
     assert code == 1 and "step time" not in out, err
-    assert "Rank 1 failed: ValueError: the wave broke" in err and "Traceback" not in err
+    assert "Rank 1 failed: OnPurpose: " in err and "Traceback" not in err
     code, out, _ = cli("show", "here")
-    assert code == 0 and ": failed" in out and "the wave broke" in out
+    assert code == 0 and ": failed" in out and "OnPurpose" in out
     assert "step time" not in out and "what is whole" not in out, "its logs end where it failed"
 
 

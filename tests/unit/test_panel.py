@@ -285,6 +285,21 @@ def test_names_of_one_title_share_a_chart_and_values_of_one_time_are_not_joined(
     assert 'polyline class="btl-thin"' in drawn and drawn.count("<circle") == 2 * 30 + 1
 
 
+def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):
+    shown, told = show("zero"), []
+    rivals = shown.picture.rivals
+    rivals._handle_custom_msg({"seen": True}, [])
+    until(lambda: not rivals.waiting)
+    monkeypatch.setattr(type(shown.experiment), "tells_late", True)
+    rivals.observe(lambda change: told.append(change["new"].split("<tr")[2:]), "html")
+    shown.set(stage=3)
+    until(lambda: not rivals.waiting)
+    *others, mine = told[0]
+    assert [("btl-own" in row, "btl-stale" in row) for row in others] == [(False, True)] * 4
+    assert ">mine<" in mine and f'data-time="{shown.traces["predicted"].step_time}"' in mine
+    assert len(told[-1]) == 4 and "btl-stale" not in "".join(told[-1])
+
+
 def test_rivals_stand_side_by_side_and_a_click_takes_one():
     shown = show("zero")
     rivals = shown.picture.rivals
@@ -570,8 +585,10 @@ def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
         return real(self)
 
     monkeypatch.setattr(Waves, "predict", predict)
+    page(panel, {"heard": 0})  # a hand comes
+    until(lambda: (2, 3) in asked)
     page(panel, {"heard": 1}, micro_batches=5)
-    until(lambda: (2, 3) in asked)  # after 6 and 4
+    until(lambda: (2, 6) in asked and (4, 5) in asked)
     load[0] = 99.0  # others need this machine
     panel.controls["micro_batches"].value = 6
     assert panel.experiment.micro_batches == 6 and asked.count((2, 6)) == 1

@@ -12,6 +12,7 @@ from bigtrain_lab import Action, Impossible, Schedule
 from bigtrain_lab.techniques import Pipeline
 from bigtrain_lab.techniques.one_process import Sample, delayed
 from bigtrain_lab.techniques.weight_versions import WeightVersions
+from tests.unit.reruns import close
 from tests.unit.threads import on_threads
 
 X = torch.linspace(-2, 2, 48, dtype=torch.float64).reshape(12, 4).sin()
@@ -125,12 +126,6 @@ def learnt(kind, name, sizes, times=1, between=lambda stage: None, optimizer=ada
 
     on_threads(program, 2)
     return [p.detach() for stage in made for p in stage.parameters()]
-
-
-def close(found, expected):
-    return len(found) == len(expected) and all(
-        (a - b).norm() <= 1e-12 * b.norm() for a, b in zip(found, expected)
-    )
 
 
 @pytest.mark.parametrize(

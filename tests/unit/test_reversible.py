@@ -26,7 +26,7 @@ from bigtrain_lab.techniques.reversible import (
     rounding_by_depth,
 )
 from bigtrain_lab.techniques.weight_versions import WeightVersions
-from tests.unit.reruns import stepped
+from tests.unit.reruns import close, stepped
 
 WIDTH, ROWS = 12, 5
 
@@ -333,13 +333,6 @@ def gradients(make, way, call, given):
     assert all(map(operator.is_, own, [*net.parameters(), *net.buffers()]))
     assert all(p.grad is None for p in net.parameters())
     return [x.grad, *(w.grad for w in weights.values())]
-
-
-def close(a, b):
-    """To rounding; a None where the other has one."""
-    return len(a) == len(b) and all(
-        x is y or torch.linalg.norm(x - y) <= 1e-12 * torch.linalg.norm(y) for x, y in zip(a, b)
-    )
 
 
 @pytest.mark.parametrize("given", GIVEN)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from itertools import count
@@ -23,7 +22,7 @@ from bigtrain_lab import Impossible, RankFailed, Run, launch
 from bigtrain_lab.runtime.failure import progress
 from bigtrain_lab.runtime.process import end, server as fork_server
 from bigtrain_lab.runtime.process.pulse import Pulse, this_process
-from tests.unit.jobs import forked
+from tests.unit.jobs import forked, script
 from tests.unit.ranks import after, ranks_alive, step, until
 
 ROOT = str(Path(bigtrain_lab.__file__).parents[1])
@@ -89,12 +88,6 @@ def test_an_interrupt_that_reaches_the_ranks_is_no_failure(tmp_path):
     assert run.state == "stopped" and ranks_alive() == []
 
 
-def script(tmp_path, text: str) -> Path:
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(text))
-    return path
-
-
 @pytest.fixture
 def tmp_path():
     """Where a kernel that is killed may leave something for no other test."""
@@ -106,7 +99,7 @@ def tmp_path():
 def started(tmp_path, text: str, PYTHONPATH=ROOT, TMPDIR=None, **options) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(TMPDIR or tmp_path)}
     return subprocess.Popen(
-        [sys.executable, str(script(tmp_path, text))],
+        [sys.executable, *script(tmp_path, text)],
         cwd=tmp_path,
         env=environment,
         text=True,
@@ -185,10 +178,9 @@ KILLED_BETWEEN = """
 
 @pytest.mark.slow
 def test_a_launcher_killed_between_two_ranks_leaves_nobody(tmp_path):
-    script(tmp_path, KILLED_BETWEEN)
     ended = forked(
         tmp_path,
-        ["script.py"],
+        script(tmp_path, KILLED_BETWEEN),
         [
             {"MOMENT": moment, "TMPDIR": str(tmp_path)}
             for moment in ("started", "inside a call", "stopped")

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-from ...core import Impossible, write_whole
+from ...core import Impossible, refuse, write_whole
 from ...experiments import Experiment
 from ...experiments.known import predicted
 from ...runtime import kept
@@ -52,8 +52,12 @@ def refuse_incomplete(pyodide: Path) -> None:
     missing = [name for name in needed if not any(pyodide.glob(name))]
     if missing:
         raise Impossible(f"{pyodide} has no {missing[0]}: docs/site.md says how to fill it.")
-    if not shutil.which("node"):
-        raise Impossible("There is no node, which starts Python once for all pages: install it.")
+    refuse(
+        (
+            not shutil.which("node"),
+            "There is no node, which starts Python once for all pages: install it.",
+        )
+    )
 
 
 def made(labs: Iterable[str], build: str) -> dict[str, list[Path]]:

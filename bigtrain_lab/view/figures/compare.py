@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace
+from ...core import Trace, refuse
 from .. import words
 from .timeline import draw_rows, framed, heading
 
@@ -15,8 +15,7 @@ BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of
 def compare(traces: Iterable[Trace]) -> go.Figure:
     """Timelines under each other, in the order given."""
     traces = [traces] if isinstance(traces, Trace) else list(traces)
-    if not traces:
-        raise Impossible("There is nothing to compare: give at least one trace.")
+    refuse((not traces, "There is nothing to compare: give at least one trace."))
     heights = [len(words.rows_of(trace)) for trace in traces]
     height = 90 * len(traces) + 34 * sum(heights) + 40
     figure = make_subplots(

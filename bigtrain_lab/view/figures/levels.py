@@ -13,7 +13,7 @@ from math import isfinite, lcm
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace, size
+from ...core import Trace, refuse, size
 from ...order import Level, field
 from .. import palette
 from .timeline import framed
@@ -26,10 +26,12 @@ def levels(traces: Iterable[Trace]) -> go.Figure:
     """Of traces of the experiment `precision`, modelled, measured or both of each level."""
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     rows = field(traces)
-    if not rows:
-        raise Impossible(
-            "There is nothing to compare: give at least one trace of the experiment precision."
+    refuse(
+        (
+            not rows,
+            "There is nothing to compare: give at least one trace of the experiment precision.",
         )
+    )
     columns, curves = columns_of(rows), rows if any(row.losses for row in rows) else []
     heights = [CURVES] * bool(curves) + [ROW * len(rows) + 20]
     grid = lcm(

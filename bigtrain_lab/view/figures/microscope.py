@@ -11,7 +11,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import MEMORY_KINDS, UNITS, Impossible, Peak, Trace, duration, over_step, prefix, size
+from ...core import MEMORY_KINDS, UNITS, Peak, Trace, duration, over_step, prefix, refuse, size
 from ...order import sent_so_far
 from .. import palette, words
 from .timeline import framed
@@ -92,10 +92,12 @@ def microscope(traces: Mapping[str, Trace] | Trace) -> go.Figure:
     traces = {"": traces} if isinstance(traces, Trace) else traces
     columns = {name: Column.of(trace) for name, trace in traces.items()}
     top = max((column.peak.bytes for column in columns.values() if column.peak), default=0)
-    if not top:
-        raise Impossible(
-            "These traces tell nothing of memory: take those of an experiment that trains a model."
+    refuse(
+        (
+            not top,
+            "These traces tell nothing of memory: take those of an experiment that trains a model.",
         )
+    )
     ranks = max(trace.ranks for trace in traces.values())
     rows, unit = min(ranks, RANKS), UNITS[prefix(top)]
     inner = ROW * (rows + 1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ...core import Impossible, Trace
+from ...core import Trace, refuse
 from ...core.formats import Station, stations
 from .. import palette
 from .timeline import framed
@@ -23,11 +23,13 @@ def precision_flow(flowing: Trace | Sequence[Station]) -> go.Figure:
     """Of a trace whose run reported its stations, or of the stations that
     techniques.precision_flow.flow returned."""
     line = stations(flowing) if isinstance(flowing, Trace) else list(flowing)
-    if not line:
-        raise Impossible(
+    refuse(
+        (
+            not line,
             "This trace holds no stations of a step: flow() of techniques/precision_flow.py takes a"
-            " step that reports them."
+            " step that reports them.",
         )
+    )
     forward = 1 + max(
         (i for i, each in enumerate(line) if each.name in TURNS), default=len(line) - 1
     )

@@ -8,7 +8,7 @@ says that it took.
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Impossible, Trace, duration
+from ...core import Trace, duration, refuse
 from ...order import stage_shares
 from .. import palette, words
 from .timeline import framed
@@ -20,8 +20,12 @@ def profile(trace: Trace) -> go.Figure:
     """Two pictures side by side: pieces and stages, as shares of a micro-batch's work; and the
     predicted step of each cut."""
     facts = words.facts_of(trace, "cuts", "knows no profile of its model", "partition")
-    if trace.settings.get("unfinished"):
-        raise Impossible("A run that is not done has no times of whole stages: see predicted.")
+    refuse(
+        (
+            trace.settings.get("unfinished"),
+            "A run that is not done has no times of whole stages: see predicted.",
+        )
+    )
     cuts, chosen = facts["cuts"], facts["chosen"]
     figure = make_subplots(cols=2, column_widths=[0.64, 0.36], horizontal_spacing=0.12)
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from ...core import Impossible, Trace, size
+from ...core import Trace, refuse, size
 from ...order import called, parts
 from .. import palette
 from .layouts import cut, draw_cells
@@ -32,10 +32,12 @@ WAYS = {"F": "forward", "B": "backward"}
 def slices(trace: Trace) -> go.Figure:
     """From left to right as a token goes: the embedding, a layer's four matrices, the output."""
     held = parts(trace)
-    if not held:
-        raise Impossible(
-            "This trace knows no parts of matrices: take one of the experiment tensor-slicing."
+    refuse(
+        (
+            not held,
+            "This trace knows no parts of matrices: take one of the experiment tensor-slicing.",
         )
+    )
     figure, right, width, calls = go.Figure(), 0.0, trace.settings["width"], called(trace)
     for name, own in held.items():
         modules = (name.removesuffix(".weight"), *["cross-entropy"] * ("logits" in name))

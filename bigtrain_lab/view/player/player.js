@@ -381,7 +381,12 @@ function render({ model, el }) {
     setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
-  const onDocument = [["pointerdown", onMoved], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
+  const onNear = ({ target, relatedTarget }) => {  // a hand comes, and may move something
+    const controls = target.closest?.(".btl-controls");
+    if (controls && d.root.closest(".btl-panel")?.contains(controls) && !controls.contains(relatedTarget))
+      setTimeout(() => model.send({ heard: moved, moves: moves(false) }), 100);
+  };
+  const onDocument = [["pointerover", onNear], ["pointerdown", onMoved], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
   for (const [what, then] of onDocument) document.addEventListener(what, then, true);
   onControls();
   const say = (text) => {

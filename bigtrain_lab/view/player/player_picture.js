@@ -37,6 +37,10 @@ function folded(raw, groups) {
     transfers: raw.transfers.filter((t) => t.at(-1) in row).map((t) => [...t.slice(0, -2), row[t.at(-2)] ?? -1, row[t.at(-1)]]) };
 }
 
+/** What is made when it is first asked for: a picture is drawn without it. */
+const once = (scene, name, make) =>
+  Object.defineProperty(scene, name, { configurable: true, get: () => Object.defineProperty(scene, name, { value: make() })[name] });
+
 function readScene(bytes, look, unfolded) {
   if (!bytes || !bytes.byteLength) return null;
   const whole = JSON.parse(new TextDecoder().decode(bytes)), alike = alikeRanks(whole);
@@ -68,13 +72,19 @@ function readScene(bytes, look, unfolded) {
     const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
     if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.label.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
   }
-  scene.sent = {};
-  for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
+  const all = scene.transfers;
+  once(scene, "sent", () => {
+    const found = {};
+    for (const t of all) (found[`${t.src} ${t.name}`] ||= []).push(t);
+    return found;
+  });
   if (!unfolded) scene.transfers = scene.transfers.filter((t) => t.leaves >= 0);  // arrows join rows that are shown
-  const times = new Set([0, scene.end]);
-  for (const e of scene.spans) times.add(e.start).add(e.end);
-  for (const e of scene.transfers) times.add(e.start).add(e.end);
-  scene.times = Float64Array.from(times).sort();
+  once(scene, "times", () => {
+    const times = new Set([0, scene.end]);
+    for (const e of scene.spans) times.add(e.start).add(e.end);
+    for (const e of scene.transfers) times.add(e.start).add(e.end);
+    return Float64Array.from(times).sort();
+  });
   scene.longest = scene.transfers.reduce((most, t) => Math.max(most, t.end - t.start), 0);
   scene.totals = raw.levels.map((rank) => Float64Array.from(rank, sum));
   scene.peaks = raw.peaks.map((peak) => {
