@@ -585,6 +585,7 @@ def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
         return real(self)
 
     monkeypatch.setattr(Waves, "predict", predict)
+    until(panel._later._last.is_set)  # no thread tells any more
     page(panel, {"heard": 0})  # a hand comes
     until(lambda: (2, 3) in asked)
     page(panel, {"heard": 1}, micro_batches=5)
