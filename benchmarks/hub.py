@@ -49,7 +49,7 @@ from .measure import row
 USERS = int(os.environ.get("BIGTRAIN_USERS", 300))
 AT_ONCE = min(USERS, int(os.environ.get("BIGTRAIN_AT_ONCE", 30)))
 LIMIT_GB = 3  # of data a process may hold: docs/administrators.md
-PATIENCE_S, ANSWERS_S = 1800, 80
+PATIENCE_S, ANSWERS_S, MOST_ANEW = 1800, 80, 5
 SMALLEST = {"USERS": 2, "AT_ONCE": 2}
 LESSON = "00_start_here.ipynb"
 TOPIC = "1f1b"
@@ -172,6 +172,8 @@ class Kernel:
         """Connect, to the ports that the kernel has now, until it answers: as who loads the page
         again where a kernel died before it was connected."""
         self.anew += 1
+        if self.anew > MOST_ANEW:
+            raise TimeoutError("her kernel does not answer")
         self.connect()
         asked, until = self.send("kernel_info_request"), time.monotonic() + ANSWERS_S
         self.wire.settimeout(ANSWERS_S / 4)  # a server pings each 30 s, which counts as heard

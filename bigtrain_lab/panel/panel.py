@@ -153,8 +153,9 @@ class Panel(widgets.VBox):
 
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class. While it
-        runs, nothing is predicted ahead."""
+        runs, nothing is predicted ahead, and the collector looks at all that is garbage."""
         self._by_hand = False
+        gc.unfreeze()
         self.settings.read_menus()
 
     def _on_waiting(self) -> None:

@@ -48,9 +48,8 @@ class Rivals(Rows):
             self._shown, self.waiting = experiment, True
             known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
             if self._found and known is not None and experiment.tells_late:  # to find them is slow
-                others = [row._replace(own=False, stale=True) for row in self._found.values()]
-                mine = table.Rival(MINE, True, known)
-                self._found = {row.name: row for row in (*others, mine)}
+                rows = [row._replace(own=False, stale=True) for row in self._found.values()]
+                self._found = {row.name: row for row in (*rows, table.Rival(MINE, True, known))}
                 self._write(experiment)
             self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
         elif not self.waiting:
