@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Trace, knob, refuse
+from ..core import Scalar, Span, Trace, knob, refuse
 from ..core.later import torch
 from ..data.digits import CLASSES, PASS, POINTS, digits
 from ..order import (
@@ -40,6 +40,7 @@ SCALINGS = {
     "none": lambda rate, batch, base: rate,
 }
 LOOKS, EVALUATIONS = 128, 40  # of a run, at most
+RATE = "learning rate"
 EXAMINED = 256  # held-out sequences of text
 SHAPES = (
     "optimizer",
@@ -86,23 +87,30 @@ class Looks(train.Lens):
             self.rank.log(name, value)
 
     def moved(self) -> dict[str, float]:
-        """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
+        """The rate, and of each layer its trust ratio, 1 where the optimizer has none, and |step| /
+        |weights|."""
         ratios = getattr(self.optimizer, "trust_ratios", {})
-        return {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()} | {
-            STEP + name: float((weight.detach() - was).norm() / was.norm())
-            for (name, weight), was in zip(self.matrices.items(), self.before.values())
-        }
+        rate = {RATE: float(self.optimizer.param_groups[0]["lr"])}
+        return (
+            rate
+            | {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
+            | {
+                STEP + name: float((weight.detach() - was).norm() / was.norm())
+                for (name, weight), was in zip(self.matrices.items(), self.before.values())
+            }
+        )
 
 
 class LargeBatch(Replicated):
     name: ClassVar[str] = "large-batch"
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
-    figures: ClassVar[tuple[str, ...]] = ("trust", "learning", "rivals")
+    figures: ClassVar[tuple[str, ...]] = ("curves", "trust", "learning", "rivals")
     rivals_by: ClassVar[str] = "batch"
     curves: ClassVar[dict[str, str]] = {
         "loss": "loss, held out; thin: training",
         TEST_LOSS: "loss, held out; thin: training",
         ACCURACY: ACCURACY,
+        RATE: RATE,
     }
     answers: ClassVar[tuple[str, ...]] = ("test accuracy, last", "updates", "the whole run")
     lens = Looks
@@ -337,6 +345,16 @@ class LargeBatch(Replicated):
     def lowered(self) -> Plan:
         stages = {0: shapes(tuple(self.shaped.items()), self.members(self.shaped))}
         return techniques.replica_plan.with_replicas(self.order, self.steps, self.replicas, stages)
+
+    def predict(self) -> Trace:
+        """Also the rate of the updates that a run looks at."""
+        trace = super().predict()
+        begins = [event.start for event in trace.where(Span, rank=0, kind="U")]
+        rates = [
+            Scalar(0, "compute", "scalar", RATE, begins[update - 1], self.rate(update))
+            for update in self.looked
+        ]
+        return Trace.of([*trace.events, *rates], **trace.header())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

@@ -168,6 +168,18 @@ def follow_cells(panel) -> None:
         shell.events.register(event, at_cell)
 
 
+def places(made: widgets.ValueWidget) -> list:
+    """The values that a slider can be moved to; of another control none."""
+    match made:
+        case Graded():
+            return made.positions
+        case widgets.SelectionSlider():
+            return [*made.options]
+        case widgets.IntSlider():
+            return [*range(made.min, made.max + 1, made.step)]
+    return []
+
+
 def positions(knob: Knob, *always: float) -> list[float]:
     """The round values from knob.low to knob.high, and those that must be there."""
     low, high = knob.low, knob.high

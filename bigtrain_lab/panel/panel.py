@@ -7,6 +7,7 @@ beside the next run, and a kept run reopened.
 """
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from .settings import Newest, Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
 PAUSE_S, RESTS = 0.1, 20  # a hand that has made so many pauses is not about to move
+AT_ONCE_S, SWITCH_S = 0.0005, sys.getswitchinterval()
+AHEAD, RUNS = Newest(), set()  # of all panels of a kernel one looks ahead, while none runs
 LEAST_SHARE = 0.05  # of a run, from which the time left is told
 BUSY = 4  # pause at least so many times as long as the reading took
 FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
@@ -50,17 +53,16 @@ class Panel(widgets.VBox):
             if isinstance(experiment, type)
             else experiment.replace(**settings)
         )
-        self._compared, self.run, self._thread, self._lock, self._running = (
+        self._compared, self.run, self._thread, self._lock = (
             Compared(first),
             None,
             None,
             threading.RLock(),
-            False,
         )
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
-        self._later, self._by_hand = Newest(), False  # a hand has moved, and no cell ran since
+        self._later, self._near = Newest(), False  # seen or touched, and no cell ran since
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -135,7 +137,7 @@ class Panel(widgets.VBox):
         other move is taken until it has acted.
         """
         with self._lock:
-            comes, self._by_hand = not self._by_hand, True
+            comes, self._near = not self._near, True
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
@@ -154,7 +156,7 @@ class Panel(widgets.VBox):
     def read_menus(self) -> None:
         """Offer what the families now hold: a cell may have typed or changed a class. While it
         runs, nothing is predicted ahead, and the collector looks at all that is garbage."""
-        self._by_hand = False
+        self._near = False
         gc.unfreeze()
         self.settings.read_menus()
 
@@ -195,8 +197,8 @@ class Panel(widgets.VBox):
         self._later.ask(lambda: self._rest(made), lambda _: None, 0)
 
     def _rest(self, made: Prediction) -> None:
-        """While the hand rests: add sentences and numbers, then predict what it may ask for next. A
-        hand that moves on ends it."""
+        """While the hand rests: add sentences and numbers, then look ahead. A hand that moves on
+        ends it."""
         WANTED.set(lambda: made is self._compared.prediction and not self.settings.predicting)
         time.sleep(PAUSE_S)
         go_on()
@@ -205,11 +207,22 @@ class Panel(widgets.VBox):
         while self.picture.rivals.waiting:
             time.sleep(PAUSE_S)
             go_on()
-        wanted = WANTED.get()
-        WANTED.set(lambda: wanted() and self._by_hand and not self._running)
-        for ahead in self.settings.look_ahead():
-            self.picture.prepare(ahead.experiment, ahead.trace)
-            gc.freeze()  # a collector that looks at all that is kept takes longer than a move
+        if self._near:
+            wanted = WANTED.get()
+            AHEAD.ask(lambda: self._look_ahead(wanted), lambda _: None, 0)
+
+    def _look_ahead(self, wanted: Callable[[], bool]) -> None:
+        """Predict what a hand may ask for next. A cell, a run and another panel end it."""
+        newest = WANTED.get()
+        WANTED.set(lambda: newest() and wanted() and self._near and not RUNS)
+        go_on()
+        sys.setswitchinterval(AT_ONCE_S)  # each message of a page waits for this thread so long
+        try:
+            for ahead in self.settings.look_ahead():
+                self.picture.prepare(ahead.experiment, ahead.trace)
+                gc.freeze()  # a collector that looks at all that is kept takes longer than a move
+        finally:
+            sys.setswitchinterval(SWITCH_S)
         for _ in range(RESTS):
             time.sleep(PAUSE_S)
             go_on()
@@ -267,6 +280,10 @@ class Panel(widgets.VBox):
     @property
     def experiment(self) -> Experiment:
         return self._compared.experiment
+
+    @property
+    def _running(self) -> bool:
+        return self.run in RUNS
 
     @property
     def traces(self) -> dict[str, Trace]:
@@ -391,7 +408,8 @@ class Panel(widgets.VBox):
                 self.bar.tell("")
                 self._fail(raised(error))
                 return None
-            self._began, self._running = time.monotonic(), True
+            self._began = time.monotonic()
+            RUNS.add(self.run)
             self._plan = self.traces["predicted"]
             self._compared.begin(self.experiment)
             self._enable()
@@ -446,7 +464,7 @@ class Panel(widgets.VBox):
     def _on_end(self) -> None:
         run, took = self.run, time.monotonic() - self._began
         with self._lock:
-            self._running = False
+            RUNS.discard(run)
             try:
                 when, replayed = f"after {took:.1f} s", took < REPLAY_S
                 self.picture.watch(goes_on=False)

@@ -175,7 +175,7 @@ class Picture(widgets.VBox):
             else (None, None)  # of a lab that was reopened before
         )
         known = pinned is not None or trace is None or trace.clock != "predicted"
-        if self.lenses.value == CURVES and not known:
+        if self.lenses.value == CURVES and not (known or reported(trace, self._made.curves)):
             self._set(self.lenses, value=PLAYER)  # no loss is known
         self._draw()
         self._describe(about)

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -20,7 +20,7 @@ from .controls import (
     leaves,
     mark,
     members,
-    nearby,
+    places,
     put,
     refresh,
 )
@@ -48,6 +48,8 @@ class Settings(widgets.GridBox):
     the answer takes long; the offer is {setting: value} that mends what cannot be. `leaves`: what a
     hand can move, by its model's id.
     """
+
+    _looked: ClassVar["Settings | None"] = None  # of all panels of a kernel one keeps what it made
 
     def __init__(
         self,
@@ -144,8 +146,10 @@ class Settings(widgets.GridBox):
             self._asked = asked = self._asked + 1
 
             def compute():
-                tried = self._ahead.pop(tuple(settings.values()), None)
-                tried = tried or attempt(first, settings, whole=patience_s is None)
+                ahead, key = self._ahead, tuple(settings.values())
+                tried = ahead.get(key) or attempt(first, settings, whole=patience_s is None)
+                if ahead:  # a hand moves, and may come back
+                    ahead[key] = tried
                 refused = isinstance(tried, str)
                 return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 
@@ -164,7 +168,11 @@ class Settings(widgets.GridBox):
         first, now = self.experiment, self._asked_of
         if any(map(is_typed, first.members(now))):
             return
-        before, self._ahead, events = self._ahead, (made := {}), 0
+        if Settings._looked not in (None, self):
+            Settings._looked._ahead = {}
+        Settings._looked = self
+        before, own, events = self._ahead, tuple(now.values()), 0
+        self._ahead = made = {own: before[own]} if own in before else {}
         for name, value in self._likely(now):
             go_on()
             if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
@@ -179,10 +187,10 @@ class Settings(widgets.GridBox):
     def _likely(self, now: dict[str, Any]) -> list[tuple[str, Any]]:
         """(slider in sight, value): as far again as its last move, then, the nearest first, what
         lies beside that, where it stands, or at its ends."""
-        knobs, fields, found = self.experiment.knobs(), self.experiment_class.model_fields, []
-        # a menu may have this machine, which is measured when it is chosen
-        for name in (name for name in now if not knobs[name].more and not knobs[name].menu()):
-            values = sorted([now[name], *nearby(knobs[name], fields[name].annotation, now[name])])
+        found = []
+        for name in (name for name in now if self.controls[name] in self.children):
+            # none of a menu: it may have this machine, which is measured when it is chosen
+            values = sorted({now[name], *places(self.controls[name])})
             last, at, moved = len(values) - 1, values.index(now[name]), name == self._moved
             onward = 2 * at - values.index(self._before) if moved and self._before in values else at
             for i, value in enumerate(values):

@@ -10,7 +10,7 @@ from ..order import ACCURACY
 from .words import axis_unit
 
 LEAST, HIGH = 260, 304  # of a chart, in pixels
-LEFT, TOP, RIGHT, BOTTOM = 52, 30, 66, 26  # its margins
+LEFT, TOP, RIGHT, BOTTOM = 52, 30, 76, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 TICKS = 5  # on an axis, about
 
@@ -25,7 +25,7 @@ def curves(
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
     told = "Grey: what is pinned. " * bool(reported(pinned, names))
-    told += "The curves are drawn while a run learns: press Run." * (not reported(trace, names))
+    told += "What is learnt is drawn while a run goes on: press Run." * (trace.clock == "predicted")
     return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
 
 

@@ -39,6 +39,7 @@ from bigtrain_lab.panel.controls import (
     put,
 )
 from bigtrain_lab.panel.nearest import attempt, nearest, tell
+from bigtrain_lab.panel.panel import AHEAD
 from bigtrain_lab.panel.settings import Newest
 from bigtrain_lab.train.dry_run import dry_run
 from bigtrain_lab.view import report, table
@@ -259,6 +260,9 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert 'btl-dashed" points="' in shown.picture.curves.value
     shown.unpin()
     assert shown.picture.lenses.value == "timeline"
+    ahead = show("large-batch")  # of which a rate is known before a run
+    assert ahead.picture.lenses.value == "curves"
+    assert ">learning rate<" in (drawn := ahead.picture.curves.value) and "press Run" in drawn
 
 
 def test_an_axis_that_does_not_begin_at_0_says_so():
@@ -592,13 +596,25 @@ def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
     until(lambda: (2, 3) in asked)
     page(panel, {"heard": 1}, micro_batches=5)
     until(lambda: (2, 6) in asked and (4, 5) in asked and gc.get_freeze_count())
+    # one panel of a kernel looks ahead, and none while one runs
+    other = Panel(Waves)
+    monkeypatch.setattr("bigtrain_lab.panel.panel.RUNS", {"a run"})
+    page(other, {"heard": 0})
+    until(lambda: other._later._last.is_set() and AHEAD._last.is_set())
+    assert not other.settings._ahead and panel.settings._ahead
+    monkeypatch.setattr("bigtrain_lab.panel.panel.RUNS", set())
+    other._look()
+    until(lambda: other.settings._ahead and not panel.settings._ahead)
+    panel._look()
+    until(lambda: asked.count((2, 6)) == 2 and asked.count((4, 5)) == 2)
     load[0] = 99.0  # others need this machine
     panel.controls["micro_batches"].value = 6
-    assert panel.experiment.micro_batches == 6 and asked.count((2, 6)) == 1
+    assert panel.experiment.micro_batches == 6 and asked.count((2, 6)) == 2
     # a cell may have changed what settings mean, and what it leaves is collected as ever
     until(lambda: panel.read_menus() or not gc.get_freeze_count())
+    asked.clear()
     panel.controls["micro_batches"].value = 4
-    assert panel.experiment.micro_batches == 4 and asked.count((2, 4)) == 2
+    assert panel.experiment.micro_batches == 4 and (2, 4) in asked
     assert [*panel.settings.look_ahead()] == [] and asked[-1] == (2, 4)
 
 
@@ -609,6 +625,9 @@ def test_as_far_again_comes_first_then_what_is_near_then_the_ends(panel):
     assert likely[:2] == [("micro_batches", 6), ("micro_batches", 5)]
     assert [name for name, _ in likely[:9]].count("ranks") == 3 and ("ranks", 2) not in likely
     assert {("micro_batches", 1), ("micro_batches", 8)} <= {*likely[2:9]}
+    powers = Panel("partition").settings  # what the slider has, and nothing between
+    found = {value for name, value in powers._likely(powers._asked_of) if name == "vocabulary"}
+    assert found == {2**k for k in range(8, 16)} - {2048}
 
 
 # -- runs ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log10
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...core import Trace
+from ...core import Trace, refuse
 from ...order import STEP, TRUST, of_layers
 from .. import palette, words
 from .timeline import framed
@@ -24,52 +24,41 @@ MOST = 64  # updates that are played
 
 
 def trust(trace: Trace) -> go.Figure:
-    """Of a run all layers; of a prediction the learning rate, which is all that is known before."""
+    """Of a run all layers; before it nothing is known."""
     facts = words.facts_of(trace, "looked", "knows no trust ratios", "large-batch")
     looked, rates = facts["looked"], facts["rates"]
     layers = {row: of_layers(trace, what) for row, (what, _) in ROWS.items()}
     seen = min((len(values) for values in layers[2].values()), default=0)
-    looked, rates = (looked[:seen], rates[:seen]) if seen else (looked, rates)
-    figure = (
-        make_subplots(
-            rows=2,
-            cols=2,
-            column_widths=[0.64, 0.36],
-            vertical_spacing=0.13,
-            horizontal_spacing=0.03,
-        )
-        if seen
-        else make_subplots()
+    refuse((not seen, "A run tells what each layer makes of the learning rate: press Run."))
+    looked, rates = looked[:seen], rates[:seen]
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        column_widths=[0.64, 0.36],
+        vertical_spacing=0.13,
+        horizontal_spacing=0.03,
     )
-    place = {"row": 2, "col": 1} if seen else {}
-    for row in ROWS if seen else ():
+    for row in ROWS:
         draw_lines(figure, layers[row], looked, row)
     figure.add_scatter(
         x=looked,
         y=rates,
         mode="lines",
-        line={"color": palette.INK, "width": 2, "dash": "dot"}
-        if seen
-        else {"color": palette.VERSIONS[0], "width": 2.5},
+        line={"color": palette.INK, "width": 2, "dash": "dot"},
         name="learning rate",
         hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>",
-        **place,
+        row=2,
+        col=1,
     )
     figure.update_xaxes(
         title={"text": "update", "standoff": 4},
         range=[0, 1.01 * looked[-1]],
         zeroline=False,
-        **place,
+        row=2,
+        col=1,
     )
-    if not seen:
-        figure.update_yaxes(title="learning rate", rangemode="tozero")
-    told = (
-        "trust ratios and steps of all layers"
-        if seen
-        else "the learning rate; a run tells what each layer makes of it"
-    )
-    played = animate(figure, layers, looked) if seen else {}
-    return framed(figure, f"{trace.clock}: {told}", 470 if seen else 300, **played)
+    played = animate(figure, layers, looked)
+    return framed(figure, f"{trace.clock}: trust ratios and steps of all layers", 470, **played)
 
 
 def draw_lines(

@@ -339,7 +339,7 @@ function render({ model, el }) {
     if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
   };
   let parts = null;
-  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) { size.observe(panel); parts = panel.querySelector(".btl-pane") && followParts(panel); } }, 300);  // also where a figure stands in its place
+  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) { size.observe(panel); inSight.observe(panel.querySelector(".btl-controls")); parts = panel.querySelector(".btl-pane") && followParts(panel); } }, 300);  // also where a figure stands in its place
   const size = new ResizeObserver(() => {
     tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
@@ -356,6 +356,7 @@ function render({ model, el }) {
     if (v.scene?.chunks && v.t === 0 && !still.matches) setPlaying(true); else opening = false;
   });
   seen.observe(d.canvas);
+  const inSight = new IntersectionObserver((all) => { if (all.some((each) => each.isIntersecting)) near(); }, { threshold: 1 });
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   // A control sends its moves one at a time: the next waits until the kernel is through with those it has sent, its _pending_msgs (ipywidgets
@@ -381,10 +382,10 @@ function render({ model, el }) {
     setTimeout(() => model.send({ heard: number, moves: moves(false) }), 100);
     setTimeout(() => panel.classList.toggle("btl-asked", heard < moved && number === moved), 400);  // what is shown is of other settings
   };
-  const onNear = ({ target, relatedTarget }) => {  // a hand comes, and may move something
+  const near = () => setTimeout(() => model.send({ heard: moved, moves: moves(false) }), 100);  // a hand may move something soon
+  const onNear = ({ target, relatedTarget }) => {
     const controls = target.closest?.(".btl-controls");
-    if (controls && d.root.closest(".btl-panel")?.contains(controls) && !controls.contains(relatedTarget))
-      setTimeout(() => model.send({ heard: moved, moves: moves(false) }), 100);
+    if (controls && d.root.closest(".btl-panel")?.contains(controls) && !controls.contains(relatedTarget)) near();
   };
   const onDocument = [["pointerover", onNear], ["pointerdown", onMoved], ["pointerup", onMoved], ["keyup", onMoved], ["change", onMoved], ["click", onPress]];
   for (const [what, then] of onDocument) document.addEventListener(what, then, true);
@@ -409,7 +410,7 @@ function render({ model, el }) {
   model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage); model.on("change:controls", onControls);
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
-    size.disconnect(); seen.disconnect(); theme.disconnect(); parts?.disconnect(); cancelAnimationFrame(asked);
+    size.disconnect(); seen.disconnect(); inSight.disconnect(); theme.disconnect(); parts?.disconnect(); cancelAnimationFrame(asked);
     for (const [what, then] of onDocument) document.removeEventListener(what, then, true);
     for (const control of controls.values()) control.off("change", onControl);
     model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage); model.off("change:controls", onControls);
