@@ -225,12 +225,12 @@ def main(words: list[str]) -> None:
                 f"{Path(name).name}.ipynb",
                 call=f"panel = show({experiment!r}, **{settings})\npanel",
             )
+            page.emulate_media(reduced_motion="reduce")  # else a short run is played once
             if name == "docs/loop":
                 moving = with_text(film(page), told(experiment, settings))
                 (REPOSITORY / f"{name}.png").write_bytes(moving)
                 lab.close()
                 continue
-            page.emulate_media(reduced_motion="reduce")  # else a short run is played once
             page.get_by_role("button", name="Run on").click()
             page.wait_for_selector(ENDED)
             page.wait_for_timeout(2 * SEEN_MS)

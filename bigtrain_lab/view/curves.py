@@ -10,7 +10,7 @@ from ..order import ACCURACY
 from .words import axis_unit
 
 LEAST, HIGH = 260, 304  # of a chart, in pixels
-LEFT, TOP, RIGHT, BOTTOM = 52, 30, 76, 26  # its margins
+LEFT, TOP, RIGHT, BOTTOM = 52, 30, 84, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 TICKS = 5  # on an axis, about
 

@@ -14,7 +14,7 @@ from pathlib import Path
 LAPTOP = {"width": 1366, "height": 768}
 PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
 DRAWN = """() => [...document.querySelectorAll(
-    '.btl-player[data-revision], .btl-rivals, .btl-lens .js-plotly-plot')].some(e => e.offsetParent)"""
+    '.btl-player[data-revision], .btl-rivals, .btl-curves, .btl-lens .js-plotly-plot')].some(e => e.offsetParent)"""
 NO_SPLASH = "() => document.querySelector('#jupyterlab-splash') === null"
 
 

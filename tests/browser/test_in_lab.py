@@ -339,7 +339,9 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
             if name in FIGURES and name not in PLAYED:
                 panel.get_by_role("button", name=name, exact=True).evaluate(CLICK)
                 expect(panel.locator(".js-plotly-plot .gtitle")).to_have_count(
-                    int(name not in ("exponents", "underflow", "learning"))  # which are of a run
+                    int(
+                        name not in ("exponents", "underflow", "learning", "trust")
+                    )  # which are of a run
                 )
         for tab in ("Numbers", "History", "Why?", "Copy command"):
             panel.get_by_role("button", name=tab, exact=True).evaluate(CLICK)
