@@ -156,16 +156,18 @@ def follow_cells(panel) -> None:
         return
     alive = weakref.ref(panel)
 
-    def at_cell(*_):
-        panel = alive()
-        if panel is None or panel.comm is None:
-            for event in AROUND_CELLS:
+    def reader(event):
+        def at_cell(*_):
+            panel = alive()
+            if panel is None or panel.comm is None:
                 shell.events.unregister(event, at_cell)
-        else:
-            panel.read_menus()
+            else:
+                panel.read_menus(event == AROUND_CELLS[0])
+
+        return at_cell
 
     for event in AROUND_CELLS:
-        shell.events.register(event, at_cell)
+        shell.events.register(event, reader(event))
 
 
 def places(made: widgets.ValueWidget) -> list:

@@ -62,7 +62,8 @@ class Panel(widgets.VBox):
         # why settings cannot be, with the mend; why the run failed, or that it ended in no number
         self._refusal, self._offer, self._pressed = "", {}, []
         self._failure, self._failed, self._broken, self._cost = "", None, "", ""
-        self._later, self._near = Newest(), False  # seen or touched, and no cell ran since
+        # whether a page has shown or touched it since a cell ran, and whether one runs
+        self._later, self._near, self._in_cell = Newest(), False, False
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -137,7 +138,8 @@ class Panel(widgets.VBox):
         other move is taken until it has acted.
         """
         with self._lock:
-            comes, self._near = not self._near, True
+            comes = not self._near or Settings.looked is not self.settings
+            self._near = True
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
@@ -153,12 +155,16 @@ class Panel(widgets.VBox):
         while self._pressed and not self.settings.predicting:
             self._pressed.pop(0)()
 
-    def read_menus(self) -> None:
-        """Offer what the families now hold: a cell may have typed or changed a class. While it
-        runs, nothing is predicted ahead, and the collector looks at all that is garbage."""
-        self._near = False
+    def read_menus(self, begins: bool = False) -> None:
+        """Offer what the families now hold, as a cell `begins` or has ended: it may have typed or
+        changed a class. While it runs, nothing is predicted ahead, and the collector looks at all
+        that is garbage."""
+        self._in_cell = begins
+        self._near &= not begins
         gc.unfreeze()
         self.settings.read_menus()
+        if self._near:  # a page has shown it meanwhile
+            self._look()
 
     def _on_waiting(self) -> None:
         """The prediction takes long: what is shown is that of other settings."""
@@ -214,8 +220,7 @@ class Panel(widgets.VBox):
     def _look_ahead(self, wanted: Callable[[], bool]) -> None:
         """Predict what a hand may ask for next. A cell, a run and another panel end it."""
         newest = WANTED.get()
-        WANTED.set(lambda: newest() and wanted() and self._near and not RUNS)
-        go_on()
+        WANTED.set(lambda: newest() and wanted() and self._near and not (RUNS or self._in_cell))
         sys.setswitchinterval(AT_ONCE_S)  # each message of a page waits for this thread so long
         try:
             for ahead in self.settings.look_ahead():
@@ -409,13 +414,13 @@ class Panel(widgets.VBox):
                 self._fail(raised(error))
                 return None
             self._began = time.monotonic()
-            RUNS.add(self.run)
             self._plan = self.traces["predicted"]
             self._compared.begin(self.experiment)
+            RUNS.add(self.run)
+            self._thread = follow(self.run, self._on_progress, self._on_end)
             self._enable()
             self.picture.watch(goes_on=True)
             self._draw(self.run.clock)
-            self._thread = follow(self.run, self._on_progress, self._on_end)
             return self.run
 
     def stop(self) -> None:
@@ -475,6 +480,8 @@ class Panel(widgets.VBox):
                 self._fail(raised(error))
             if self.foot.tabs.value == HISTORY:
                 self._on_foot(HISTORY)
+            if self._near:
+                self._look()
 
     def _show_end(
         self,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from ..core import Trace
-from ..core.overtaken import WANTED, go_on
+from ..core.overtaken import WANTED, Overtaken, go_on
 from ..view import table
 from .compared import Pinned
 from .nearest import raised
@@ -72,12 +72,17 @@ class Rivals(Rows):
         WANTED.set(lambda: experiment is self._shown and not self._moving())
         settings = self._list(experiment)
         now = experiment.model_dump().items()
-        for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
-            go_on()
-            found = self._found[name] = rival(experiment, name, settings[name], known)
-            if found.own:
-                self._write(experiment)
-                time.sleep(0.15)  # who drags a slider moves on
+        try:
+            for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
+                go_on()
+                found = self._found[name] = rival(experiment, name, settings[name], known)
+                if found.own:
+                    self._write(experiment)
+                    time.sleep(0.15)  # who drags a slider moves on
+        except Overtaken:
+            if experiment is self._shown:  # and may come back
+                self._shown = None
+            raise
 
     def _tell(self, _) -> None:
         self._write(self._shown)

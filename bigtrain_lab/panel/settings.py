@@ -49,7 +49,7 @@ class Settings(widgets.GridBox):
     hand can move, by its model's id.
     """
 
-    _looked: ClassVar["Settings | None"] = None  # of all panels of a kernel one keeps what it made
+    looked: ClassVar["Settings | None"] = None  # of all panels of a kernel one keeps what it made
 
     def __init__(
         self,
@@ -146,10 +146,8 @@ class Settings(widgets.GridBox):
             self._asked = asked = self._asked + 1
 
             def compute():
-                ahead, key = self._ahead, tuple(settings.values())
-                tried = ahead.get(key) or attempt(first, settings, whole=patience_s is None)
-                if ahead:  # a hand moves, and may come back
-                    ahead[key] = tried
+                tried = self._ahead.get(tuple(settings.values()))
+                tried = tried or attempt(first, settings, whole=patience_s is None)
                 refused = isinstance(tried, str)
                 return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 
@@ -165,14 +163,16 @@ class Settings(widgets.GridBox):
     def look_ahead(self) -> Iterator[Prediction]:
         """Predict the settings that a hand may ask for next, the likeliest first. Not while others
         need this machine, and not of a class typed in a cell, which may print or never end."""
-        first, now = self.experiment, self._asked_of
+        with self._lock:
+            go_on()  # else a cell may have changed what settings mean
+            if Settings.looked not in (None, self):
+                Settings.looked._ahead = {}
+            Settings.looked = self
+            first, now, before, events = self.experiment, self._asked_of, self._ahead, 0
+            own = tuple(now.values())
+            self._ahead = made = {own: before[own]} if own in before else {}
         if any(map(is_typed, first.members(now))):
             return
-        if Settings._looked not in (None, self):
-            Settings._looked._ahead = {}
-        Settings._looked = self
-        before, own, events = self._ahead, tuple(now.values()), 0
-        self._ahead = made = {own: before[own]} if own in before else {}
         for name, value in self._likely(now):
             go_on()
             if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:

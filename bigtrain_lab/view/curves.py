@@ -7,6 +7,7 @@ from math import ceil, floor, isfinite, log10
 
 from ..core import Scalar, Trace, grouped, number
 from ..order import ACCURACY
+from .packed import comparable
 from .words import axis_unit
 
 LEAST, HIGH = 260, 304  # of a chart, in pixels
@@ -20,12 +21,17 @@ def curves(
 ) -> str:
     """A chart for each title, with all names of this title of which the trace tells: the last one
     bold, the others thin. All charts together are as wide as this, in pixels."""
-    names = {*reported(trace, titles), *reported(pinned, titles)}
+    pinned = pinned if pinned and comparable(trace, pinned) else None
+    own = reported(trace, titles)
+    names = {*own, *reported(pinned, titles)}
     charts = grouped((title, name) for name, title in titles.items() if name in names)
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
     told = "Grey: what is pinned. " * bool(reported(pinned, names))
-    told += "What is learnt is drawn while a run goes on: press Run." * (trace.clock == "predicted")
+    if trace.clock == "predicted":
+        told += "What is learnt is drawn while a run goes on: press Run."
+    elif not own:
+        told += "The run ended before it told of it."
     return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
 
 
@@ -34,12 +40,12 @@ def reported(trace: Trace | None, names: Iterable[str]) -> list[str]:
     return [name for name in names if trace is not None and trace.where(Scalar, name=name)]
 
 
-def points(trace: Trace, name: str) -> list[tuple[float, float]]:
+def points(trace: Trace, name: str, factor: float) -> list[tuple[float, float]]:
     """(time since the start, value) of all that ranks report by this name, in time; the last value
-    holds until the end of the last update."""
+    holds until the end of the last update. `factor`: an axis's units per trace unit."""
     told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
     ends = [(max(tick, trace.step_ends[-1]), value) for tick, value in told[-1:]]
-    begin, (_, factor) = trace.events[0].start, axis_unit(trace)
+    begin = trace.events[0].start if told else 0
     once = dict.fromkeys(told)  # ranks may report one value each
     return [
         (trace.units(tick - begin) * factor, value)
@@ -53,7 +59,8 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         + [("btl-thin", trace, name) for name in names[:-1]]
         + [("btl-line", trace, names[-1])]
     )
-    lines = {look: told for look, of, name in given if (told := points(of, name))}
+    unit, factor = axis_unit(max(filter(None, (trace, pinned)), key=lambda each: each.makespan))
+    lines = {look: told for look, of, name in given if (told := points(of, name, factor))}
     seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     right = max(x for x, _ in seen) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
@@ -94,7 +101,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
         *((LEFT - 8, height(y) + 4, "end", "", on_axis(y)) for y in up),
         *((LEFT + 6, height(y) - 5, "start", "", f"target {y:.0%}") for y in goals),
-        (side + 22, HIGH - 6, "start", "", axis_unit(trace)[0]),
+        (side + 22, HIGH - 6, "start", "", unit),
         (LEFT + 10, ground - 6, "start", "", f"from {low:.3g}, not 0" * (low > 0)),
     ]
     levels, aims = (

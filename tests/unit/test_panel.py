@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from bigtrain_lab import (
 )
 from bigtrain_lab.core import Alive, Knob, Scalar
 from bigtrain_lab.core.overtaken import Overtaken
+from bigtrain_lab.experiments.large_batch import RATE
 from bigtrain_lab.order.schedule import B, F
 from bigtrain_lab.order.schedules.gpipe import GPipe
 from bigtrain_lab.order.schedules.pipedream import PipeDream
@@ -40,6 +42,7 @@ from bigtrain_lab.panel.controls import (
 )
 from bigtrain_lab.panel.nearest import attempt, nearest, tell
 from bigtrain_lab.panel.panel import AHEAD
+from bigtrain_lab.panel.rivals import Rivals
 from bigtrain_lab.panel.settings import Newest
 from bigtrain_lab.train.dry_run import dry_run
 from bigtrain_lab.view import report, table
@@ -263,6 +266,14 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     ahead = show("large-batch")  # of which a rate is known before a run
     assert ahead.picture.lenses.value == "curves"
     assert ">learning rate<" in (drawn := ahead.picture.curves.value) and "press Run" in drawn
+    ahead.pin()
+    ahead.set(batch=32)  # 2.7 s beside 40 ms, on one axis
+    assert (drawn := ahead.picture.curves.value).count(">s<") == 1 and ">ms<" not in drawn
+    ends = [float(line.split()[-1].split(",")[0]) for line in re.findall('points="(.*?)"', drawn)]
+    assert len(ends) == 2 and ends[0] < ends[1] / 5
+    nothing = replace(ahead.traces["predicted"], events=(), clock="modelled")
+    assert "ended before" in curves({RATE: RATE}, nothing)
+    assert "<polyline" in curves({RATE: RATE}, nothing, ahead.pinned.trace)
 
 
 def test_an_axis_that_does_not_begin_at_0_says_so():
@@ -288,6 +299,18 @@ def test_names_of_one_title_share_a_chart_and_values_of_one_time_are_not_joined(
     drawn = curves({"trained": "loss", "held out": "loss"}, Trace.of(told, "modelled"))
     assert drawn.count("<svg") == 1 and drawn.count("<polyline") == 1
     assert 'polyline class="btl-thin"' in drawn and drawn.count("<circle") == 2 * 30 + 1
+
+
+def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
+    lab, moving = show("staleness").experiment, [True]
+    rivals = Rivals(lambda *_: None, lambda: moving[0])
+    rivals._handle_custom_msg({"seen": True}, [])
+    rivals.show(lab, lab.predict(), None)
+    until(rivals._newest._last.is_set)
+    assert rivals.waiting
+    moving[0] = False
+    rivals.show(lab, lab.predict(), None)
+    until(lambda: not rivals.waiting)
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):
@@ -596,22 +619,24 @@ def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
     until(lambda: (2, 3) in asked)
     page(panel, {"heard": 1}, micro_batches=5)
     until(lambda: (2, 6) in asked and (4, 5) in asked and gc.get_freeze_count())
-    # one panel of a kernel looks ahead, and none while one runs
+    # one panel of a kernel looks ahead, and none while a cell or a panel runs
     other = Panel(Waves)
-    monkeypatch.setattr("bigtrain_lab.panel.panel.RUNS", {"a run"})
-    page(other, {"heard": 0})
-    until(lambda: other._later._last.is_set() and AHEAD._last.is_set())
-    assert not other.settings._ahead and panel.settings._ahead
+    for busy in ("cell", "run"):
+        other.read_menus(busy == "cell")
+        monkeypatch.setattr("bigtrain_lab.panel.panel.RUNS", {busy} - {"cell"})
+        page(other, {"heard": 0})
+        until(lambda: other._later._last.is_set() and AHEAD._last.is_set())
+        assert not other.settings._ahead and panel.settings._ahead
     monkeypatch.setattr("bigtrain_lab.panel.panel.RUNS", set())
-    other._look()
+    page(other, {"heard": 0})
     until(lambda: other.settings._ahead and not panel.settings._ahead)
-    panel._look()
+    page(panel, {"heard": 2})
     until(lambda: asked.count((2, 6)) == 2 and asked.count((4, 5)) == 2)
     load[0] = 99.0  # others need this machine
     panel.controls["micro_batches"].value = 6
     assert panel.experiment.micro_batches == 6 and asked.count((2, 6)) == 2
     # a cell may have changed what settings mean, and what it leaves is collected as ever
-    until(lambda: panel.read_menus() or not gc.get_freeze_count())
+    until(lambda: panel.read_menus(True) or not gc.get_freeze_count())
     asked.clear()
     panel.controls["micro_batches"].value = 4
     assert panel.experiment.micro_batches == 4 and (2, 4) in asked

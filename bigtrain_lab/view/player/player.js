@@ -339,7 +339,7 @@ function render({ model, el }) {
     if (room > 300 && room !== model.get("room")) { model.set("room", room); model.save_changes(); }
   };
   let parts = null;
-  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) { size.observe(panel); inSight.observe(panel.querySelector(".btl-controls")); parts = panel.querySelector(".btl-pane") && followParts(panel); } }, 300);  // also where a figure stands in its place
+  setTimeout(() => { tellRoom(); const panel = d.root.closest(".btl-panel"); if (panel) { size.observe(panel); panel.querySelectorAll(".btl-controls").forEach((each) => inSight.observe(each)); parts = panel.querySelector(".btl-pane") && followParts(panel); } }, 300);  // also where a figure stands in its place
   const size = new ResizeObserver(() => {
     tellRoom();
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
