@@ -29,7 +29,7 @@ WINGS = {
     "panel": (["panel/*.py", "view/*.py", "view/page/page.html"], []),
     "pictures": (["view/figures/*.py"], []),
     "labs": (["experiments/*.py"], []),
-    "orders": (["order/explain.py"], ["order/**/*.py", "core/*.py"]),
+    "orders": (["order/explain.py"], ["core/*.py"], ["order/**/*.py"]),
     "runs": (["runtime/failure/*.py"], [], ["runtime/**/*.py"]),
     "techniques": ([], ["techniques/**/*.py"], ["models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),

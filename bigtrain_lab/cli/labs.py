@@ -73,7 +73,7 @@ def annotation(field):
     sentence says the range."""
     knob, kind = field.json_schema_extra["knob"], field.annotation
     limits = (
-        f"{number(knob.low)} to {number(knob.high)}"
+        f"{knob.low:,.13g} to {knob.high:,.13g}"
         if knob.low is not None and knob.high is not None
         else ""
     )
@@ -99,10 +99,6 @@ def as_written(_, tokens) -> int | float | str:
         except ValueError:
             continue
     return tokens[0].value
-
-
-def number(value: float) -> str:
-    return f"{value:,}" if value == int(value) else f"{value:g}"
 
 
 def run(

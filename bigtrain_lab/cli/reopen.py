@@ -5,7 +5,6 @@ that is named; checks/differences.py compares events and arrays. Nothing here pr
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -111,9 +110,8 @@ def newest() -> str:
 # -- side by side ----------------------------------------------------------------------------------
 
 
-def sides(paths: Iterable[Path]) -> list[Reopened]:
+def sides(paths: tuple[Path, ...]) -> list[Reopened]:
     """The runs, opened; Impossible for fewer than two, or where they answer different questions."""
-    paths = list(paths)
     refuse(
         (
             not 2 <= len(paths) <= len(ascii_uppercase),

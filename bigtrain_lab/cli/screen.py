@@ -72,8 +72,7 @@ def census() -> list[Table | str]:
     ]
 
 
-def cell(row: report.Row, name: str) -> str:
-    value = getattr(row, name)
+def told(value) -> str:
     return "–" if value is None else str(value)
 
 
@@ -92,12 +91,12 @@ def results(experiment, traces) -> Table:
             name,
             justify="right",
             no_wrap=True,
-            min_width=max(len(cell(row, name)) for row in rows),
+            min_width=max(len(told(getattr(row, name))) for row in rows),
         )
 
     return table(
         [Column("quantity", no_wrap=True), *map(head, shown)],
-        [(row.quantity, *(cell(row, name) for name in shown)) for row in rows],
+        [(row.quantity, *(told(getattr(row, name)) for name in shown)) for row in rows],
     )
 
 
@@ -146,10 +145,7 @@ def amounts_apart(letters, clock: str, lines) -> Table:
             *(Column(letter, justify="right", no_wrap=True) for letter in letters),
             *(f"{letter} against {letters[0]}" for letter in letters[1:]),
         ],
-        [
-            (name, *("–" if amount is None else str(amount) for amount in amounts), *differences)
-            for name, amounts, differences in lines
-        ],
+        [(name, *map(told, amounts), *differences) for name, amounts, differences in lines],
     )
 
 

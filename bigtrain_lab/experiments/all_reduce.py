@@ -230,13 +230,6 @@ class AllReduce(OnNodes):
             Quantity("bytes through the busiest port, in and out", "B", lambda t: max(ports(t))),
         )
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {
-            **super().facts,
-            "chunks": self.order.chunks,
-        }
-
     relief: ClassVar[str] = "A smaller gradient (megabytes) would need less on each device."
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Impossible, Memory, Trace, knob, size
+from ..core import Impossible, Memory, Trace, knob, refuse, size
 from ..core.family import is_typed
 from ..core.later import later, torch
 from ..order import Action, Step
@@ -101,11 +101,13 @@ class Checkpoint(OfGPT, OneDevice):
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run."""
         super().model_post_init(facts)
-        if self.recompute.inside and self.model == "mlp":
-            raise Impossible(
+        refuse(
+            (
+                self.recompute.inside and self.model == "mlp",
                 "The plan selective recomputes inside attention, and an MLP has none: take the"
-                " model gpt, or another plan."
+                " model gpt, or another plan.",
             )
+        )
         if self.recompute.needs_budget() and self.budget_bytes < (
             least := smallest_budget(self.chain)
         ):

@@ -30,9 +30,6 @@ SYMPTOMS = {
 }
 
 
-STRATEGIES = ("buckets", "fused-cycle", "push-pull")
-
-
 class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
@@ -58,7 +55,7 @@ class DataParallel(Layered):
         "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of"
         " Horovod's; or pieces, front layers first, each rank being the server of a part of them,"
         " as BytePS pushes and pulls",
-        choices=STRATEGIES,
+        choices=("buckets", "fused-cycle", "push-pull"),
         more=True,
     )
     cycle_ms: float = knob(

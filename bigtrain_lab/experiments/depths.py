@@ -9,7 +9,7 @@ given what the rest leaves, and so is as deep as any plan.
 from bisect import bisect_left
 from typing import NamedTuple
 
-from ..core import Impossible
+from ..core import refuse
 from .checkpoint import Checkpoint
 
 
@@ -31,11 +31,13 @@ def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
     fitting = bisect_left(
         depths, True, key=lambda layers: within(experiment, plan, layers, memory_bytes) is None
     )
-    if not fitting:
-        raise Impossible(
+    refuse(
+        (
+            not fitting,
             f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or"
-            " make its layers smaller."
+            " make its layers smaller.",
         )
+    )
     best = within(experiment, plan, depths[fitting - 1], memory_bytes)
     return Depth(best.layers, best.work(best.simulated()))
 

@@ -18,17 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from .. import runtime, train
-from ..core import (
-    MEMORY_KINDS,
-    Cost,
-    Family,
-    Impossible,
-    Knob,
-    Mesh,
-    Trace,
-    counted,
-    knob,
-)
+from ..core import MEMORY_KINDS, Cost, Family, Impossible, Knob, Mesh, Trace, counted, knob, refuse
 from ..core.family import is_typed
 from ..order import MOST, does_not_fit, not_finite, peak_bytes
 from ..order.simulate import simulate
@@ -131,8 +121,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             own = field.json_schema_extra["knob"].but(**{"default": field.default} | about)
             fields[name] = FieldInfo.from_annotated_attribute(field.annotation, own)
         own = cls.knobs()
-        shared = (base for base in cls.__mro__ if "name" not in vars(base))
-        for base in (base for base in shared if issubclass(base, Experiment)):
+        for base in (b for b in cls.__mro__ if issubclass(b, Experiment) and "name" not in vars(b)):
             for name in [name for name, each in base.knobs().items() if own.get(name) is each]:
                 fields[name] = fields.pop(name)
 
@@ -408,8 +397,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def run(self, **options) -> "runtime.Run":
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
-        if self.only_predicted:
-            raise Impossible(self.only_predicted)
+        refuse((self.only_predicted, self.only_predicted))
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from .. import models, techniques, train
-from ..core import DTYPES, Hardware, Impossible, Mesh, knob
+from ..core import DTYPES, Hardware, Mesh, knob, refuse
 from ..core.later import later
 from ..order import (
     SLICES,
@@ -85,11 +85,13 @@ class Layered(OfGPT, Pipelined):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        if (self.slices > 1 or self.sharded) and not self.optimizer_class.steps_parts():
-            raise Impossible(
+        refuse(
+            (
+                (self.slices > 1 or self.sharded) and not self.optimizer_class.steps_parts(),
                 f"{self.optimizer} looks across the elements of a tensor, of which a rank has only"
-                " a part here: take one that steps each element by itself, such as adam."
+                " a part here: take one that steps each element by itself, such as adam.",
             )
+        )
 
     @cached_property
     def profile(self) -> Hardware:
@@ -293,7 +295,7 @@ class Layered(OfGPT, Pipelined):
                 for call in self.usual(kind, at).calls(self.time)
             )
             for at in range(len(self.pieces))
-            for kind in ("FBIWU" if self.halves else "FBU")
+            for kind in ("FBIWU" if self.order.halved else "FBU")
         }
 
     def charged(self) -> dict[str, Any]:

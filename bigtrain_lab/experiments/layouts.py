@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from .. import techniques
-from ..core import Impossible, Mesh, Trace, duration, knob, size
+from ..core import Mesh, Trace, duration, knob, refuse, size
 from ..core.later import torch
 from ..order import MOST, Action, Compute, Plan, Together
 from .experiment import Quantity
@@ -101,11 +101,13 @@ class Layouts(OnNodes):
     def mesh(self) -> Mesh:
         if len(LAYOUTS[self.layout]) < 2:
             return Mesh(rows=self.ranks)
-        if self.ranks % self.rows:
-            raise Impossible(
+        refuse(
+            (
+                self.ranks % self.rows,
                 f"{self.ranks} ranks have no {self.rows} equal rows: take rows that "
-                f"divide the ranks, such as 1 or {self.ranks}."
+                f"divide the ranks, such as 1 or {self.ranks}.",
             )
+        )
         axes = {"rows": self.rows, "columns": self.ranks // self.rows}
         return Mesh(**dict(reversed(axes.items()) if self.swapped else axes))
 

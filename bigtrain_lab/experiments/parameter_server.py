@@ -29,7 +29,6 @@ from .experiment import Quantity
 from .large_batch import quality
 from .on_hardware import OnHardware
 
-MODES = ("synchronous", "asynchronous", "bounded")
 MOST = 20_000  # batches of a run, of all workers
 
 
@@ -49,7 +48,7 @@ class ParameterServing(OnHardware):
         "asynchronous",
         "when a server updates: by the mean of a round, by each "
         "gradient as it comes, or so while nobody is far ahead",
-        choices=MODES,
+        choices=("synchronous", "asynchronous", "bounded"),
     )
     bound: int = knob(
         3, "how many batches a worker may be ahead of the slowest one", low=0, high=32

@@ -12,7 +12,7 @@ from math import fsum
 from typing import ClassVar
 
 from .. import models, techniques, train
-from ..core import Impossible, knob
+from ..core import Impossible, knob, refuse
 from ..core.later import torch
 from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
@@ -63,11 +63,13 @@ class PipelineExperiment(OfGPT, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
-        if self.tied and self.order.stages > 1 and self.order.asynchronous:
-            raise Impossible(
+        refuse(
+            (
+                self.tied and self.order.stages > 1 and self.order.asynchronous,
                 f"{self.schedule} updates its stages at different times, so the copies of a tied"
-                " embedding would part: take tied=False, or a synchronous schedule such as 1f1b."
+                " embedding would part: take tied=False, or a synchronous schedule such as 1f1b.",
             )
+        )
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [
@@ -161,11 +163,13 @@ class PipelineExperiment(OfGPT, Pipelined):
     def time_of(self, kind: str, first: int, last: int) -> float:
         """Seconds of a kind of action on a slice: the sum of its pieces', rounded once, so that
         every Python has the same."""
-        if self.profile.textbook:
-            raise Impossible(
+        refuse(
+            (
+                self.profile.textbook,
                 "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
-                " to balance: take other hardware, or partition equal."
+                " to balance: take other hardware, or partition equal.",
             )
+        )
         return fsum(map(self.time, self.works(kind, first, last)))
 
     def works(self, kind: str, first: int, last: int) -> list[train.Work]:

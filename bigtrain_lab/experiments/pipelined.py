@@ -80,11 +80,6 @@ class Pipelined(OnHardware):
 
     # -- theory ------------------------------------------------------------------------------------
 
-    @cached_property
-    def halves(self) -> bool:
-        """Whether the schedule splits any backward in two."""
-        return bool(self.order.halved)
-
     @property
     def stage_bytes(self) -> list[StageBytes]:
         """What each stage holds."""
@@ -129,7 +124,7 @@ class Pipelined(OnHardware):
         """Kind -> the time of each stage."""
         return {
             kind: [self.seconds(kind, stage) for stage in range(self.order.stages)]
-            for kind in ("FBIWU" if self.halves else "FBU")
+            for kind in ("FBIWU" if self.order.halved else "FBU")
         }
 
     def seconds(self, kind: str, stage: int) -> float:
@@ -138,15 +133,15 @@ class Pipelined(OnHardware):
             kind, self.profile, self.format
         )
 
-    @property
-    def messages(self) -> dict[str, list[int]]:
+    def charged(self) -> dict[str, Any]:
         """Kind -> bytes of what each stage sends on of one micro-batch, or back."""
         stages = range(self.order.stages if self.order.ranks > 1 else 0)  # else there are none
         runs = [self.stage_run(stage, train.WHOLE) for stage in stages]
-        return {kind: [run.message_bytes(kind.replace("I", "B")) for run in runs] for kind in "FBI"}
-
-    def charged(self) -> dict[str, Any]:
-        return {"messages": self.messages}
+        return {
+            "messages": {
+                kind: [run.message_bytes(kind.replace("I", "B")) for run in runs] for kind in "FBI"
+            }
+        }
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch,

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from .. import data, models, runtime, techniques, train
-from ..core import Impossible, Mesh, Trace, knob
+from ..core import Mesh, Trace, knob, refuse
 from ..core.later import np, torch
 from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
 from ..techniques.precision_levels import LEVELS
@@ -117,12 +117,14 @@ class Precision(OneDevice):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         speeds = [each for each in self.profile.flops_per_s if each != "float64"]
-        if not self.profile.textbook and self.format not in speeds:
-            raise Impossible(
+        refuse(
+            (
+                not self.profile.textbook and self.format not in speeds,
                 f"{self.profile.name} states no speed for {self.format}, in which level"
                 f" {self.level} computes: choose a level of {' or '.join(speeds)}, or other"
-                " hardware."
+                " hardware.",
             )
+        )
         self.config  # noqa: B018  (raises Impossible)
 
     unused: ClassVar[tuple] = (

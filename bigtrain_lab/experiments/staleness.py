@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from .. import models, train
-from ..core import Impossible, knob
+from ..core import knob, refuse
 from ..core.later import torch
 from ..order import Action, Schedule
 from ..runtime.kept import kept
@@ -43,11 +43,13 @@ class Staleness(Pipelined):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        if self.order.stages != self.ranks:
-            raise Impossible(
+        refuse(
+            (
+                self.order.stages != self.ranks,
                 f"{self.schedule} holds several stages on a rank, and this experiment has one: take"
-                " another schedule."
+                " another schedule.",
             )
+        )
 
     hardware: ClassVar[str] = "unit"
 

@@ -383,8 +383,7 @@ class Translate(Replicated):
     @cached_property
     def alone_s(self) -> float:
         """The same run on one rank."""
-        one = self.replace(replicas=1, fault="none")
-        return one.simulated(memory=False).makespan
+        return self.replace(replicas=1, fault="none").simulated(memory=False).makespan
 
     relief: ClassVar[str] = (
         "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or"
@@ -477,12 +476,9 @@ def with_evaluations(plan: Plan, training: "Translation") -> Plan:
             update = isinstance(op, Compute) and op.step[0].kind == "U"
             if last is not None and not update:
                 if (done := last // training.accumulation + 1) in training.evaluated_after:
+                    share = training.share(rank)
                     ops += [
-                        Compute((Action(kind, 0, n),))
-                        for n in training.share(rank)
-                        for kind in "LT"
-                    ]
-                    ops += [
+                        *(Compute((Action(kind, 0, n),)) for n in share for kind in "LT"),
                         Together(f"evaluation after {done}", "all_reduce", 8 * numbers, ranks),
                         Together(f"decision after {done}", "broadcast", 16, ranks),
                     ]

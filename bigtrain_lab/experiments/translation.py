@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 from .. import data, models, runtime, techniques, train
-from ..core import Impossible, refuse
+from ..core import refuse
 from ..core.later import np, torch
 from ..order import Action, Schedule, by_layers
 
@@ -147,11 +147,13 @@ class Translation:
         """The held-out pairs that are evaluated together."""
         pairs = self.pairs.encoded(held_out=True)
         short = [n for n, pair in enumerate(pairs) if max(map(len, pair)) < self.config.longest]
-        if not short:
-            raise Impossible(
+        refuse(
+            (
+                not short,
                 f"No held-out pair of {self.pairs.name} has at most "
-                f"{self.config.longest} tokens: take a longer `longest`."
+                f"{self.config.longest} tokens: take a longer `longest`.",
             )
+        )
         return [
             [short[at] for at in rows]
             for rows in data.batches.in_order([pairs[n] for n in short], self.rows)

@@ -26,7 +26,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..core import Impossible, Trace
+from ..core import Impossible, Trace, refuse
 from ..core.cost import exact
 from ..core.trace import ACTION
 
@@ -155,25 +155,20 @@ def passing(piece: Piece, bytes_per_s) -> Fraction:
 def require_room(pieces: Sequence[Piece], devices: int, most_replicas: int = 1) -> None:
     """Impossible where some device would have nothing to hold."""
     room = len(pieces) * most_replicas
-    if devices not in range(1, room + 1):
-        raise Impossible(
+    refuse(
+        (
+            devices not in range(1, room + 1),
             f"{devices} devices cannot share a model of {len(pieces)} pieces with at most"
-            f" {most_replicas} replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}."
+            f" {most_replicas} replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}.",
         )
+    )
 
 
-class Share(NamedTuple):
-    """What a stage took for a micro-batch, and its share of what all took."""
-
-    time: float
-    share: float
-
-
-def stage_shares(trace: Trace, stages: int) -> list[Share]:
-    """Of each of so many stages; zeros where the trace does not reach it. A perfect share is 1 /
-    stages."""
+def stage_shares(trace: Trace, stages: int) -> list[tuple[float, float]]:
+    """(time for a micro-batch, share of what all took) of each of so many stages; zeros where the
+    trace does not reach it. A perfect share is 1 / stages."""
     took = (stage_times(trace) + [0.0] * stages)[:stages]
-    return [Share(time, time / (sum(took) or 1)) for time in took]
+    return [(time, time / (sum(took) or 1)) for time in took]
 
 
 def stage_times(trace: Trace) -> list[float]:

@@ -16,7 +16,7 @@ from itertools import product
 from math import ceil, inf
 from typing import NamedTuple
 
-from ..core import Impossible, Mesh
+from ..core import Impossible, Mesh, refuse
 from ..core.cost import Inside, port_share
 from .collective import Collective, check, sizes
 from .schedule import KINDS, Action, Schedule, Step, name_of
@@ -216,11 +216,13 @@ class Plan:
         ranks on each row of Mesh(dp=2, pp=2) by .placed(mesh, "pp"). Impossible where the axes
         have another number of ranks."""
         rows = {mesh.peers(rank, *axes) for rank in range(mesh.size)}
-        if (size := mesh.size // len(rows)) != self.ranks:
-            raise Impossible(
+        refuse(
+            (
+                (size := mesh.size // len(rows)) != self.ranks,
                 f"The plan has {self.ranks} ranks and the mesh has {size} along "
-                f"{', '.join(axes) or 'no axis'}: make them equal."
+                f"{', '.join(axes) or 'no axis'}: make them equal.",
             )
+        )
         lanes = {
             (at[rank], lane): tuple(moved(op, at) for op in ops)
             for at in sorted(rows)
@@ -233,11 +235,13 @@ class Plan:
         where they are of different numbers of steps, or two of them have one name for two
         things."""
         plans, seen, lanes = (self, *others), {}, {}
-        if len({plan.steps for plan in plans}) > 1:
-            raise Impossible(
+        refuse(
+            (
+                len({plan.steps for plan in plans}) > 1,
                 f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps:"
-                " join plans of as many."
+                " join plans of as many.",
             )
+        )
         for number, plan in enumerate(plans):
             for (rank, lane), ops in plan.lanes.items():
                 for op in ops:
@@ -336,8 +340,12 @@ def lower(plan, steps: int = 1) -> Plan:
     Impossible where it cannot run."""
     if isinstance(plan, Plan):
         return plan
-    if not isinstance(steps, int) or steps < 1:
-        raise Impossible(f"steps is {steps!r}: plan a whole number of training steps, at least 1.")
+    refuse(
+        (
+            not isinstance(steps, int) or steps < 1,
+            f"steps is {steps!r}: plan a whole number of training steps, at least 1.",
+        )
+    )
     if isinstance(plan, Schedule):
         return lower_schedule(plan, steps)
     if isinstance(plan, Collective):
@@ -496,9 +504,11 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):
-        if updates[stage] != expected:
-            raise Impossible(
+        refuse(
+            (
+                updates[stage] != expected,
                 f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in"
                 f" {micro_batches} micro-batches; this schedule makes {expected}, each from"
-                f" {schedule.update_size}."
+                f" {schedule.update_size}.",
             )
+        )

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ..core import COLLECTIVES, Impossible, Memory, Scalar, Trace, Transfer, grouped, peak
+from ..core import COLLECTIVES, Memory, Scalar, Trace, Transfer, grouped, peak, refuse
 from ..core.trace import ACTION, once
 from .plan import Serve, Turns
 
@@ -214,10 +214,12 @@ def field(traces: Iterable[Trace]) -> list[Level]:
     level, in their order."""
     by_level: dict[str, list[Trace]] = {}
     for trace in traces:
-        if "level" not in trace.settings:
-            raise Impossible(
-                "This trace tells no level of precision: take traces of the experiment precision."
+        refuse(
+            (
+                "level" not in trace.settings,
+                "This trace tells no level of precision: take traces of the experiment precision.",
             )
+        )
         by_level.setdefault(trace.settings["level"], []).append(trace)
     return [level_of(name, own) for name, own in by_level.items()]
 

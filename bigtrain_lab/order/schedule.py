@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ..core import ByFields, Family, Impossible
+from ..core import ByFields, Family, Impossible, refuse
 from ..core.impossible import refuse_counts
 
 KINDS = "FBIWU"
@@ -206,8 +206,7 @@ class Schedule(ByFields, Family, ABC, family="bigtrain_lab.order.schedules"):
         "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those written, and
         a stage lies on the rank that runs it. Without any U a batch ends with one a stage.
         """
-        if not texts:
-            raise Impossible('There is no order: give one text a rank, such as "0F0 0B0".')
+        refuse((not texts, 'There is no order: give one text a rank, such as "0F0 0B0".'))
         orders = tuple(read(rank, text) for rank, text in enumerate(texts))
         last = max(action.micro_batch for order in orders for step in order for action in step)
         return Written(len(texts), last + 1, orders, name)
@@ -288,10 +287,13 @@ class Written(Schedule):
 
 def read(rank: int, text: str) -> tuple[Step, ...]:
     """The steps of one rank's text; Impossible, naming the rank, where it is no order."""
-    if not isinstance(text, str) or not text.split():
-        raise Impossible(
-            f'The order of rank {rank} is {text!r}: write its actions in a text, such as "0F0 0B0".'
+    refuse(
+        (
+            not isinstance(text, str) or not text.split(),
+            f"The order of rank {rank} is {text!r}: write its actions in a text, such as"
+            ' "0F0 0B0".',
         )
+    )
     try:
         return tuple(tuple(map(Action.parse, word.split("+"))) for word in text.split())
     except Impossible as error:

@@ -41,8 +41,11 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     """
     settings = {}
     if isinstance(plan, Schedule):
-        name = getattr(plan, "name", type(plan).__name__)
-        settings = {"schedule": name, "ranks": plan.ranks, "micro_batches": plan.micro_batches}
+        settings = {
+            "schedule": getattr(plan, "name", type(plan).__name__),
+            "ranks": plan.ranks,
+            "micro_batches": plan.micro_batches,
+        }
     elif isinstance(plan, Collective):
         settings = {"collective": getattr(plan, "name", type(plan).__name__), "ranks": plan.ranks}
     plan, cost = lower(plan, steps), Cost.of(cost)

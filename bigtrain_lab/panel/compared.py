@@ -107,13 +107,12 @@ class Compared:
         """Keep what this tab shows; where it shows nothing yet, the run that belongs to the
         settings, else the prediction."""
         own = [] if self.changed else ["modelled", "measured"]
-        clock = next((clock for clock in (tab, *own, "predicted") if clock in self.columns), None)
-        if clock:
-            self.pinned = Pinned(
-                self.experiment if clock == "predicted" else self.ran,
-                self.traces[clock],
-                self.columns[clock],
-            )
+        clock = next(clock for clock in (tab, *own, "predicted") if clock in self.columns)
+        self.pinned = Pinned(
+            self.experiment if clock == "predicted" else self.ran,
+            self.traces[clock],
+            self.columns[clock],
+        )
 
     def told_of(self, tab: str) -> str:
         """The clock that the sentences are of, where this tab shows another one; else ""."""

@@ -81,7 +81,7 @@ class Rivals(Rows):
                     time.sleep(0.15)  # who drags a slider moves on
         except Overtaken:
             if experiment is self._shown:  # and may come back
-                self._shown = None
+                self._shown, self.waiting = None, False
             raise
 
     def _tell(self, _) -> None:

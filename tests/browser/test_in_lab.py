@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
@@ -23,28 +22,6 @@ def until_row(lab, quantity, *wanted):
     until some word is in the table: the table of before may hold it too.)"""
     expect(lab.cells(quantity)).to_contain_text([quantity, *wanted])
     return lab.row(quantity)
-
-
-def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
-    page = lab.panel("lab.ipynb")
-    assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
-    assert lab.row("step time") == ["33 slots", "–", "–", ""]
-    expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
-    assert (
-        page.evaluate(
-            """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
-        .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""
-        )
-        == []
-    )
-    page.locator(".btl-player canvas").press("p")
-    peak = page.get_by_role("region", name="what a rank holds at its peak")
-    expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.38 MB in B9")
-    peak.get_by_role("button", name="the next rank").click()
-    expect(peak.locator("b")).to_have_text("Peak of rank 1: 5.64 MB in B9")
-    page.keyboard.press("Escape")
-    expect(peak).to_be_hidden()
-    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
 
 
 def test_pin_and_run_take_the_last_move_and_none_that_comes_later(lab):
@@ -117,8 +94,27 @@ CUT = """() => [...document.querySelectorAll('.btl-controls > *, .btl-controls .
     .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || e.matches('.btl-commands > *') && e.scrollHeight > e.clientHeight + 1)).map(e => e.textContent)"""
 
 
-def test_run_pin_run_again_and_reopen(lab):
+def test_it_opens_drawn_no_wider_than_its_cell_then_run_pin_run_again_and_reopen(lab):
     page = lab.panel("lab.ipynb")
+    assert lab.data("clock") == "predicted" and lab.data("end") == "99"  # three steps of 33 slots
+    assert lab.row("step time") == ["33 slots", "–", "–", ""]
+    expect(page.locator(".btl-now")).to_have_text(re.compile("Now: rank 0 B7, rank 1 idle"))
+    assert (
+        page.evaluate(
+            """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)"""
+        )
+        == []
+    )
+    page.locator(".btl-player canvas").press("p")
+    peak = page.get_by_role("region", name="what a rank holds at its peak")
+    expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.38 MB in B9")
+    peak.get_by_role("button", name="the next rank").click()
+    expect(peak.locator("b")).to_have_text("Peak of rank 1: 5.64 MB in B9")
+    page.keyboard.press("Escape")
+    expect(peak).to_be_hidden()
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
+
     run, results = page.get_by_role("button", name="Run on 4 ranks"), page.locator(".btl-results")
     run.click()
     until_row(lab, "step time", "33 slots", "33 slots", "as planned")
@@ -239,67 +235,54 @@ CORNER = """() => { const canvas = document.querySelector('.btl-player canvas');
     return [...canvas.getContext('2d').getImageData(3, canvas.height - 8, 1, 1).data].slice(0, 3); }"""
 
 
-@pytest.fixture
-def player(lab):
-    lab.open(
-        "lab.ipynb",
-        [
-            """from bigtrain_lab.view.player import Player
+def test_keys_mouse_and_themes_of_a_player_and_the_notebook_keeps_its_cells(lab):
+    """z, x, f, s and v are commands of JupyterLab too: there x cuts the cell away."""
+    shown = """from bigtrain_lab.view.player import Player
 from bigtrain_lab.order.schedules.pipedream import PipeDream
 from bigtrain_lab.order.simulate import simulate
 player = Player(simulate(PipeDream(4, 8), {"F": 1, "B": 2, "U": 0.5}))
-player""",
-            "1 + 1",
-        ],
-    )
-    lab.page.wait_for_selector(".btl-player[data-revision]")
-    return lab
-
-
-def test_keys_and_the_notebook_keeps_its_cells(player):
-    """z, x, f, s and v are commands of JupyterLab too: there x cuts the cell away."""
-    canvas, end = player.player.locator("canvas"), player.data("end")
+player"""
+    page = lab.open("lab.ipynb", [shown, "1 + 1"])
+    page.wait_for_selector(".btl-player[data-revision]")
+    canvas, end = lab.player.locator("canvas"), lab.data("end")
 
     def press(*keys):
         canvas.focus()
         for key in keys:
-            player.page.keyboard.press(key)
+            page.keyboard.press(key)
 
     press("z", "z")
-    player.until("to", f"{VIEW} < {end} / 3")
+    lab.until("to", f"{VIEW} < {end} / 3")
     press("x", "x", "x", "v")
-    player.until("to", f"{VIEW} === {end}")
-    player.until("lens", "value === 'true'")
-    assert player.page.locator(".jp-Notebook .jp-Cell").count() == 2
-    press("z", "f")
-    player.until("to", f"value === '{end}'")
+    lab.until("to", f"{VIEW} === {end}")
+    lab.until("lens", "value === 'true'")
+    assert page.locator(".jp-Notebook .jp-Cell").count() == 2
+    press("z", "f", "v")
+    lab.until("to", f"value === '{end}'")
 
-
-def test_mouse_and_themes(player):
-    page, box = player.page, player.player.locator("canvas").bounding_box()
-    end = float(player.data("end"))
+    box = canvas.bounding_box()
     page.keyboard.down("Control")
     page.mouse.move(box["x"] + 300, box["y"] + 30)
     page.mouse.wheel(0, -400)
     page.keyboard.up("Control")
-    player.until("to", f"{VIEW} < {end} * 0.9")
+    lab.until("to", f"{VIEW} < {end} * 0.9")
     assert page.evaluate(CORNER) == [255, 255, 255]
     for key, begins in (("g", b"<svg"), ("G", b"\x89PNG")):
         with page.expect_download() as download:
-            player.player.locator("canvas").press(key)
+            canvas.press(key)
         saved = Path(download.value.path()).read_bytes()
         assert saved.startswith(begins)
         if key == "g":  # the very boxes and legend, as text
             ElementTree.fromstring(saved)
             assert b">F1<" in saved and b">B backward<" in saved and b">rank 3<" in saved
-    keys = player.player.locator(".btl-keys")
-    player.player.locator("canvas").press("?")
+    keys = lab.player.locator(".btl-keys")
+    canvas.press("?")
     expect(keys).to_contain_text("space plays and pauses")
-    player.player.locator("canvas").press("Escape")
+    canvas.press("Escape")
     expect(keys).to_be_hidden()
-    player.theme("JupyterLab Dark")
+    lab.theme("JupyterLab Dark")
     page.wait_for_function(f"() => ({CORNER})().every(channel => channel < 60)")
-    player.theme("JupyterLab Light")
+    lab.theme("JupyterLab Light")
     page.wait_for_function(f"() => ({CORNER})().every(channel => channel > 240)")
 
 

@@ -26,7 +26,7 @@ from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce
 from bigtrain_lab.techniques.single_process import SingleProcessDataParallel
 
-from .threads import WIDTH, Model, on_processes, on_threads
+from .threads import WIDTH, Model, backward, on_processes, on_threads
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
@@ -302,11 +302,6 @@ def test_modules_that_differ_are_told_to_every_rank(make, odd_bytes, most, other
         others, mine = told.removeprefix("The ranks' modules or settings differ: ").split("; ")[:2]
         assert others.startswith("ranks 0 and 2: ") and most in others
         assert mine.startswith("rank 1: ") and other in mine
-
-
-def backward(model):
-    model(torch.ones(1, 2)).sum().backward()
-    return model
 
 
 def thawed(model):

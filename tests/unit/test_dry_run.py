@@ -311,22 +311,16 @@ def test_what_a_slice_does_at_one_size_is_told_by_dry_runs_of_others(
 
 def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():
     config, B = GPTConfig(layers=3, width=48, heads=6, sequence=20), 5
-    one, two = ([row.bytes for row in saved_bytes(config, 1, last, B)] for last in (2, 3))
-    assert sum(two) - sum(one) == theory.block_saved_bytes(config, B)
-    run = slice_run(config, 1, 2, B, SGD)
-    assert (run.work("F").flops, run.work("B").flops) == (
-        theory.block_flops(config, B),
-        2 * theory.block_flops(config, B),
-    )
-    whole = slice_run(config, 0, config.pieces, B, SGD)
-    assert (whole.work("F").flops, whole.work("B").flops) == (
-        theory.forward_flops(config, B),
-        2 * theory.forward_flops(config, B),
-    )
-    for other in (replace(config, dropout=0.1), replace(config, fused_attention=True)):
-        assert sum(row.bytes for row in saved_bytes(other, 1, 3, B)) - sum(
-            row.bytes for row in saved_bytes(other, 1, 2, B)
-        ) == theory.block_saved_bytes(other, B)
+    for first, last, flops in (
+        (1, 2, theory.block_flops(config, B)),
+        (0, config.pieces, theory.forward_flops(config, B)),
+    ):
+        run = slice_run(config, first, last, B, SGD)
+        assert (run.work("F").flops, run.work("B").flops) == (flops, 2 * flops)
+    for each in (config, replace(config, dropout=0.1), replace(config, fused_attention=True)):
+        assert sum(row.bytes for row in saved_bytes(each, 1, 3, B)) - sum(
+            row.bytes for row in saved_bytes(each, 1, 2, B)
+        ) == theory.block_saved_bytes(each, B)
 
 
 # Stages of a pipeline, against what torch counts when they run

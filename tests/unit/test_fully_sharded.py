@@ -22,7 +22,7 @@ from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel, NaiveUnit
 from bigtrain_lab.techniques.units import units_of
 
-from .threads import on_processes, on_threads
+from .threads import backward, on_processes, on_threads
 
 WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 2, 2
 
@@ -473,11 +473,6 @@ def test_layers_that_each_rank_drops_by_itself_are_refused():
     on_threads(program, 2)
 
 
-def with_gradients(module):
-    module(torch.ones(1, 2)).sum().backward()
-    return module
-
-
 def sparse():
     model = FullyShardedDataParallel(
         nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)), Alone()
@@ -487,7 +482,7 @@ def sparse():
 
 
 def skipped():
-    model = with_gradients(two_linear())
+    model = backward(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
     trained(model)
 
@@ -495,7 +490,7 @@ def skipped():
 def clipped_early():
     model = trained(two_linear())
     torch.optim.SGD(model.parameters(), lr=1).zero_grad()
-    with_gradients(model).clip_grad_norm_(0.1)
+    backward(model).clip_grad_norm_(0.1)
 
 
 class Hidden(nn.Linear):
@@ -553,7 +548,7 @@ def forgotten_finish():
     model = two_linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     for _ in range(4):
-        with_gradients(model)
+        backward(model)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -573,7 +568,7 @@ def forgotten_finish():
                     {},
                     "phase is neither",
                 ),
-                (lambda: with_gradients(nn.Linear(2, 2)), {}, "has a gradient already"),
+                (lambda: backward(nn.Linear(2, 2)), {}, "has a gradient already"),
                 (lambda: nn.ParameterList([torch.ones(2)] * 2), {}, "share their memory"),
                 (lambda: nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
                 (lambda: nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),

@@ -649,7 +649,7 @@ MISTAKES = {
     "weight is float64": lambda: prepared(module=nn.Linear(2, 2).double()),
     "weight is float16": lambda: prepared(module=nn.Linear(2, 2).half()),
     "nn.ModuleDict": lambda: prepared().prepare(nn.Linear(2, 2)),
-    "build it from mp.parameters": lambda: steps_on_weights(),
+    "build it from mp.parameters": lambda: (mp := prepared()).step(sgd(mp.model.parameters())),
     "got a SGD: give it the model": lambda: prepared(module=sgd(nn.Linear(2, 2).parameters())),
     "of other masters": lambda: prepared().load_state_dict(
         prepared(module=nn.Linear(3, 2)).state_dict()
@@ -677,11 +677,6 @@ def steps_after_assigning():
     mp = prepared("bf16")
     mp.model.load_state_dict(mp.model.state_dict(), assign=True)
     mp.step(sgd(mp.parameters()))
-
-
-def steps_on_weights():
-    mp = MixedPrecision("fp16")
-    mp.step(sgd(mp.prepare(nn.Linear(2, 2)).parameters()))
 
 
 @pytest.mark.parametrize("sentence", MISTAKES)

@@ -306,11 +306,12 @@ def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
     rivals = Rivals(lambda *_: None, lambda: moving[0])
     rivals._handle_custom_msg({"seen": True}, [])
     rivals.show(lab, lab.predict(), None)
-    until(rivals._newest._last.is_set)
-    assert rivals.waiting
+    until(lambda: not rivals.waiting)
+    assert rivals._shown is None
     moving[0] = False
     rivals.show(lab, lab.predict(), None)
     until(lambda: not rivals.waiting)
+    assert "btl-stale" not in rivals.html
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):

@@ -223,37 +223,34 @@ def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
 
 
 @pytest.mark.parametrize("record", [True, False])
-def test_a_message_without_another_end(record):
+@pytest.mark.parametrize(
+    "talk, told, lost",
+    [
+        (
+            lambda group: group.recv(0, name=Action("F", 0, 7)),
+            "Rank 1 waits for 0F7 from rank 0, which has finished without sending it.",
+            "Rank 1 lost the connection to rank 0 at 0F7",
+        ),
+        (
+            lambda group: group.isend(torch.zeros(1), 0, name=Action("F", 1, 7)),
+            "Rank 1 sent 1F7 to rank 0, which has finished without taking it.",
+            "Rank 1 lost the connection",
+        ),
+    ],
+    ids=["unsent", "untaken"],
+)
+def test_a_message_without_another_end(talk, told, lost, record):
     """As the log tells, whichever is seen first: that it waits, or that its connection is gone."""
 
-    def alone(rank):
+    def program(rank):
         pid = torch.tensor(os.getpid())
         rank.group().broadcast(pid, 0)
         if rank.index == 1:
             until(lambda: not psutil.pid_exists(int(pid)))
             time.sleep(0.2)  # its connections close
-        return rank.index
+            talk(rank.group())
 
-    def unsent(rank):
-        if alone(rank):
-            rank.group().recv(0, name=Action("F", 0, 7))
-
-    def untaken(rank):
-        if alone(rank):
-            rank.group().isend(torch.zeros(1), 0, name=Action("F", 1, 7))
-
-    told = fails(unsent, 2, record=record).diagnosis
-    assert told.startswith(
-        "Rank 1 waits for 0F7 from rank 0, which has finished without sending it."
-        if record
-        else "Rank 1 lost the connection to rank 0 at 0F7"
-    )
-    told = fails(untaken, 2, record=record).diagnosis
-    assert told.startswith(
-        "Rank 1 sent 1F7 to rank 0, which has finished without taking it."
-        if record
-        else "Rank 1 lost the connection"
-    )
+    assert fails(program, 2, record=record).diagnosis.startswith(told if record else lost)
 
 
 def test_a_lab_is_a_person_s_code_wherever_it_is_installed(monkeypatch):

@@ -27,23 +27,35 @@ from bigtrain_lab.train.recipe import Lens, train
 from .threads import Absent, Model as Tied, on_threads
 
 
+def complains(number, file):
+    raise OSError(number, os.strerror(number))
+
+
 @pytest.mark.parametrize(
-    "number, told",
+    "state, fsync, told",
     [
-        (ENOSPC, "No space left on device.*: free some space"),
-        (EIO, "Input/output error.*: free some space, or choose another place"),
+        (
+            {"number": 2},
+            partial(complains, ENOSPC),
+            "No space left on device.*: free some space",
+        ),
+        (
+            {"number": 2},
+            partial(complains, EIO),
+            "Input/output error.*: free some space, or choose another place",
+        ),
+        ({"rate": np.float64(0.1)}, os.fsync, "reading it would execute code"),
+        ({"rate": lambda: 0.1}, os.fsync, "was not saved"),
     ],
+    ids=["full", "broken", "code", "a function"],
 )
-def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_path, monkeypatch):
+def test_what_cannot_be_saved_leaves_the_last_good_one(state, fsync, told, tmp_path, monkeypatch):
+    """On a disk that complains late; and where it could not be read again."""
     path = tmp_path / "last.pt"
     saved.save(path, {"number": 1})
-
-    def fsync(file):
-        raise OSError(number, os.strerror(number))
-
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(Impossible, match=told):
-        saved.save(path, {"number": 2})
+        saved.save(path, state)
     assert saved.load(path) == {"number": 1} and os.listdir(tmp_path) == ["last.pt"]
 
 
@@ -157,20 +169,6 @@ def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
 def test_a_crafted_state_is_one_sentence(change):
     with pytest.raises(Impossible, match="^a.pt is no checkpoint, or is damaged"):
         saved.restore(saved.state_of(training(), Alone(), 3) | change, training(), 0, "a.pt")
-
-
-@pytest.mark.parametrize(
-    "state, told",
-    [
-        ({"rate": np.float64(0.1)}, "reading it would execute code"),
-        ({"rate": lambda: 0.1}, "was not saved"),
-    ],
-)
-def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
-    saved.save(tmp_path / "last.pt", {"number": 3})
-    with pytest.raises(Impossible, match=told):
-        saved.save(tmp_path / "last.pt", state)
-    assert saved.load(tmp_path / "last.pt") == {"number": 3} and os.listdir(tmp_path) == ["last.pt"]
 
 
 def test_an_asynchronous_training_is_not_saved_without_its_optimizers():

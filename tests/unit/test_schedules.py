@@ -480,17 +480,7 @@ def test_every_schedule_is_refused_or_complete():
             except Impossible as refused:
                 assert "take" in str(refused)  # it names what works
                 continue
-            names = {
-                n
-                for s in simulate(schedule, {"F": 1, "B": 2, "I": 1, "W": 1}).spans()
-                for n in s.name.split("+")
-            }
-            kinds = {
-                tuple(k for k in "FBIW" if f"{s}{k}{i}" in names)
-                for s in range(schedule.stages)
-                for i in range(m)
-            }
-            assert kinds <= {("F", "B"), ("F", "I", "W")}, name
+            simulate(schedule, {"F": 1, "B": 2, "I": 1, "W": 1})  # which refuses what is not whole
             ran += 1
         assert ran, name
 

@@ -203,11 +203,11 @@ def gradients(model):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def alike(ours, theirs, limit=1e-12):
+def alike(ours, theirs, limit=1e-12, of=""):
     ours, theirs = (
         {name: each.detach() for name, each in found.items()} for found in (ours, theirs)
     )
-    assert tensors_differ(ours, theirs, limit) == []
+    assert tensors_differ(ours, theirs, limit) == [], of
 
 
 def losses_alike(group):
@@ -256,12 +256,8 @@ def every_case(group):
         found, expected = run(ours, group), run(theirs, None)
         if sequence:
             sum_duplicates(ours, group)
-        try:
-            alike(found, expected)
-            alike(gradients(ours), own_parts(ours, gradients(theirs), group))
-        except Exception as error:
-            error.add_note(case)
-            raise
+        alike(found, expected, of=case)
+        alike(gradients(ours), own_parts(ours, gradients(theirs), group), of=case)
     return {}
 
 

@@ -37,7 +37,7 @@ from bigtrain_lab.techniques.shards import CUTS
 from bigtrain_lab.techniques.tensor_parallel import Cut, cut_of
 from bigtrain_lab.techniques.zero import NaiveZero
 
-from .threads import WIDTH, Model, on_processes, on_threads
+from .threads import WIDTH, Model, backward, on_processes, on_threads
 
 ROWS, STEPS = 12, 4
 OPTIMIZERS = {
@@ -377,10 +377,6 @@ def made(module=None, stage=1, make=torch.optim.SGD):
     return module, ZeroOptimizer(module.parameters(), make, stage, Alone(), lr=1)
 
 
-def backward(module):
-    module(torch.ones(1, 2)).sum().backward()
-
-
 @pytest.mark.parametrize(
     "clip", [torch.nn.utils.clip_grad_norm_, partial(clip_grad_norm, group=Alone())]
 )
@@ -490,11 +486,6 @@ def scaled_by_torch():
     scaler.step(optimizer)
 
 
-def of_another_rank():
-    _, optimizer = made()
-    optimizer.load_state_dict(optimizer.state_dict() | {"rank": (1, 2)})
-
-
 def written(group):
     module = nn.Linear(2, 2)
     optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, 1, group, lr=1)
@@ -511,7 +502,10 @@ def across(name):
     "mistake, words",
     [
         (scaled_by_torch, "not by torch's GradScaler"),
-        (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"),
+        (
+            lambda: made()[1].load_state_dict(made()[1].state_dict() | {"rank": (1, 2)}),
+            "is of rank 1 of 2, and this is rank 0 of 1",
+        ),
         (lambda: copy.deepcopy(made()[1]), "cannot be copied"),
         (
             lambda: made()[1].add_param_group({"params": nn.Linear(2, 2).parameters()}),

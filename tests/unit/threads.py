@@ -37,6 +37,12 @@ class Model(nn.Module):
         return x if spare is False else x + spare * self.spare(x)
 
 
+def backward(module):
+    """The module, after one of a sum."""
+    module(torch.ones(1, 2)).sum().backward()
+    return module
+
+
 def on_threads(program, size: int, seed: int = 0) -> list:
     """What program(group) returned on each of `size` ranks."""
     ranks = Turns(size, seed)

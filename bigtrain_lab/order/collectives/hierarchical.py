@@ -11,7 +11,7 @@ is.
 
 from dataclasses import dataclass
 
-from ...core import Impossible
+from ...core import refuse
 from ..collective import Collective
 from .all_gather import all_gather
 from .reduce_scatter import reduce_scatter
@@ -25,10 +25,13 @@ class Hierarchical(Collective):
     def rounds(self):
         m = min(self.node_size, self.ranks)
         k = self.ranks // m
-        if k * m != self.ranks:
-            raise Impossible(
-                f"{self.ranks} ranks do not fill nodes of {m}: take {k * m} or {(k + 1) * m} ranks."
+        refuse(
+            (
+                k * m != self.ranks,
+                f"{self.ranks} ranks do not fill nodes of {m}: take {k * m} or {(k + 1) * m}"
+                " ranks.",
             )
+        )
         nodes = [[node * m + local for local in range(m)] for node in range(k)]
         shares = [[share * k + part for part in range(k)] for share in range(m)]
         rails = [[node[share] for node in nodes] for share in range(m)]  # the ranks of one share

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from ...core import Impossible, size
+from ...core import refuse, size
 from ...core.later import later
 from .plan import A, Action, B, Chain, F, Op, each_anew, extra_cost, peak_bytes, planned
 from .search import cheapest
@@ -45,11 +45,13 @@ def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ..
 
     Impossible where no plan fits, with the smallest budget that one does.
     """
-    if budget_bytes < (least := smallest_budget(chain, early)):
-        raise Impossible(
+    refuse(
+        (
+            budget_bytes < (least := smallest_budget(chain, early)),
             f"A budget of {size(budget_bytes)} is below the smallest peak that any plan reaches,"
-            f" {size(least)}: give at least that, or make the layers or the batch smaller."
+            f" {size(least)}: give at least that, or make the layers or the batch smaller.",
         )
+    )
     n = chain.layers
     found = [planned(each_anew(0, n), n), *recursive(chain, budget_bytes, early)]
     best = min(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import NamedTuple
 
-from ...core import Family, Impossible, size
+from ...core import Family, Impossible, refuse, size
 from ..schedule import Action
 
 
@@ -65,17 +65,23 @@ class Chain(NamedTuple):
             tuple(saves_input) or (True,) * n,
             tuple(saves_output) or (False,) * n,
         )
-        if not n or any(len(column) != n for column in chain[1:]) or len(chain.states) != n + 1:
-            raise Impossible(
+        refuse(
+            (
+                not n
+                or any(len(column) != n for column in chain[1:])
+                or len(chain.states) != n + 1,
                 f"A chain of {n} layers needs {n + 1} states and one entry a layer of everything"
                 " else, at least one layer: here are"
-                f" {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}."
+                f" {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}.",
             )
+        )
         for name, column in zip(cls._fields, chain):
-            if any(value < 0 for value in column):
-                raise Impossible(
-                    f"The chain's {name} hold {min(column)}: bytes and costs must not be negative."
+            refuse(
+                (
+                    any(value < 0 for value in column),
+                    f"The chain's {name} hold {min(column)}: bytes and costs must not be negative.",
                 )
+            )
         return chain
 
     @classmethod
@@ -140,10 +146,12 @@ class Recompute(Family, ABC, family="bigtrain_lab.order.recompute.plans"):
     def ops(self, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ...]:
         """The order with what each operation leaves kept; Impossible where a plan that chooses by
         the budget has none."""
-        if self.needs_budget() and budget_bytes is None:
-            raise Impossible(
-                f"The plan {self.name} chooses by a budget of memory: give budget_bytes."
+        refuse(
+            (
+                self.needs_budget() and budget_bytes is None,
+                f"The plan {self.name} chooses by a budget of memory: give budget_bytes.",
             )
+        )
         return planned(self.order(chain, budget_bytes), chain.layers)
 
     def needs_budget(self) -> bool:
@@ -157,12 +165,13 @@ def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ..
 
     Impossible where the peak of any of them exceeds the budget.
     """
-    if (
-        not isinstance(budget_bytes, Real | None) or budget_bytes != budget_bytes
-    ):  # nan equals nothing
-        raise Impossible(
-            f"budget_bytes is {budget_bytes!r}: give a number of bytes, such as 500_000."
+    refuse(
+        (
+            # nan equals nothing
+            not isinstance(budget_bytes, Real | None) or budget_bytes != budget_bytes,
+            f"budget_bytes is {budget_bytes!r}: give a number of bytes, such as 500_000.",
         )
+    )
     if isinstance(plan, str):
         plan = named(plan)
     if isinstance(plan, Recompute):
@@ -290,10 +299,12 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
                 " or never made."
             )
         kept = set(keep)
-    if next_backward >= 0:
-        raise Impossible(
-            f"The backward of layer {next_backward} is missing: a plan ends with B(0)."
+    refuse(
+        (
+            next_backward >= 0,
+            f"The backward of layer {next_backward} is missing: a plan ends with B(0).",
         )
+    )
     return ops
 
 

@@ -117,11 +117,10 @@ def sweeps(
 def subsets(bits: int) -> Iterator[int]:
     """All subsets of a set of bits."""
     part = bits
-    while True:
+    while part:
         yield part
-        if not part:
-            return
         part = (part - 1) & bits
+    yield 0
 
 
 def undominated(ways: dict) -> dict:

@@ -12,7 +12,7 @@ Pipeline-Parallel DNN Training (arXiv:2006.09503), section 3.1.
 
 from dataclasses import dataclass, replace
 
-from ...core import Impossible
+from ...core import refuse
 from ..schedule import Schedule
 from .one_f_one_b import one_forward_one_backward
 from .pipedream import updating
@@ -27,12 +27,14 @@ class PipeDream2BW(Schedule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.update_size < self.ranks:
-            raise Impossible(
+        refuse(
+            (
+                self.update_size < self.ranks,
                 "PipeDream-2BW needs at least as many micro-batches in an update as ranks:"
                 f" {self.update_size} are fewer than {self.ranks}; take {self.ranks} micro-batches"
-                f" or {self.update_size} ranks."
+                f" or {self.update_size} ranks.",
             )
+        )
 
     @property
     def update_size(self):

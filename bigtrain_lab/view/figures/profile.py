@@ -44,7 +44,7 @@ def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int])
     share."""
     whole, unit = sum(time for _, time in pieces), trace.settings["facts"]["unit"]
     stages, perfect = stage_shares(trace, len(sizes)), 1 / len(sizes)
-    top = 1.28 * max(perfect, *(each.share for each in stages))
+    top = 1.28 * max(perfect, *(share for _, share in stages))
     first = 0
     for stage, size in enumerate(sizes):
         colour, (time, share) = palette.version(stage), stages[stage]

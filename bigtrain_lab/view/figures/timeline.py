@@ -4,7 +4,7 @@ idle."""
 import plotly.graph_objects as go
 import plotly.io
 
-from ...core import Impossible, Trace, duration, size
+from ...core import Trace, duration, refuse, size
 from ...core.waited import Waited, waited
 from .. import palette, words
 
@@ -101,8 +101,12 @@ def framed(figure: go.Figure, title: str, height: int, /, **own) -> go.Figure:
 
 def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", **cell) -> None:
     """Add the boxes to a figure, or to one cell (row=, col=) of it."""
-    if colour not in ("phase", "version"):
-        raise Impossible(f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".')
+    refuse(
+        (
+            colour not in ("phase", "version"),
+            f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".',
+        )
+    )
     _, factor = words.axis_unit(trace)
     spans = trace.boxes()
     start = min((s.start for s in spans), default=0)

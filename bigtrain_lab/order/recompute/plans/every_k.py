@@ -10,7 +10,7 @@ records. Source: Chen et al. 2016 (arXiv:1604.06174), section 4.
 
 from dataclasses import dataclass
 
-from ....core import Impossible
+from ....core import refuse
 from ..plan import A, B, F, Recompute
 
 
@@ -30,11 +30,13 @@ class EveryK(Recompute):
     name = "every-k"
 
     def __post_init__(self):
-        if not isinstance(self.k, int) or self.k < 1:
-            raise Impossible(
+        refuse(
+            (
+                not isinstance(self.k, int) or self.k < 1,
                 f"k is {self.k!r}: keep the input of every k-th layer, with k a whole number of at"
-                " least 1."
+                " least 1.",
             )
+        )
 
     def order(self, chain, budget_bytes=None):
         return by_segments(range(0, chain.layers, self.k), chain.layers)

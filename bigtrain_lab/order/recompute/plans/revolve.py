@@ -15,7 +15,7 @@ the heaviest of them. Source: Griewank and Walther 2000 (ACM TOMS 26(1)), sectio
 from dataclasses import dataclass
 from math import comb
 
-from ....core import Impossible
+from ....core import refuse
 from ..plan import A, B, F, Recompute, each_anew
 
 
@@ -61,9 +61,11 @@ class Revolve(Recompute):
             if self.slots is not None
             else (budget_bytes - record) // max(1, *chain.states)
         )
-        if slots < 1:
-            raise Impossible(
+        refuse(
+            (
+                slots < 1,
                 "Revolve needs a slot for the chain's input beside the largest record: give it at"
-                f" least one slot, or a budget of {record + max(chain.states):,} bytes."
+                f" least one slot, or a budget of {record + max(chain.states):,} bytes.",
             )
+        )
         return revolve(0, chain.layers, min(slots, chain.layers))

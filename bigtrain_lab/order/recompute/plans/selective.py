@@ -15,8 +15,6 @@ Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer 
 
 from .keep_all import KeepAll
 
-FULL = 1 / 3  # of the multiplications: a forward more, of a forward and a backward that costs two
-
 
 class Selective(KeepAll):
     name = "selective"
