@@ -203,10 +203,13 @@ class TensorSlicing(Layered):
                 " of column-row."
             )
         if time := in_sums(trace):
-            alone = self.replace(
-                slices=1, cut="column-row", sequence_parallel=False, fault="none", memory_mb=0
+            alone_s = (
+                self.replace(
+                    slices=1, cut="column-row", sequence_parallel=False, fault="none", memory_mb=0
+                )
+                .simulated(memory=False)
+                .step_time
             )
-            alone_s = alone.simulated(memory=False).step_time
             yield (
                 f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of"
                 f" {duration(trace.step_time, trace.unit)}. One rank alone would need"

@@ -240,8 +240,13 @@ class Translation:
 
     def run(self, **options) -> "runtime.Run":
         """Start the ranks; options as for `launch`."""
-        asked = {"ranks": self.replicas, "steps": self.steps, "mesh": self.recipe.mesh}
-        return runtime.launch(self.program, **asked | {"name": "translation"} | options)
+        asked = {
+            "ranks": self.replicas,
+            "steps": self.steps,
+            "mesh": self.recipe.mesh,
+            "name": "translation",
+        }
+        return runtime.launch(self.program, **asked | options)
 
 
 def shape_of(pairs) -> tuple[int, int, int]:

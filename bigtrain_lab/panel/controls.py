@@ -92,10 +92,10 @@ def put(made: widgets.ValueWidget, value) -> None:
 
 def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
     """Setting -> its control, at this experiment's values."""
-    fields = type(experiment).model_fields
+    kind = type(experiment)
     return {
-        name: control(name, knob, fields[name].annotation, getattr(experiment, name))
-        for name, knob in type(experiment).knobs().items()
+        name: control(name, knob, kind.model_fields[name].annotation, getattr(experiment, name))
+        for name, knob in kind.knobs().items()
     }
 
 

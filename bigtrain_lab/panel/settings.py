@@ -146,8 +146,10 @@ class Settings(widgets.GridBox):
             self._asked = asked = self._asked + 1
 
             def compute():
-                tried = self._ahead.get(tuple(settings.values()))
-                tried = tried or attempt(first, settings, whole=patience_s is None)
+                ahead, key = self._ahead, tuple(settings.values())
+                tried = ahead.get(key) or attempt(first, settings, whole=patience_s is None)
+                if 0 < events(ahead) < 2 * MOST:  # a hand moves, and may come back
+                    ahead[key] = tried
                 refused = isinstance(tried, str)
                 return asked, tried, refused and nearest(first, settings, moved, tried) or {}
 
@@ -168,34 +170,34 @@ class Settings(widgets.GridBox):
             if Settings.looked not in (None, self):
                 Settings.looked._ahead = {}
             Settings.looked = self
-            first, now, before, events = self.experiment, self._asked_of, self._ahead, 0
+            first, now, before = self.experiment, self._asked_of, self._ahead
             own = tuple(now.values())
             self._ahead = made = {own: before[own]} if own in before else {}
         if any(map(is_typed, first.members(now))):
             return
         for name, value in self._likely(now):
             go_on()
-            if events > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
+            if events(made) > MOST or psutil.getloadavg()[0] > os.cpu_count() + 1:
                 return
             asked = now | {name: value}
             key = tuple(asked.values())
             found = made[key] = before.get(key) or attempt(first, asked, whole=False)
             if not isinstance(found, str):
-                events += len(found.trace)
                 yield found
 
     def _likely(self, now: dict[str, Any]) -> list[tuple[str, Any]]:
-        """(slider in sight, value): as far again as its last move, then, the nearest first, what
-        lies beside that, where it stands, or at its ends."""
+        """(slider in sight, value): where its last move began, as far again, then, the nearest
+        first, what lies beside that, where it stands, or at its ends."""
         found = []
         for name in (name for name in now if self.controls[name] in self.children):
             # none of a menu: it may have this machine, which is measured when it is chosen
             values = sorted({now[name], *places(self.controls[name])})
             last, at, moved = len(values) - 1, values.index(now[name]), name == self._moved
-            onward = 2 * at - values.index(self._before) if moved and self._before in values else at
+            began = values.index(self._before) if moved and self._before in values else at
+            onward = 2 * at - began
             for i, value in enumerate(values):
                 apart = min(abs(i - onward), abs(i - at), 1 + i, 1 + last - i)
-                found.append((apart, not moved, abs(i - onward), name, value))
+                found.append((i != began, apart, not moved, abs(i - onward), name, value))
         return [each[-2:] for each in sorted(found) if each[-1] != now[each[-2]]]
 
     @collector_paused()
@@ -204,6 +206,11 @@ class Settings(widgets.GridBox):
             self._answered, tried, offer = answer
             mark(self.controls, offer, WRONG)
             self._tell(tried, offer)
+
+
+def events(ahead: dict[tuple, Prediction | str]) -> int:
+    """Of all these predictions; another thread may add to them."""
+    return sum(len(each.trace) for each in [*ahead.values()] if isinstance(each, Prediction))
 
 
 class Newest:

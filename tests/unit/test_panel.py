@@ -644,13 +644,13 @@ def test_what_a_hand_may_ask_for_next_is_predicted_ahead(panel, monkeypatch):
     assert [*panel.settings.look_ahead()] == [] and asked[-1] == (2, 4)
 
 
-def test_as_far_again_comes_first_then_what_is_near_then_the_ends(panel):
+def test_what_was_left_and_as_far_again_come_first_then_what_is_near_then_the_ends(panel):
     panel.set(micro_batches=2)
     panel.controls["micro_batches"].value = 4
     likely = panel.settings._likely({"ranks": 2, "micro_batches": 4})
-    assert likely[:2] == [("micro_batches", 6), ("micro_batches", 5)]
-    assert [name for name, _ in likely[:9]].count("ranks") == 3 and ("ranks", 2) not in likely
-    assert {("micro_batches", 1), ("micro_batches", 8)} <= {*likely[2:9]}
+    assert likely[:3] == [("micro_batches", 2), ("micro_batches", 6), ("micro_batches", 5)]
+    assert [name for name, _ in likely[:10]].count("ranks") == 3 and ("ranks", 2) not in likely
+    assert {("micro_batches", 1), ("micro_batches", 8)} <= {*likely[3:10]}
     powers = Panel("partition").settings  # what the slider has, and nothing between
     found = {value for name, value in powers._likely(powers._asked_of) if name == "vocabulary"}
     assert found == {2**k for k in range(8, 16)} - {2048}

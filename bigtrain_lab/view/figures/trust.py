@@ -57,8 +57,12 @@ def trust(trace: Trace) -> go.Figure:
         row=2,
         col=1,
     )
-    played = animate(figure, layers, looked)
-    return framed(figure, f"{trace.clock}: trust ratios and steps of all layers", 470, **played)
+    return framed(
+        figure,
+        f"{trace.clock}: trust ratios and steps of all layers",
+        470,
+        **animate(figure, layers, looked),
+    )
 
 
 def draw_lines(
