@@ -143,7 +143,7 @@ class Panel(widgets.VBox):
             self.settings.take(told["moves"])
             if "heard" in told:
                 self.player.send({"do": "heard", "text": told["heard"]})
-                if comes and self._compared.prediction and not self.settings.predicting:
+                if comes and not self.settings.predicting:
                     self._look()
             else:
                 self._pressed.append({"run": self.start, "pin": self.pin}[told["press"]])
@@ -199,8 +199,8 @@ class Panel(widgets.VBox):
 
     def _look(self) -> None:
         """Tell and look ahead, in a thread, from what is predicted now."""
-        made = self._compared.prediction
-        self._later.ask(lambda: self._rest(made), lambda _: None, 0)
+        if made := self._compared.prediction:  # none where the first settings could not be
+            self._later.ask(lambda: self._rest(made), lambda _: None, 0)
 
     def _rest(self, made: Prediction) -> None:
         """While the hand rests: add sentences and numbers, then look ahead. A hand that moves on
