@@ -436,8 +436,9 @@ class Search:
         """Of plans that are `Alike`."""
         go_on()
         alike = Alike(self, plans)
-        found = alike.seconds(), alike.bytes()
-        return [*map(Planned, plans, *(each.ravel().tolist() for each in found))]
+        return [
+            *map(Planned, plans, alike.seconds().ravel().tolist(), alike.bytes().ravel().tolist())
+        ]
 
     def seconds(self, plan: Plan) -> float:
         """Of a step."""
@@ -500,8 +501,9 @@ class Search:
             ]
             for begun, *_ in Stage([runs[n] for n in own]).buckets:
                 run = runs[own[-1 - begun]]
-                more = {"backward": run.backward + run.room, "back": run.back + slow * run.room}
-                runs[own[-1 - begun]] = run._replace(**more)
+                runs[own[-1 - begun]] = run._replace(
+                    backward=run.backward + run.room, back=run.back + slow * run.room
+                )
         links = {
             (a, b): wire.link()
             for a, b in product(range(plan.pp), repeat=2)

@@ -6,12 +6,12 @@ class Impossible(ValueError):
     change."""
 
 
-def refuse(*cases: tuple[object, str]) -> None:
-    """Impossible, with the sentence of the first case that holds. All sentences are made: of
-    values whose text is cheap."""
+def refuse(*cases: tuple[object, str], error: type[Exception] = Impossible) -> None:
+    """Impossible, or another error, with the sentence of the first case that holds. All sentences
+    are made: of values whose text is cheap."""
     for holds, sentence in cases:
         if holds:
-            raise Impossible(sentence)
+            raise error(sentence)
 
 
 def refuse_counts(of: str, counts: dict) -> None:

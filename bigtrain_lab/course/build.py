@@ -27,7 +27,7 @@ from typing import NamedTuple
 import nbformat
 from nbformat import NotebookNode, v4
 
-from ..core import Impossible, counted
+from ..core import counted, refuse
 from ..grading import Topic
 
 TEXTS = Path(__file__).parent / "assignments"
@@ -154,8 +154,9 @@ def cell(kind: str, source: str, name: str, nbgrader=(), own=()) -> NotebookNode
         "task": False,
         **dict(nbgrader),
     }
-    metadata = {"nbgrader": told} | ({"bigtrain": dict(own)} if own else {})
-    return make(source, id=name, metadata=metadata)
+    return make(
+        source, id=name, metadata={"nbgrader": told} | ({"bigtrain": dict(own)} if own else {})
+    )
 
 
 def renamed(answer: str, name: str) -> str:
@@ -167,8 +168,7 @@ def folded(hints: Iterable[str]) -> str:
     """Hints that open one after the other, each inside the one before it."""
     text = ""
     for number, (hint, kind) in reversed([*enumerate(zip(hints, HINTS), 1)]):
-        summary = f"<summary>Hint {number}: {kind}</summary>"
-        text = f"<details>{summary}\n\n{hint}\n\n{text}</details>\n"
+        text = f"<details><summary>Hint {number}: {kind}</summary>\n\n{hint}\n\n{text}</details>\n"
     return text.strip()
 
 
@@ -191,12 +191,19 @@ def build(folder: Path, only: tuple[str, ...] = (), students: Iterable[str] = ()
     beside them. release/STUDENT/NAME and solution/STUDENT/NAME have a student's own numbers.
     """
     names = [name for name in texts() if name.startswith(only or "")]
-    if not names:
-        raise Impossible(
-            f"No assignment begins with {' or '.join(only)}: choose {', '.join(texts())}."
-        )
-    if wrong := [each for each in students if not re.fullmatch(r"[\w@.-]*\w", each)]:
-        raise Impossible(f"{wrong[0]} is no id of a student: take letters, digits and @ . _ -")
+    refuse(
+        (
+            not names,
+            f"No assignment begins with {' or '.join(only)}: choose {', '.join(texts())}.",
+        ),
+        *(
+            (
+                not re.fullmatch(r"[\w@.-]*\w", each),
+                f"{each} is no id of a student: take letters, digits and @ . _ -",
+            )
+            for each in students
+        ),
+    )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG.name).exists():
         shutil.copy(CONFIG, folder)

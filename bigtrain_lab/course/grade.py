@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import grading
-from ..core import Impossible, refuse, write_whole
+from ..core import refuse, write_whole
 from ..grading import Marked, Topic
 from . import reports
 from .reports import Line, Sheet
@@ -72,9 +72,13 @@ def grade(
     may show it.
     """
     found = asked_for(sources(folder, source), assignments)
-    for each in found:
-        for fault in faults(each):
-            raise Impossible(f"{each.path} cannot be graded by: {fault}")
+    refuse(
+        *(
+            (fault, f"{each.path} cannot be graded by: {fault}")
+            for each in found
+            for fault in faults(each)
+        )
+    )
     handed_in = [each for source in found for each in submissions(folder, source)]
     refuse(
         (not handed_in, f"{folder} has no submissions: put them into submitted/STUDENT/ASSIGNMENT.")
@@ -282,8 +286,9 @@ def record_one(folder: Path, book, submission: Submission, sheet: Sheet) -> None
         kept, text = book.find_grade(question.id, *where), submission.texts[question.id]
         empty = text.strip() in ("", submission.source.start(question.id).strip())
         kept.auto_score = 0.0 if empty else None
-        again = kept.manual_score is None or text != before.get(question.id, text)
-        kept.needs_manual_grade = again and not empty
+        kept.needs_manual_grade = not empty and (
+            kept.manual_score is None or text != before.get(question.id, text)
+        )
     for exercise in submission.source.exercises:
         book.find_comment(exercise.id, *where).auto_comment = "  \n".join(sheet.defects) or None
     book.db.commit()

@@ -174,9 +174,13 @@ def sources(folder: Path, named: Path | None = None) -> list[Source]:
 def asked_for(found: list[Source], assignments: tuple[str, ...]) -> list[Source]:
     """Those whose assignments' names begin so; all where none is named."""
     chosen = [each for each in found if not assignments or each.assignment.startswith(assignments)]
-    if not chosen:
-        known = ", ".join(sorted({each.assignment for each in found}))
-        raise Impossible(f"There is no assignment called {assignments[0]}: choose of {known}.")
+    known = ", ".join(sorted({each.assignment for each in found}))
+    refuse(
+        (
+            not chosen,
+            f"There is no assignment called {' or '.join(assignments)}: choose of {known}.",
+        )
+    )
     return chosen
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, refuse
 
 PAD, BEGIN, END, UNKNOWN = RESERVED = range(4)
 PIECE, PIECE_OR_SPACE = re.compile(r"[A-Za-z]+|[^\sA-Za-z]"), re.compile(r"[A-Za-z]+|[^A-Za-z]")
@@ -54,8 +54,12 @@ class Subwords:
                 "install bigtrain_lab[tokens], or take vocabulary='words'."
             ) from error
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if size < (fewest := len(RESERVED) + len(alphabet)):
-            raise Impossible(f"{size} subwords are fewer than {fewest}, those of bytes: take more.")
+        refuse(
+            (
+                size < (fewest := len(RESERVED) + len(alphabet)),
+                f"{size} subwords are fewer than {fewest}, those of bytes: take more.",
+            )
+        )
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import techniques, train
-from ..core import TICKS_PER_SECOND, Impossible, Trace, duration, knob, size
+from ..core import TICKS_PER_SECOND, Trace, duration, knob, refuse, size
 from ..order import bubbles, exposed, sent_bytes
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from .experiment import Quantity
@@ -135,14 +135,18 @@ class DataParallel(Layered):
         """Impossible where nothing would go wrong."""
         Fault("straggler", self.fault_rank).refuse(self.ranks)
         count = len(travels(self.predict(), self.fault_rank)) - (self.mistake == "swapped")
-        if self.replicas == 1 or self.mistake == "short" and self.steps == 1:
-            one = "replica" if self.replicas == 1 else "step"
-            raise Impossible(f"One {one} cannot go wrong so: take 2 or more, or no mistake.")
-        if self.mistake != "short" and self.fault_at >= count:
-            raise Impossible(
+        one = "replica" if self.replicas == 1 else "step"
+        refuse(
+            (
+                self.replicas == 1 or self.mistake == "short" and self.steps == 1,
+                f"One {one} cannot go wrong so: take 2 or more, or no mistake.",
+            ),
+            (
+                self.mistake != "short" and self.fault_at >= count,
                 f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, "
-                f"which can make it at 0 to {count - 1}: choose one of them as fault-at."
-            )
+                f"which can make it at 0 to {count - 1}: choose one of them as fault-at.",
+            ),
+        )
 
     # -- what the settings mean --------------------------------------------------------------------
 

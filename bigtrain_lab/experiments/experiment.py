@@ -176,21 +176,27 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """From the settings that a run or a trace of so many ranks keeps, of this class where they
         are of its name. Impossible where there is no such experiment, or not with these settings or
         ranks."""
-        if "experiment" not in told:
-            raise Impossible("it is not of an experiment.")
-        if not isinstance(facts := told.get("facts", {}), dict):
-            raise Impossible("what it kept beside its settings cannot be read: run it again.")
+        facts = told.get("facts", {})
+        refuse(
+            ("experiment" not in told, "it is not of an experiment."),
+            (
+                not isinstance(facts, dict),
+                "what it kept beside its settings cannot be read: run it again.",
+            ),
+        )
         chosen = (
             cls
             if told["experiment"] == getattr(cls, "name", None)
             else Experiment.named(str(told["experiment"]))
         )
         restored = chosen(**asked(told), facts=facts)
-        if ranks not in (None, restored.ranks):
-            raise Impossible(
+        refuse(
+            (
+                ranks not in (None, restored.ranks),
                 f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run"
-                " it again."
+                " it again.",
             )
+        )
         return restored
 
     def vouched(self, trace: Trace) -> Trace:

@@ -21,7 +21,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from ..core import Impossible
+from ..core import refuse
 from .likeness import NEAR, Step, Topic, Wrong
 
 PARTS = ("probe.py", "bench.py", "right", "wrong.md", "exercise.md")
@@ -96,8 +96,7 @@ def refuse_incomplete(folder: Path) -> None:
         told = sections(read(folder / "exercise.md"))
         lacking = [f"## {part} in exercise.md" for part in ("Start", "Hints") if part not in told]
         lacking += ["an answer in right"] * (not [*(folder / "right").glob("*.py")])
-    if lacking:
-        raise Impossible(f"The exercise in {folder.name} lacks {', '.join(lacking)}.")
+    refuse((lacking, f"The exercise in {folder.name} lacks {', '.join(lacking)}."))
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -127,13 +126,21 @@ def mistakes(text: str, right: str) -> dict[str, Wrong]:
     found = {}
     for name, body in list(sections(text.partition(EQUIVALENT)[0]).items())[1:]:
         form = re.fullmatch(r"\s*(.+?)\s*```(diff|python)\n(.*?)```\s*", body, flags=re.DOTALL)
-        if form is None:
-            raise Impossible(f"The mistake {name!r} is no sentence with a diff or a text below it.")
+        refuse(
+            (
+                form is None,
+                f"The mistake {name!r} is no sentence with a diff or a text below it.",
+            )
+        )
         sentence, kind, change = form.groups()
         whole = changed(name, right, change) if kind == "diff" else change
         found[name] = Wrong(" ".join(sentence.split()), whole)
-    if len(found) > MOST_WRONG:
-        raise Impossible(f"{len(found)} mistakes: keep the {MOST_WRONG} that students make.")
+    refuse(
+        (
+            len(found) > MOST_WRONG,
+            f"{len(found)} mistakes: keep the {MOST_WRONG} that students make.",
+        )
+    )
     return found
 
 
@@ -143,10 +150,12 @@ def changed(name: str, text: str, diff: str) -> str:
         lines = [line or " " for line in block.splitlines()]
         old = "".join(line[1:] + "\n" for line in lines if line[0] in "- ")
         new = "".join(line[1:] + "\n" for line in lines if line[0] in "+ ")
-        if text.count(old) != 1:
-            raise Impossible(
+        refuse(
+            (
+                text.count(old) != 1,
                 f"The mistake {name!r}: its lines stand {text.count(old)} times in the right"
-                " answer, and must stand there once."
+                " answer, and must stand there once.",
             )
+        )
         text = text.replace(old, new)
     return text

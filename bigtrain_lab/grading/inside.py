@@ -167,14 +167,13 @@ class Group:
 
     def isend(self, tensor, dst, name="", site="", tag=0) -> None:
         talk, number = self.__talk, len(self.__talk.functions)
-        way = [plain(each) for each in (dst, name, site, tag)]
+        way = plain((dst, name, site, tag))
         talk.functions.append(None)
         self.__ask("isend", *only_tensors(tensor), way=way, number=number)
         talk.sent[number] = tensor.detach(), in_bytes(tensor)
 
     def recv(self, src, name="", site="", tag=0):
-        way = [plain(each) for each in (src, name, site, tag)]
-        return self.__ask("recv", way=way)[1][0].clone()
+        return self.__ask("recv", way=plain((src, name, site, tag)))[1][0].clone()
 
     def finish(self) -> None:
         self.__ask("finish")
@@ -274,8 +273,12 @@ def only_tensors(given) -> list:
 
     listed = given if isinstance(given, (list, tuple)) else [given]
     for each in listed:
-        if type(each) not in (torch.Tensor, torch.nn.Parameter):
-            raise refused(f"You gave a group a {type(each).__name__}: give a tensor.")
+        refuse(
+            (
+                type(each) not in (torch.Tensor, torch.nn.Parameter),
+                f"You gave a group a {type(each).__name__}: give a tensor.",
+            )
+        )
     return [each.detach() for each in listed]
 
 
@@ -284,10 +287,11 @@ def put(tensor, numbers):
     return tensor
 
 
-def refused(sentence: str) -> Exception:
-    from bigtrain_lab.grading.trainings import Refused
+def refuse(*cases: tuple[object, str]) -> None:
+    """As trainings.refuse, which this file cannot import before its finder is there."""
+    from bigtrain_lab.grading import trainings
 
-    return Refused(sentence)
+    trainings.refuse(*cases)
 
 
 # -- what an answer must leave, and what it may not take ------------------------------------------
@@ -331,17 +335,22 @@ class Left:
             changed = self._put_back()
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
-        if not gradients_on:
-            raise refused(
+        refuse(
+            (
+                not gradients_on,
                 "Gradients are still switched off after your answer: use `with torch.no_grad():`,"
-                " which ends."
-            )
-        if dtype != torch.float32:
-            raise refused("Your answer changed torch's default dtype: leave it as it was.")
-        if changed:
-            raise refused(
-                f"After your answer {changed[0]} is another function: leave it as it was."
-            )
+                " which ends.",
+            ),
+            (
+                dtype != torch.float32,
+                "Your answer changed torch's default dtype: leave it as it was.",
+            ),
+            (
+                changed,
+                f"After your answer {''.join(changed[:1])} is another function: leave it as it"
+                " was.",
+            ),
+        )
         return shown
 
     def _put_back(self) -> list[str]:
@@ -390,7 +399,7 @@ def take(names: list[str]) -> set[str]:
 
 
 def not_at_hand(name: str, *_, **__):
-    raise refused(f"Your answer takes {name}, which is not at hand here: write it yourself.")
+    refuse((True, f"Your answer takes {name}, which is not at hand here: write it yourself."))
 
 
 class Texts(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):

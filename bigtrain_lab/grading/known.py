@@ -16,12 +16,12 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+from ..core import grouped
 from ..core.later import later
 from .box import Row, said_of
 from .inside import Left, defined, described, plain, played, seeded
@@ -74,10 +74,7 @@ def rows(
 
 def together(told) -> dict[str, list[Row]]:
     """What texts_shown says, by text."""
-    found = defaultdict(list)
-    for name, row in told:
-        found[name] += [row] if row else []
-    return dict(found)
+    return {name: [row for row in own if row] for name, own in grouped(told).items()}
 
 
 class Here:

@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from ..core import Family, Impossible
+from ..core import Family, Impossible, refuse
 from ..core.later import later
 from ..core.said import said as spoken
 from . import known
@@ -419,8 +419,7 @@ def warm() -> None:
 
 def hint(topic: str, number: int) -> None:
     """Print hint 1, 2 or 3 of an exercise: a question first, nearly the answer last."""
-    if number not in (1, 2, 3):
-        raise Impossible(f"There is no hint {number}: ask for 1, 2 or 3.")
+    refuse((number not in (1, 2, 3), f"There is no hint {number}: ask for 1, 2 or 3."))
     print(spoken(Topic.named(topic).hints[number - 1]))
 
 

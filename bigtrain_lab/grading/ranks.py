@@ -17,7 +17,7 @@ from threading import Semaphore, Thread
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from .trainings import Refused
+from .trainings import Refused, refuse
 
 MARK = "mark"  # in place of a lane's name
 
@@ -221,11 +221,13 @@ class Group:
             whole, out = out.flatten(0, 1) if tensor.dim() else out, list(out)
         parts = self._parts(out, "gathers into")
         (shape, dtype), own = (tensor.shape, tensor.dtype), parts[self.rank]
-        if (shape, dtype) != (own.shape, own.dtype):
-            raise Refused(
+        refuse(
+            (
+                (shape, dtype) != (own.shape, own.dtype),
                 f"Rank {self.rank} gathers {dtype} {[*shape]} into a part of {own.dtype} "
-                f"{[*own.shape]}: give out= one tensor like it for each rank."
+                f"{[*own.shape]}: give out= one tensor like it for each rank.",
             )
+        )
         every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
         for rank, part in enumerate(parts):
             part.copy_(every[rank].view(part.shape))
@@ -282,11 +284,13 @@ class Group:
         )
         for rank, (other, brought) in sorted(meeting.items()):
             shape = tensor.shape if sizes is None else (sizes[rank],)
-            if (other, brought.shape, brought.dtype) != (call, shape, tensor.dtype):
-                raise Refused(
+            refuse(
+                (
+                    (other, brought.shape, brought.dtype) != (call, shape, tensor.dtype),
                     f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
-                    f"brings {brought.numel()} to {other}: let all bring the same."
+                    f"brings {brought.numel()} to {other}: let all bring the same.",
                 )
+            )
         ranks._through[key] += 1
         if ranks._through[key] == self.size:  # nobody asks again
             del ranks._meetings[key], ranks._through[key]
@@ -296,24 +300,32 @@ class Group:
         parts = tensor
         if not isinstance(tensor, (list, tuple)):
             parts = self._tensor(tensor, does).tensor_split(self.size)
-        if len(parts) != self.size:
-            raise Refused(
+        refuse(
+            (
+                len(parts) != self.size,
                 f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the "
-                f"{self.size} ranks."
+                f"{self.size} ranks.",
             )
+        )
         return [self._tensor(part, does) for part in parts]
 
     def _tensor(self, tensor, does: str) -> torch.Tensor:
-        if not isinstance(tensor, torch.Tensor) or type(tensor).__module__ not in KNOWN:
-            raise Refused(f"Rank {self.rank} {does} a {type(tensor).__name__}: give a tensor.")
+        refuse(
+            (
+                not isinstance(tensor, torch.Tensor) or type(tensor).__module__ not in KNOWN,
+                f"Rank {self.rank} {does} a {type(tensor).__name__}: give a tensor.",
+            )
+        )
         return tensor.detach()
 
     def _peer(self, peer, does: str) -> int:
-        if peer not in range(self.size) or peer == self.rank:
-            raise Refused(
+        refuse(
+            (
+                peer not in range(self.size) or peer == self.rank,
                 f"Rank {self.rank} {does} rank {peer}: "
-                f"name another of the ranks 0 to {self.size - 1}."
+                f"name another of the ranks 0 to {self.size - 1}.",
             )
+        )
         return int(peer)
 
 
@@ -324,8 +336,12 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(every: dict[int, torch.Tensor], op: str) -> torch.Tensor:
-    if op not in ("sum", "mean", "max"):
-        raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
+    refuse(
+        (
+            op not in ("sum", "mean", "max"),
+            f"There is no reduction {op!r}: choose sum, mean or max.",
+        )
+    )
     if op == "max":
         return torch.stack(list(every.values())).amax(0)
     total = sum(every[rank] for rank in range(len(every)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import base64
 from contextlib import suppress
+from functools import partial
 
+from ..core import refuse as refuse_any
 from ..core.later import later
 
 with later():
@@ -14,6 +16,9 @@ with later():
 
 class Refused(Exception):
     """A sentence on what an answer may not do, or lacks."""
+
+
+refuse = partial(refuse_any, error=Refused)  # (condition, sentence), ...
 
 
 def play(answer):

@@ -14,7 +14,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..core import Scalar, Trace
+from ..core import Scalar, Trace, grouped
 from ..core.words import ranks as listed
 from .collective import Move
 
@@ -57,12 +57,11 @@ class Part(NamedTuple):
 
 def parts(trace: Trace) -> dict[str, list[tuple[int, Part]]]:
     """Of each matrix (rank, part), as the ranks reported them."""
-    found = defaultdict(list)
-    for event in trace.where(Scalar):
-        if event.name.startswith(HOLDS) and (told := PART.search(event.name)):
-            part = Part(told[1], *map(int, told.groups()[1:]))
-            found[part.name].append((event.rank, part))
-    return dict(found)
+    return grouped(
+        (told[1], (event.rank, Part(told[1], *map(int, told.groups()[1:]))))
+        for event in trace.where(Scalar)
+        if event.name.startswith(HOLDS) and (told := PART.search(event.name))
+    )
 
 
 @lru_cache(maxsize=1 << 16)

@@ -26,7 +26,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..core import Impossible, Trace, refuse
+from ..core import Trace, refuse
 from ..core.cost import exact
 from ..core.trace import ACTION
 
@@ -108,12 +108,14 @@ def require_sizes(text: str, pieces: int, stages: int) -> list[int]:
     pieces. Its example is a bad cut, since to find a good one is an exercise."""
     words = text.replace(",", " ").split()
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
-    if len(sizes) != len(words) or len(sizes) != stages or sum(sizes) != pieces:
-        told = " ".join(map(str, [pieces - stages + 1] + [1] * (stages - 1)))
-        raise Impossible(
+    told = " ".join(map(str, [pieces - stages + 1] + [1] * (stages - 1)))
+    refuse(
+        (
+            len(sizes) != len(words) or len(sizes) != stages or sum(sizes) != pieces,
             f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages}"
-            f" whole numbers of at least 1 with the sum {pieces}, as in {told}."
+            f" whole numbers of at least 1 with the sum {pieces}, as in {told}.",
         )
+    )
     return sizes
 
 

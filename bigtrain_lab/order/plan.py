@@ -426,13 +426,16 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
             lanes[rank].append(Compute(step, version(step[0])))
     refuse_missing(schedule, homes, micro_batches)
     for rank, update, need in early:
-        if need not in homes:
-            raise Impossible(
+        refuse(
+            (
+                need not in homes,
                 f"Rank {rank} runs {update}, and this schedule updates after every "
-                f"{schedule.update_size} micro-batches: call it by the last of them."
-            )
-        raise Impossible(
-            f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them."
+                f"{schedule.update_size} micro-batches: call it by the last of them.",
+            ),
+            (
+                True,
+                f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them.",
+            ),
         )
     plan = {}
     for rank, received_and_computed in enumerate(lanes):
@@ -495,12 +498,14 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
                     f" {schedule.rank_of(stage, micro_batch)}: every stage "
                     "needs the forward and the backward of each micro-batch."
                 )
-    for action, rank in homes.items():
-        if action.kind == "B" and action[1:] in halved:
-            raise Impossible(
-                f"Rank {rank} runs {action} and a half of it too: "
-                "run B, or I and W, for a micro-batch of a stage."
-            )
+    both = next((each for each in homes if each.kind == "B" and each[1:] in halved), None)
+    refuse(
+        (
+            both,
+            f"Rank {homes.get(both)} runs {both} and a half of it too: "
+            "run B, or I and W, for a micro-batch of a stage.",
+        )
+    )
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):

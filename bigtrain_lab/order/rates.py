@@ -78,10 +78,8 @@ def exposures(trace: Trace) -> list[tuple[int, int, int]]:
 
 def exposed(trace: Trace) -> float:
     """Time a step for which the rank that waits longest waits for gradients or parameters."""
-    waits = Counter()
-    for rank, begin, end in exposures(trace):
-        waits[rank] += end - begin
-    return trace.units(max(waits.values(), default=0)) / trace.steps
+    waits = grouped((rank, end - begin) for rank, begin, end in exposures(trace))
+    return trace.units(max(map(sum, waits.values()), default=0)) / trace.steps
 
 
 def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:

@@ -40,11 +40,13 @@ class Action(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Action":
         match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text)
-        if not match:
-            raise Impossible(
+        refuse(
+            (
+                not match,
                 f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch,"
-                " as in 2F0."
+                " as in 2F0.",
             )
+        )
         return cls(match[2], int(match[1]), int(match[3]))
 
 
@@ -266,11 +268,13 @@ class Written(Schedule):
                         f"Rank {home} runs {other} and rank {rank} {action}: write all "
                         "actions of a stage on one rank, where its weights lie."
                     )
-        if missing := {*range(max(first))} - first.keys():
-            raise Impossible(
-                f"No rank runs stage {min(missing)}, and there is a stage {max(first)}: "
-                "number the stages from 0 on."
+        refuse(
+            (
+                missing := {*range(max(first))} - first.keys(),
+                f"No rank runs stage {min(missing, default=0)}, and there is a stage {max(first)}: "
+                "number the stages from 0 on.",
             )
+        )
         return {stage: rank for stage, (rank, _) in first.items()}
 
     @property

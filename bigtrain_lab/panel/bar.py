@@ -27,6 +27,8 @@ TOLD = (
     "the runs kept under runs/: reopen, star or delete them",
     "copy the same run for a shell, and show it for torchrun",
 )
+PAUSE = "Pause", "pause", "keep the processes where they are; they hold their memory"
+RESUME = "Resume", "play", "let the processes go on"
 SINCE = {"settings": "with other settings", "order": "of an earlier order"}
 
 
@@ -35,14 +37,14 @@ def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.
 
 
 class Bar(widgets.HBox):
-    """Run, Stop, Pin and Unpin, and the status, which is shown elsewhere."""
+    """Run, Pause, Stop, Pin and Unpin, and the status, which is shown elsewhere."""
 
     def __init__(self):
         self._end = None
         self.run = button("Run", "play", "start the real processes", "150px").add_class("btl-run")
         self.run.button_style = "primary"
+        self.pause = button("Pause", "", "", "94px")
         self.stop = button("Stop", "stop", "end the processes now", "76px")
-        self.stop.disabled = True
         self.pin = button(
             "Pin", "thumb-tack", "keep what is shown, to compare with", "74px"
         ).add_class("btl-pin")
@@ -51,13 +53,17 @@ class Bar(widgets.HBox):
         ).add_class("btl-unpin")
         self.status = widgets.HTML(layout=widgets.Layout(flex="0 1 auto", min_width="0"))
         super().__init__(
-            [self.unpin, self.run, self.stop, self.pin], layout=widgets.Layout(flex="0 0 auto")
+            [self.unpin, self.run, self.pause, self.stop, self.pin],
+            layout=widgets.Layout(flex="0 0 auto"),
         )
 
-    def enable(self, impossible: bool, runs: bool, predicting: bool, running: bool) -> None:
-        """Which buttons can be pressed now."""
+    def enable(
+        self, impossible: bool, runs: bool, predicting: bool, running: bool, paused: bool
+    ) -> None:
+        """Which buttons can be pressed now, and whether a run goes on."""
         self.run.disabled = impossible or predicting or running or not runs
-        self.stop.disabled = not running
+        self.pause.disabled = self.stop.disabled = not running
+        self.pause.description, self.pause.icon, self.pause.tooltip = RESUME if paused else PAUSE
         self.pin.disabled = impossible or predicting
 
     def tell(

@@ -12,7 +12,8 @@ from ..core import Knob
 from . import widgets
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
-IDLE, WRONG = "btl-idle", "btl-wrong"  # without effect, grey or folded away; the one to change
+# without effect, grey or folded away; the one to change; what a search has found
+IDLE, WRONG, FOUND = "btl-idle", "btl-wrong", "btl-found"
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 SAID = ("value", "index")  # of a control, what a browser says

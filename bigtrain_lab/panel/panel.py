@@ -41,8 +41,9 @@ FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
 class Panel(widgets.VBox):
     """`experiment`: a class, an instance (its values are the first ones shown) or a name.
 
-    For programs: `.set(ranks=8)`, `.start()`, `.wait()`, `.stop()`, `.pin()`, `.unpin()`,
-    `.reopen(directory)`; `.experiment`, `.traces` by clock, `.run`, `.rows`, `.pinned`.
+    For programs: `.set(ranks=8)`, `.start()`, `.pause()`, `.resume()`, `.wait()`, `.stop()`,
+    `.pin()`, `.unpin()`, `.reopen(directory)`; `.experiment`, `.traces` by clock, `.run`, `.rows`,
+    `.pinned`.
     """
 
     def __init__(self, experiment, **settings):
@@ -98,6 +99,7 @@ class Panel(widgets.VBox):
             (bar.run, self.start),
             (bar.pin, self.pin),
             (bar.stop, self.stop),
+            (bar.pause, lambda: self.resume() if self._paused else self.pause()),
             (bar.unpin, self.unpin),
         ):
             button.on_click(lambda _, act=act: act())
@@ -277,6 +279,7 @@ class Panel(widgets.VBox):
             runs=not self._only_predicted,
             predicting=self.settings.predicting,
             running=self._running,
+            paused=self._paused,
         )
         self.foot.past.waiting = self._running
 
@@ -289,6 +292,10 @@ class Panel(widgets.VBox):
     @property
     def _running(self) -> bool:
         return self.run in RUNS
+
+    @property
+    def _paused(self) -> bool:
+        return bool(self.run and self.run.paused)
 
     @property
     def traces(self) -> dict[str, Trace]:
@@ -413,7 +420,6 @@ class Panel(widgets.VBox):
                 self.bar.tell("")
                 self._fail(raised(error))
                 return None
-            self._began = time.monotonic()
             self._plan = self.traces["predicted"]
             self._compared.begin(self.experiment)
             RUNS.add(self.run)
@@ -422,6 +428,18 @@ class Panel(widgets.VBox):
             self.picture.watch(goes_on=True)
             self._draw(self.run.clock)
             return self.run
+
+    def pause(self) -> None:
+        """Press Pause: the ranks stand still until `resume`, and so do their clocks."""
+        if self.run is not None:
+            self.run.pause()
+            self._enable()
+
+    def resume(self) -> None:
+        """Press Resume: the ranks go on as if nothing had been."""
+        if self.run is not None:
+            self.run.resume()
+            self._enable()
 
     def stop(self) -> None:
         """Press Stop: the ranks end, what they did stays."""
@@ -448,11 +466,8 @@ class Panel(widgets.VBox):
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
         trace = run.trace(clock)
-        steps, spent_s = (
-            getattr(self._compared.ran, "steps", trace.steps),
-            time.monotonic() - self._began,
-        )
-        text, share = progress(trace, len(self._plan.spans()), steps, spent_s, run.now)
+        steps = getattr(self._compared.ran, "steps", trace.steps)
+        text, share = progress(run, trace, len(self._plan.spans()), steps)
         self.bar.tell(text, share=share)
         with self._lock:
             self.traces[clock] = trace
@@ -467,7 +482,7 @@ class Panel(widgets.VBox):
                 )
 
     def _on_end(self) -> None:
-        run, took = self.run, time.monotonic() - self._began
+        run, took = self.run, self.run.spent_s
         with self._lock:
             RUNS.discard(run)
             try:
@@ -521,10 +536,12 @@ class Panel(widgets.VBox):
         """Show a kept run: its settings, its traces, its failure; nothing starts. Impossible where
         that cannot be."""
         with self._lock:
-            if self._running:
-                raise Impossible(
-                    "A run goes on in this panel: stop it, or wait for its end, and choose again."
+            refuse(
+                (
+                    self._running,
+                    "A run goes on in this panel: stop it, or wait for its end, and choose again.",
                 )
+            )
             own = self.settings.experiment_class
             run, experiment, traces = reopened(directory, own)
             if type(experiment) is not own:
@@ -582,13 +599,15 @@ def heading(question: str) -> str:
     return f"<style>{FRAME}</style>{table.heading(question)}"
 
 
-def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") -> tuple[str, float]:
+def progress(run, trace, expected: int, steps: int) -> tuple[str, float]:
     """How far a run is, by the boxes that it has drawn of those `expected`, and what its ranks are
-    at `now`: in words, and as a share."""
-    share = min(1.0, len(trace.spans()) / max(1, expected))
+    at now: in words, and as a share."""
+    share, spent_s = min(1.0, len(trace.spans()) / max(1, expected)), run.spent_s
     at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
     left = f", about {spent_s * (1 / share - 1):.0f} s left" if share > LEAST_SHARE else ""
-    return f"running, {at}; {spent_s:.1f} s{left}{f'; {now}' if now else ''}", share
+    left += f"; {run.now}" if run.now else ""
+    told = f"paused, {at}; {spent_s:.1f} s{left}", f"running, {at}; {spent_s:.1f} s{left}"
+    return told[not run.paused], share
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
@@ -599,11 +618,14 @@ def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threa
     """
 
     def watch():
+        paused = False
         while run.state == "running":
             began = time.monotonic()
             # A class typed by a student may raise anything; the end of the run tells.
             with suppress(Exception):
-                changed()
+                if not (paused and run.paused):
+                    paused = run.paused
+                    changed()
             spent = time.monotonic() - began
             until = time.monotonic() + max(PAUSE_S - spent, BUSY * spent)
             while run.state == "running" and time.monotonic() < until:

@@ -163,9 +163,7 @@ class Picture(widgets.VBox):
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
         with; `plan`: what a run that goes on was predicted to do."""
         self._trace, self._note, self._live = trace, note, live
-        self._plan = (
-            plan if plan is not None and len(plan) <= DRAWN and comparable(trace, plan) else None
-        )
+        self._plan = plan if plan is not None and comparable(trace, plan) else None
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
@@ -242,7 +240,10 @@ class Picture(widgets.VBox):
         if name == RIVALS:
             self.rivals.show(self._made, trace, self._kept)
         elif name == CURVES:
-            self.curves.value = curves(self._made.curves, trace, self._pinned, self.player.room)
+            beside = self._pinned, "what is pinned"
+            if self._plan and not self._pinned:
+                beside = self._plan, "as predicted"
+            self.curves.value = curves(self._made.curves, trace, *beside, self.player.room)
         elif name != PLAYER:
             self._figure.children = [drawn(trace, name, self._made, self.player.room, self._pinned)]
 
@@ -250,11 +251,12 @@ class Picture(widgets.VBox):
         """All of a short trace; of a long one the steps that were chosen, while it still grows the
         last ones."""
         count = steps_drawn(trace) if trace is not None else 0
+        plan = self._plan if self._plan and len(self._plan) <= DRAWN else None
         whole = trace is None or count == trace.steps
         told = not whole and not self._live
         self._steps.layout.display = None if told else "none"
         self.player.height = HEIGHT - STEPS * told - self._taken
-        if trace is not None and not trace.spans() and self._plan is None:
+        if trace is not None and not trace.spans() and plan is None:
             self.player.show(
                 None,
                 (
@@ -269,7 +271,7 @@ class Picture(widgets.VBox):
                 self._note,
                 self._live,
                 pinned=None if self._live else self._pinned,
-                plan=self._plan,
+                plan=plan,
             )
         if whole:
             return

@@ -14,6 +14,8 @@ from ..core.overtaken import WANTED, Overtaken, go_on
 from ..order.plan import collector_paused
 from . import widgets
 from .controls import (
+    CELL,
+    FOUND,
     IDLE,
     WRONG,
     controls_of,
@@ -68,6 +70,8 @@ class Settings(widgets.GridBox):
             description="Defaults", icon="undo", tooltip="the lab's default settings"
         )
         self.defaults.on_click(lambda _: self.set(**self.experiment_class().model_dump()))
+        self.search = widgets.Text(placeholder="search these settings", layout=CELL)
+        self.search.observe(lambda change: self._find(change["new"]), "value")
         self.fit(experiment)
 
     def fit(self, experiment) -> None:
@@ -83,12 +87,20 @@ class Settings(widgets.GridBox):
             [self.controls[n] for n, k in knobs.items() if k.more == folded]
             for folded in (False, True)
         )
-        self.children, self.more.children = first, [*others, self.defaults]
+        self.children, self.more.children = first, [self.search, *others, self.defaults]
+        self.search.value = ""
         self.leaves = {leaf.model_id: leaf for leaf in leaves(self) + leaves(self.more)}
 
     @property
     def experiment_class(self) -> type:
         return type(self.experiment)
+
+    def _find(self, text: str) -> None:
+        """Show of `more` the settings in whose help, name or range the text is, also those without
+        effect."""
+        (self.more.add_class if text else self.more.remove_class)("btl-searched")
+        text, told = text.lower(), {name: made.tooltip for name, made in self.controls.items()}
+        mark(self.controls, [name for name in told if text and text in told[name].lower()], FOUND)
 
     def set(self, **settings) -> None:
         """Move controls, as a hand would, and predict once."""

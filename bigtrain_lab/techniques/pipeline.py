@@ -230,9 +230,9 @@ class Pipeline:
         loss = self.loss_fn(y, self.targets[micro_batch])
         refuse_loss("loss_fn", loss, f"{micro_batch}")
         self.losses[micro_batch] = loss.detach()
-        if self.weights:
-            return self.scale(loss * self.weights[micro_batch])
-        return self.scale(loss / self.schedule.update_size)
+        return self.scale(
+            loss * self.weights[micro_batch] if self.weights else loss / self.schedule.update_size
+        )
 
     # -- one batch -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from ..core import Mesh
+from ..core import Mesh, grouped
 from ..core.later import torch
 from ..order.pipelined_ring import pipelined_ring
 from ..order.plan import (
@@ -60,13 +60,14 @@ def parts_of(
     learnt = [n for n, w in enumerate(weights) if w.requires_grad][::-1]
     cut = (strategy if stage == 0 else Buckets()).buckets
     buckets = cut([weights[n] for n in learnt], bucket_bytes, timed) if stage < 3 else []
-    groups: dict[tuple, list[int]] = {}
-    for k, bucket in enumerate(buckets):
-        for n in (learnt[member] for member in bucket.members):
-            groups.setdefault((k, n if n in alone and stage else -1), []).append(n)
-    for n, w in enumerate(weights) if stage == 3 else ():
-        alike = w.dtype, w.device, w.requires_grad, n if n in alone else -1
-        groups.setdefault((frozenset(units[n]), *alike), []).append(n)
+    groups = grouped(
+        ((k, n if n in alone and stage else -1), n)
+        for k, bucket in enumerate(buckets)
+        for n in (learnt[member] for member in bucket.members)
+    ) | grouped(
+        ((frozenset(units[n]), w.dtype, w.device, w.requires_grad, n if n in alone else -1), n)
+        for n, w in enumerate(weights if stage == 3 else ())
+    )
     parts = []
     for (k, *_), members in groups.items():
         own = [weights[n] for n in members]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..core import grouped
 from ..runtime.memory.saved import replaced
 from .guards.pipeline import refuse_aside
 
@@ -71,10 +72,7 @@ class WeightGradientsLater(TorchFunctionMode):
         """Run W, the products that I left, a few weights at a time. Weights that are computed from
         parameters, such as casts, go all together, since two may come from one parameter."""
         self.postponed.clear()
-        terms: dict[Tensor, list[Left]] = {}
-        while self.queue:
-            left = self.queue.pop(0)
-            terms.setdefault(left.weight, []).append(left)
+        terms, self.queue = grouped((left.weight, left) for left in self.queue), []
         weights = list(terms)
         together = TOGETHER if all(weight.is_leaf for weight in weights) else len(weights)
         for at in range(0, len(weights), together):

@@ -3,7 +3,7 @@ is pinned is dashed beneath it."""
 
 from collections.abc import Iterable
 from html import escape
-from math import ceil, floor, isfinite, log10
+from math import ceil, dist, floor, isfinite, log10
 
 from ..core import Scalar, Trace, grouped, number
 from ..order import ACCURACY
@@ -13,21 +13,27 @@ from .words import axis_unit
 LEAST, HIGH = 260, 304  # of a chart, in pixels
 LEFT, TOP, RIGHT, BOTTOM = 52, 30, 84, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
+LETTER = 13  # pixels: labels nearer than this cannot be read
 TICKS = 5  # on an axis, about
 
 
 def curves(
-    titles: dict[str, str], trace: Trace, pinned: Trace | None = None, width: int = 900
+    titles: dict[str, str],
+    trace: Trace,
+    pinned: Trace | None = None,
+    beside: str = "what is pinned",
+    width: int = 900,
 ) -> str:
     """A chart for each title, with all names of this title of which the trace tells: the last one
-    bold, the others thin. All charts together are as wide as this, in pixels."""
+    bold, the others thin. In grey what is pinned, or what else stands `beside` it. All charts
+    together are as wide as this, in pixels."""
     pinned = pinned if pinned and comparable(trace, pinned) else None
     own = reported(trace, titles)
     names = {*own, *reported(pinned, titles)}
     charts = grouped((title, name) for name, title in titles.items() if name in names)
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
-    told = "Grey: what is pinned. " * bool(reported(pinned, names))
+    told = f"Grey: {beside}. " * bool(reported(pinned, names))
     if trace.clock == "predicted":
         told += "What is learnt is drawn while a run goes on: press Run."
     elif not own:
@@ -62,7 +68,12 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
     unit, factor = axis_unit(max(filter(None, (trace, pinned)), key=lambda each: each.makespan))
     lines = {look: told for look, of, name in given if (told := points(of, name, factor))}
     seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
-    right = max(x for x, _ in seen) or 1
+    whole = [
+        of.units(of.step_ends[-1] - of.events[0].start) * factor
+        for of in (trace, pinned)
+        if of and of.events
+    ]
+    right = max(*whole, *(x for x, _ in seen)) or 1
     low, high = min(y for _, y in seen), max(y for _, y in seen)
     if high == low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
@@ -87,16 +98,17 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         joined = f'<polyline class="{look}" points="{" ".join(at)}"/>' * alone
         return f'<g class="{look}">{joined}{dots * (not alone or len(told) <= FEW)}</g>'
 
+    ends = {look: (place(told[-1][0]) + 8, height(told[-1][1]) + 4) for look, told in lines.items()}
     labels = [
         *(
             (
-                place(told[-1][0]) + 8,
-                height(told[-1][1]) + 4,
+                *ends[look],
                 "start",
                 look,
                 at_end(told[-1][1]) if all(isfinite(y) for _, y in told) else "no number",
             )
             for look, told in lines.items()
+            if look == "btl-line" or dist(ends[look], ends.get("btl-line", (0, 0))) > LETTER
         ),
         *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
         *((LEFT - 8, height(y) + 4, "end", "", on_axis(y)) for y in up),

@@ -135,9 +135,20 @@ def packed(
             ]
         )
     for rank, lane, kind, name, leaves, arrives, src, size in trace.transfers():
-        rows_met = number.get((src, lane), number[src, "compute"]), number[rank, lane]
-        moved = leaves - start, arrives - start
-        transfers.append([src, rank, kind, name, *moved, size, label[name], *rows_met])
+        transfers.append(
+            [
+                src,
+                rank,
+                kind,
+                name,
+                leaves - start,
+                arrives - start,
+                size,
+                label[name],
+                number.get((src, lane), number[src, "compute"]),
+                number[rank, lane],
+            ]
+        )
     return {
         "clock": trace.clock,
         "unit": trace.unit,

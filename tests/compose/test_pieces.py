@@ -50,13 +50,8 @@ MODULES = {
         nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (-1, 6))
     ),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
-    "frozen bias": lambda: frozen_bias(nn.Linear(8, 8)),
+    "frozen bias": lambda: nn.Linear(8, 8).apply(lambda one: one.bias.requires_grad_(False)),
 }
-
-
-def frozen_bias(linear):
-    linear.bias.requires_grad_(False)
-    return linear
 
 
 def stages(make) -> list[nn.Module]:

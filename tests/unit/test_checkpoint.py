@@ -5,6 +5,7 @@ import random
 from collections import namedtuple
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from operator import call as plain
 
 import numpy as np
@@ -58,13 +59,6 @@ def trained(call, form):
         *(x.grad for x in tensors_in((args, kwargs)) if x.is_leaf),
     ]
     return found, between, torch.rand(3) * random.random() * np.random.rand()
-
-
-def agree(form, call=checkpoint):
-    (found, *drawn), (expected, *expected_drawn) = trained(call, form), trained(plain, form)
-    assert same(found, expected)
-    assert same(drawn, expected_drawn), "numbers drawn after it are not those of the plain run"
-    assert any(g is not None and g.abs().sum() for g in found)
 
 
 def leaf(*shape, grad=True):
@@ -146,25 +140,29 @@ def inside(outer, inner):
     )
 
 
-@pytest.mark.parametrize("call", [checkpoint, inside(checkpoint, inside(checkpoint, checkpoint))])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_bits_are_those_of_the_plain_run(form, call):
-    agree(form, call)
-
-
 @pytest.mark.parametrize(
-    "call",
+    "form, call",
     [
-        checkpoint_by_function,
-        inside(checkpoint, checkpoint_by_function),
-        inside(checkpoint_by_function, checkpoint),
-        inside(checkpoint, torch_s),
-        inside(torch_s, checkpoint),
+        *product(FORMS, [checkpoint, inside(checkpoint, inside(checkpoint, checkpoint))]),
+        *product(  # by the function, and beside torch's
+            ["one tensor", "not a leaf", "outputs that are views"],
+            [
+                checkpoint_by_function,
+                inside(checkpoint, checkpoint_by_function),
+                inside(checkpoint_by_function, checkpoint),
+                inside(checkpoint, torch_s),
+                inside(torch_s, checkpoint),
+            ],
+        ),
     ],
 )
-@pytest.mark.parametrize("form", ["one tensor", "not a leaf", "outputs that are views"])
-def test_bits_by_the_function_and_beside_torch_s(form, call):
-    agree(FORMS[form], call)
+def test_bits_are_those_of_the_plain_run(form, call):
+    (found, *drawn), (expected, *expected_drawn) = (
+        trained(each, FORMS[form]) for each in (call, plain)
+    )
+    assert same(found, expected)
+    assert same(drawn, expected_drawn), "numbers drawn after it are not those of the plain run"
+    assert any(g is not None and g.abs().sum() for g in found)
 
 
 class Writes(nn.Module):

@@ -3,6 +3,7 @@ bytes."""
 
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import call as alone
 
 import pytest
 import torch
@@ -151,14 +152,6 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
     assert max(inside) == peak_bytes(ops, chain) and after[-1] == 0
 
 
-def dropped(x):
-    return (nn.functional.dropout(x, 0.4).sin() * x).exp()
-
-
-def alone(chain, layers, x):
-    return chain(layers, x)
-
-
 def in_the_middle_of_a_graph(chain, layers, x):
     h = layers[-1](x).exp()
     return chain(layers[:-1], h).cos() * h.sum()
@@ -179,11 +172,6 @@ class Two(nn.Module):
     def forward(self, state):
         a, ids, b = state
         return b.exp(), ids, (a @ self.weight)[ids]
-
-
-def of_tuples(chain, layers, x):
-    state = x, torch.tensor([2, 0, 1]), x.cos()
-    return chain([*layers, lambda state: state[0] * state[2]], state)
 
 
 def sharing(linear):
@@ -210,14 +198,25 @@ CASES = {  # where a chain is, and of what -> how, its layers, x
     ),
     "gradients of its own": lambda: (
         lambda chain, layers, x: chain(
-            [nn.Tanh(), lambda x: Square.apply(x.exp()), partial(penalised, fn=dropped), nn.Tanh()],
+            [
+                nn.Tanh(),
+                lambda x: Square.apply(x.exp()),
+                partial(penalised, fn=lambda x: (nn.functional.dropout(x, 0.4).sin() * x).exp()),
+                nn.Tanh(),
+            ],
             x,
         ),
         unequal(),
         start((2, 3)),
     ),
     "shared weights": lambda: (alone, sharing(nn.Linear(6, 6)), start((2, 6))),
-    "tuples": lambda: (of_tuples, nn.ModuleList([Two() for _ in range(5)]), start((3, 4))),
+    "tuples": lambda: (
+        lambda chain, layers, x: chain(
+            [*layers, lambda state: state[0] * state[2]], (x, torch.tensor([2, 0, 1]), x.cos())
+        ),
+        nn.ModuleList([Two() for _ in range(5)]),
+        start((3, 4)),
+    ),
     "integers in front": lambda: (
         alone,
         nn.ModuleList([nn.Embedding(10, 6), nn.Linear(6, 2), nn.Tanh()]),

@@ -84,23 +84,35 @@ def test_tensors_inside_of_inputs_are_split_and_a_buffer_that_is_replaced_is_kep
     assert torch.equal(model.module.average, plain.average)
 
 
-class Summed(nn.Module):
-    def forward(self, x):
-        return x.sum(0, keepdim=True)
-
-
 @pytest.mark.parametrize(
-    "module, devices, inputs, said",
+    "ask, told",
     [
-        (nn.Linear(4, 4), [], (), "no device"),
-        (nn.Linear(4, 4), ["cpu"], (3,), "No input is a tensor"),
-        (nn.Bilinear(4, 4, 4), ["cpu"] * 2, (torch.ones(2, 4), torch.ones(3, 4)), "2 and 3 rows"),
-        (Summed(), ["cpu"] * 2, (torch.ones(4, 4),), "no tensor of as many rows"),
+        (lambda: SingleProcessDataParallel(nn.Linear(4, 4), [])(), "no device"),
+        (lambda: SingleProcessDataParallel(nn.Linear(4, 4), ["cpu"])(3), "No input is a tensor"),
+        (
+            lambda: SingleProcessDataParallel(nn.Bilinear(4, 4, 4), ["cpu"] * 2)(
+                torch.ones(2, 4), torch.ones(3, 4)
+            ),
+            "2 and 3 rows",
+        ),
+        (  # one row of all
+            lambda: SingleProcessDataParallel(nn.Unflatten(0, (1, -1)), ["cpu"] * 2)(
+                torch.ones(4, 4)
+            ),
+            "no tensor of as many rows",
+        ),
+        (partial(DistributedSampler, 4, 2, 2), "There is no rank 2 of 2: take 0 to 1."),
+        (
+            partial(DistributedSampler, 4, 0, 2, last="cut"),
+            "last is 'cut': choose pad, drop or uneven.",
+        ),
+        (partial(DistributedSampler, 0, 0, 2), "0 samples leave nothing for 2 ranks"),
+        (partial(DistributedSampler, 1, 0, 2, last="drop"), "1 samples leave nothing for 2 ranks"),
     ],
 )
-def test_what_cannot_be_split_is_refused(module, devices, inputs, said):
-    with pytest.raises(Impossible, match=said):
-        SingleProcessDataParallel(module, devices)(*inputs)
+def test_what_cannot_be_split_or_shared_is_refused(ask, told):
+    with pytest.raises(Impossible, match=told):
+        ask()
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -304,18 +316,8 @@ def test_modules_that_differ_are_told_to_every_rank(make, odd_bytes, most, other
         assert mine.startswith("rank 1: ") and other in mine
 
 
-def thawed(model):
-    model.module[0].requires_grad_(True)
-    backward(model).finish_gradient_synchronization()
-
-
 def clipped(model, clip=nn.utils.clip_grad_norm_):
     clip(backward(model).parameters(), 0.1)
-    model.finish_gradient_synchronization()
-
-
-def replaced(model):
-    backward(model).module.bias.grad = torch.ones(3)
     model.finish_gradient_synchronization()
 
 
@@ -345,7 +347,10 @@ def stepped_early(model, inside=nullcontext):
         (
             nn.Linear(2, 3),
             {},
-            replaced,
+            lambda model: (
+                setattr(backward(model).module.bias, "grad", torch.ones(3)),
+                model.finish_gradient_synchronization(),
+            ),
             "The gradient of bias on rank 0 was replaced or dropped on its way",
         ),
         (
@@ -370,7 +375,7 @@ def stepped_early(model, inside=nullcontext):
         (
             nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)),
             {},
-            thawed,
+            lambda model: backward(model.requires_grad_()).finish_gradient_synchronization(),
             "Parameter 0.weight on rank 0 was float32 of shape (2, 2) on cpu, frozen when",
         ),
         (
@@ -429,17 +434,3 @@ def test_a_rank_takes_every_nth_of_the_order_of_an_epoch(last, shuffle):
             shard = DistributedSampler(samples, rank, ranks, shuffle, seed=3, last=last)
             shard.set_epoch(1)
             assert [*shard] == (order * ranks)[:stop][rank::ranks] and len(shard) == len([*shard])
-
-
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        ((4, 2, 2), "There is no rank 2 of 2: take 0 to 1."),
-        ((4, 0, 2, True, 0, "cut"), "last is 'cut': choose pad, drop or uneven."),
-        ((0, 0, 2), "0 samples leave nothing for 2 ranks"),
-        ((1, 0, 2, True, 0, "drop"), "1 samples leave nothing for 2 ranks"),
-    ],
-)
-def test_shards_that_cannot_be_are_refused(arguments, told):
-    with pytest.raises(Impossible, match=told):
-        DistributedSampler(*arguments)

@@ -198,18 +198,6 @@ def test_options_out_of_range(kind, option):
             kind([{"params": [torch.nn.Parameter(torch.ones(1))]} | option])
 
 
-@pytest.mark.parametrize(
-    "dtype, option, told",
-    [
-        (torch.float32, {"maximize": True}, "maximize is True: give False"),
-        (torch.complex64, {}, "complex"),
-    ],
-)
-def test_a_group_that_they_could_not_step(dtype, option, told):
-    with pytest.raises(Impossible, match=told):
-        LARS([{"params": [torch.nn.Parameter(torch.ones(2, dtype=dtype))]} | option])
-
-
 # -- learning rates --------------------------------------------------------------------------------
 
 
@@ -250,17 +238,30 @@ def test_scalings():
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make, told",
     [
-        lambda: noam(0, 4000),
-        lambda: warm_up(0.1, 0),
-        lambda: polynomial_decay(0.1, math.inf),
-        lambda: linear_scaling(0.1, 8, 0),
-        lambda: square_root_scaling(-0.1, 8, 8),
-        lambda: noam("512", 4),
-        lambda: noam(512, 4)(0),
+        *(
+            (make, "give a number above 0")
+            for make in (
+                lambda: noam(0, 4000),
+                lambda: warm_up(0.1, 0),
+                lambda: polynomial_decay(0.1, math.inf),
+                lambda: linear_scaling(0.1, 8, 0),
+                lambda: square_root_scaling(-0.1, 8, 8),
+                lambda: noam("512", 4),
+                lambda: noam(512, 4)(0),
+            )
+        ),
+        (
+            lambda: LARS([{"params": [torch.nn.Parameter(torch.ones(2))], "maximize": True}]),
+            "maximize is True: give False",
+        ),
+        (
+            lambda: LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))]),
+            "complex",
+        ),
     ],
 )
-def test_numbers_of_which_no_rate_can_be_made(make):
-    with pytest.raises(Impossible, match="give a number above 0"):
+def test_rates_that_cannot_be_made_and_groups_that_cannot_be_stepped(make, told):
+    with pytest.raises(Impossible, match=told):
         make()

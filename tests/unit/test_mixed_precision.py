@@ -237,7 +237,6 @@ def learn(mp, model):
     with mp:
         loss = F.cross_entropy(model(IDS), LABELS)
     mp.backward(loss)
-    return loss
 
 
 def trained(level, steps=4, optimizer_class=torch.optim.Adam, net=Net, lr=0.05, learn=learn):
@@ -469,23 +468,6 @@ def test_checkpointing_computes_again_under_the_policy(reentrant, inside):
 # -- what is missing where a level leaves something out --------------------------------------------
 
 
-def one_weight(level, slope, lr=1.0, steps=1):
-    """A single weight that begins at 1, whose gradient is `slope`, trained by SGD; where it is
-    afterwards."""
-
-    def learn(mp, model):
-        with mp:
-            loss = (model(torch.ones(1, 1, dtype=model.weight.dtype)).float() * slope).sum()
-        mp.backward(loss)
-
-    def net():
-        nn.init.ones_((model := nn.Linear(1, 1, bias=False)).weight)
-        return model
-
-    mp, *_ = trained(level, steps, torch.optim.SGD, net, lr, learn)
-    return mp.parameters()[0].item()
-
-
 SMALL, STEP = 2.0**-26, 2.0**-10  # half a unit in the last place below 1 in bf16, two in fp16
 
 
@@ -502,7 +484,22 @@ SMALL, STEP = 2.0**-26, 2.0**-10  # half a unit in the last place below 1 in bf1
     ],
 )
 def test_small_gradients_need_scaling_and_small_steps_masters(level, slope, lr, steps, found):
-    assert one_weight(level, slope, lr, steps) == found
+    """A single weight, whose gradient is `slope`, is trained by SGD."""
+
+    def learn(mp, model):
+        with mp:
+            y = model(torch.ones(1, 1, dtype=model.weight.dtype)).float()
+        mp.backward((y * slope).sum())
+
+    mp, *_ = trained(
+        level,
+        steps,
+        torch.optim.SGD,
+        lambda: nn.Linear(1, 1, bias=False).apply(lambda model: nn.init.ones_(model.weight)),
+        lr,
+        learn,
+    )
+    assert mp.parameters()[0].item() == found
 
 
 @pytest.mark.parametrize("level", ["fp16-no-masters", "fp16-pure"])

@@ -31,6 +31,7 @@ from bigtrain_lab.order.simulate import simulate
 from bigtrain_lab.panel import widgets
 from bigtrain_lab.panel.bar import MORE, WHY
 from bigtrain_lab.panel.controls import (
+    FOUND,
     IDLE,
     WRONG,
     Graded,
@@ -42,6 +43,7 @@ from bigtrain_lab.panel.controls import (
 )
 from bigtrain_lab.panel.nearest import attempt, nearest, tell
 from bigtrain_lab.panel.panel import AHEAD
+from bigtrain_lab.panel.picture import window
 from bigtrain_lab.panel.rivals import Rivals
 from bigtrain_lab.panel.settings import Newest
 from bigtrain_lab.train.dry_run import dry_run
@@ -217,6 +219,13 @@ def test_one_press_sets_all_settings_as_they_were_at_first(panel):
     assert panel.experiment == Waves() and panel.settings.defaults in panel.settings.more.children
 
 
+def test_a_search_finds_settings_by_name_help_and_range(panel):
+    for text, found in (("LETS the", {"gate"}), ("1 to 4", {"steps", "ranks"}), ("", set())):
+        panel.settings.search.value = text
+        assert {n for n, made in panel.controls.items() if FOUND in made._dom_classes} == found
+        assert ("btl-searched" in panel.settings.more._dom_classes) == bool(text)
+
+
 def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     panel.controls["ranks"].value = 4
     assert panel.problem == "4 ranks need at least 4 micro-batches." and panel.problem in said(
@@ -271,9 +280,15 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert (drawn := ahead.picture.curves.value).count(">s<") == 1 and ">ms<" not in drawn
     ends = [float(line.split()[-1].split(",")[0]) for line in re.findall('points="(.*?)"', drawn)]
     assert len(ends) == 2 and ends[0] < ends[1] / 5
+    ahead.unpin()
+    plan = ahead.traces["predicted"]
+    ahead.picture.show(window(plan, 0, plan.steps // 4), live=True, plan=plan)  # nothing vanishes
+    assert "Grey: as predicted" in (drawn := ahead.picture.curves.value)
+    ends = [float(line.split()[-1].split(",")[0]) for line in re.findall('points="(.*?)"', drawn)]
+    assert len(ends) == 2 and ends[1] < ends[0] / 2
     nothing = replace(ahead.traces["predicted"], events=(), clock="modelled")
     assert "ended before" in curves({RATE: RATE}, nothing)
-    assert "<polyline" in curves({RATE: RATE}, nothing, ahead.pinned.trace)
+    assert "<polyline" in curves({RATE: RATE}, nothing, plan)
 
 
 def test_an_axis_that_does_not_begin_at_0_says_so():
@@ -667,13 +682,6 @@ def ran(panel, **settings):
     return panel
 
 
-def fails(panel):
-    panel.start()
-    with pytest.raises(RankFailed) as told:
-        panel.wait()
-    return str(told.value)
-
-
 def test_run_fills_the_columns(panel):
     panel.run_button.click()
     assert panel.run_button.disabled and not panel.stop_button.disabled
@@ -718,6 +726,11 @@ def test_live_events_and_what_ranks_compute_are_shown_before_the_end(panel, monk
         [s.kind, s.start, s.end] for s in planned
     )
     assert len(told["spans"]) < len(planned) and told["end"] == max(s.end for s in planned)
+    panel.bar.pause.click()
+    until(lambda: "paused, step 1 of 1; " in panel.status.value)
+    assert panel.run.paused and panel.bar.pause.description == "Resume"
+    panel.bar.pause.click()
+    assert not panel.run.paused and panel.bar.pause.description == "Pause"
     (tmp_path / "gate").touch()
     panel.wait()
     assert not panel.player.live and b'"plan"' not in panel.player.data
@@ -731,11 +744,12 @@ def test_stop_ends_a_long_run(panel):
         panel.wait()
     assert "stopped after" in panel.status.value
     assert not panel.run_button.disabled and panel.stop_button.disabled
+    assert panel.bar.pause.disabled
 
 
 def test_a_failure_is_told_until_settings_change_or_run_is_pressed(panel):
-    panel.set(trouble="raise")
-    fails(panel)
+    with pytest.raises(RankFailed):
+        ran(panel, trouble="raise")
     assert "ank 1" in panel.problem and ">failed after" in panel.status.value
     panel.read_menus()  # any other cell ran
     assert "the wave broke" in said(panel) and panel.player in parts(panel)

@@ -19,7 +19,7 @@ from bigtrain_lab.view import report
 from bigtrain_lab.view.player import pack
 from tests.unit.ranks import until
 from tests.unit.strangers import tell
-from tests.unit.test_panel import fails, panel, patient, ran  # noqa: F401  (fixtures)
+from tests.unit.test_panel import panel, patient, ran  # noqa: F401  (fixtures)
 from tests.unit.waves import Waves, parts, said
 
 pytestmark = pytest.mark.slow  # each has runs of its own
@@ -246,7 +246,8 @@ def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move
         "predict",
         lambda self: real(self) if self.micro_batches < 5 or gate.wait(60) else None,
     )
-    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 0.01)
+    for patience in ("PATIENCE_S", "STUCK_S"):
+        monkeypatch.setattr(f"bigtrain_lab.panel.settings.{patience}", 0.01)
     panel.controls["micro_batches"].value = 6
     assert "btl-waiting" in panel._dom_classes and panel.experiment.micro_batches == 2
     assert panel.run_button.disabled and panel.start() is None and panel.bar.pin.disabled
@@ -306,5 +307,6 @@ def test_a_run_that_did_nothing_before_it_failed_says_so_where_its_picture_would
     panel = Panel(
         "staleness", ranks=2, micro_batches=2, steps=1, fault="exit", fault_rank=0, fault_at=0
     )
-    fails(panel)
+    with pytest.raises(RankFailed):
+        ran(panel)
     assert panel.player.note.startswith("No action was done") and not panel.player.data

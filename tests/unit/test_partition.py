@@ -24,6 +24,7 @@ from bigtrain_lab.order.partition import (
     stage_time,
     stage_times,
 )
+from tests.unit.test_runtime_calibrate import FOUND
 
 B = 7  # bytes a unit of time
 
@@ -162,6 +163,7 @@ def test_a_perfect_cut_costs_what_the_textbook_says():
 
 
 PRICED = PipelineExperiment(hardware="a100-nvlink", layers=6)
+CUTS = "3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ PRICED = PipelineExperiment(hardware="a100-nvlink", layers=6)
         (PRICED.replace(partition="balanced", ranks=8), [(i, i + 1) for i in range(8)]),
         (Partition(ranks=6, layers=4, partition="balanced"), [(i, i + 1) for i in range(6)]),
         (Partition(partition="mine", cut="1, 4,4 1"), [(0, 1), (1, 5), (5, 9), (9, 10)]),
+        *((Partition(cut=cut), Partition().slices) for cut in CUTS),  # not used, not read
     ],
 )
 def test_slices_by_hand(asked, slices):
@@ -201,20 +204,18 @@ def test_slices_by_hand(asked, slices):
             lambda: PRICED.replace(partition="balanced", tied=True, schedule="pipedream"),
             "tied=False, or a synchronous",
         ),
+        *(
+            (
+                lambda cut=cut: Partition(partition="mine", cut=cut),
+                "4 stages of 10 pieces: .* with the sum 10",
+            )
+            for cut in CUTS
+        ),
     ],
 )
 def test_pipelines_that_cannot_be_cut_so_are_refused(asked, sentence):
     with pytest.raises(Impossible, match=sentence):
         asked()
-
-
-@pytest.mark.parametrize(
-    "cut", ["3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"]
-)
-def test_a_cut_of_one_s_own_has_as_many_stages_as_ranks_and_all_pieces(cut):
-    with pytest.raises(Impossible, match="4 stages of 10 pieces: .* with the sum 10"):
-        Partition(partition="mine", cut=cut)
-    assert Partition(cut=cut).slices  # not used, not read
 
 
 def test_the_table_compares_the_cuts():
@@ -235,6 +236,7 @@ def test_the_table_compares_the_cuts():
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(timing, "FOR_S", 0.0)
+    monkeypatch.setattr("bigtrain_lab.runtime.calibrate.measured", lambda: FOUND)
 
 
 SMALL = {"layers": 4, "width": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "rows": 1}

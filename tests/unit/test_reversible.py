@@ -71,27 +71,7 @@ def trained(
         **{name: p.grad for name, p in sequence.named_parameters()},
         **{f"x{i}": t.grad for i, t in enumerate(x) if t.requires_grad and t.is_leaf},
     }
-    for t in x:
-        t.grad = None
     return found, torch.cat([drawn, torch.rand(2)])
-
-
-def agree(sequence, x, **how):
-    (found, drawn), (expected, expected_drawn) = (
-        trained(f, sequence, x, **how) for f in (lambda s, *x: s(*x), plain)
-    )
-    assert [name for name in found if found[name] is None] == [
-        name for name in expected if expected[name] is None
-    ]
-    assert not tensors_differ(
-        *({name: t for name, t in all_of.items() if t is not None} for all_of in (found, expected))
-    )
-    assert torch.equal(drawn, expected_drawn)
-    assert torch.equal(found["y1"], expected["y1"]) and torch.equal(found["y2"], expected["y2"])
-
-
-def sharing(one):
-    return [ReversibleBlock(one, part()), ReversibleBlock(part(), one), ReversibleBlock(one, one)]
 
 
 CASES = {  # blocks, whether the streams have gradients, what else
@@ -100,7 +80,17 @@ CASES = {  # blocks, whether the streams have gradients, what else
     "streams without a gradient": lambda: (net(), False, {}),
     "dropout, streams without a gradient": lambda: (net(dropout=0.3), False, {}),
     "one stream alone": lambda: (net(4), True, {"loss": lambda y1, y2: y1.square().sum()}),
-    "shared functions": lambda: (ReversibleSequence(sharing(part())), True, {}),
+    "shared functions": lambda: (
+        ReversibleSequence(
+            [
+                ReversibleBlock(one := part(), part()),
+                ReversibleBlock(part(), one),
+                ReversibleBlock(one, one),
+            ]
+        ),
+        True,
+        {},
+    ),
     "without weights": lambda: (
         ReversibleSequence(
             [
@@ -117,7 +107,17 @@ CASES = {  # blocks, whether the streams have gradients, what else
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_the_plain_run(case):
     sequence, grad, options = CASES[case]()
-    agree(sequence, streams(grad), **options)
+    (found, drawn), (expected, expected_drawn) = (
+        trained(f, sequence, streams(grad), **options) for f in (lambda s, *x: s(*x), plain)
+    )
+    assert [name for name in found if found[name] is None] == [
+        name for name in expected if expected[name] is None
+    ]
+    assert not tensors_differ(
+        *({name: t for name, t in all_of.items() if t is not None} for all_of in (found, expected))
+    )
+    assert torch.equal(drawn, expected_drawn)
+    assert torch.equal(found["y1"], expected["y1"]) and torch.equal(found["y2"], expected["y2"])
 
 
 def test_in_the_middle_of_a_graph():
@@ -136,16 +136,14 @@ def test_in_the_middle_of_a_graph():
 
 
 def test_under_autocast():
-    sequence, x = net(3, dtype=torch.float32), streams(dtype=torch.float32)
+    sequence = net(3, dtype=torch.float32)
 
     def outcome(run):
+        x = streams(dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
             y = run(*x)
         sum(t.sum() for t in y).backward()
-        found = dict(enumerate(t.grad.clone() for t in x))
-        for t in x:
-            t.grad = None
-        return found
+        return dict(enumerate(t.grad for t in x))
 
     assert not tensors_differ(
         outcome(sequence), outcome(lambda *x: plain(sequence, *x)), tolerance=1e-2
@@ -285,13 +283,8 @@ class Streams(nn.Module):
         )
 
     def forward(self, x):
-        streams = x, 2 * x
-        if self.way:
-            streams = self.sequence(*streams)
-        else:
-            for block in self.sequence.blocks:
-                streams = block.couple(*streams)
-        return streams[0] * streams[1]
+        run = self.sequence if self.way else partial(plain, self.sequence)
+        return operator.mul(*run(x, 2 * x))
 
 
 def swapped(net, weights, x):

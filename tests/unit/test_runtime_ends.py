@@ -45,12 +45,36 @@ def test_stop(tmp_path):
     with pytest.raises(TimeoutError, match="it goes on"):
         run.wait(0.1)
     assert run.state == "running" and run.diagnosis is None
+    run.pause()
     run.stop()
-    assert ranks_alive() == []
+    assert ranks_alive() == [] and not run.paused
     assert run.state == "stopped" and len(run.trace().spans()) > 0
     with pytest.raises(RankFailed, match="The run was stopped."):
         run.wait()
     assert Run.open(run.directory).state == "stopped"
+
+
+def test_paused_ranks_stand_still_and_their_clocks_leave_the_pause_out(tmp_path):
+    def program(rank):
+        for number in range(100):
+            with rank.span(step(rank, number)):
+                time.sleep(0.01)
+                until(lambda: number < 99 or gate.exists())
+
+    began, gate = time.monotonic(), tmp_path / "gate"
+    run = launch(program, 2, directory=tmp_path / "run", cost={"F": 1}, stall_s=0.5)
+    next(iter(run.events()))
+    run.pause()
+    at, told = time.monotonic(), len(run.trace())
+    time.sleep(2)  # longer than the stall limit
+    assert run.paused and run.state == "running" and len(run.trace()) == told
+    paused_s = time.monotonic() - at
+    run.resume()
+    gate.touch()
+    assert not run.paused and run.wait().makespan == 100
+    last_s = run.trace("measured").events[-1].start / 1e9
+    assert paused_s + last_s <= paused_s + run.spent_s <= time.monotonic() - began
+    assert Run.open(run.directory).spent_s is None
 
 
 def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monkeypatch):

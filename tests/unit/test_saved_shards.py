@@ -212,7 +212,7 @@ class Sharded:
     moments."""
 
     under_way = False
-    follow_weights = staticmethod(lambda: None)
+    follow_weights = refresh = staticmethod(lambda: None)
 
     def __init__(self, rank, size, seed=0, width=WIDTH, make=ADAM):
         self.module, self.group = Model(width), Absent(rank, size)
@@ -232,9 +232,6 @@ class Sharded:
             piece.grad = gradient.clone()
         self.optimizer.step()
         self.module.calls.fill_(seed)
-
-    def refresh(self):
-        pass
 
 
 def saved_on(ranks, path, seed=1, **further):
@@ -535,11 +532,6 @@ def short(state, content):
     content["parts"]["first.weight"] = shape, start, stop, piece[:1]
 
 
-def short_moment(state, content):
-    own = content["optimizers"][0]["state"][3]
-    own["exp_avg"] = own["exp_avg"][:1]
-
-
 CRAFTED = {
     "a folder of no text": lambda state, content: state.update(folder=3),
     "a number of files": lambda state, content: state.update(digests=10**12),
@@ -549,16 +541,14 @@ CRAFTED = {
     "buffers": lambda state, content: state.update(apart=[1]),
     "other buffers": lambda state, content: state["apart"].update(calls=torch.zeros(4)),
     "short": short,
-    "a short moment": short_moment,
+    "a short moment": lambda state, content: (own := content["optimizers"][0]["state"][3]).update(
+        exp_avg=own["exp_avg"][:1]
+    ),
     "parts": lambda state, content: content.update(parts=4),
     "a hole": lambda state, content: content["parts"].pop("first.weight"),
     "optimizers": lambda state, content: content.update(optimizers=[{"state": {}}]),
     "no tensor": lambda state, content: content["parts"].update(rate=((), 0, 1, 2)),
 }
-
-
-def under_way(path):
-    Sharded.under_way = True
 
 
 @pytest.mark.parametrize(
@@ -597,7 +587,11 @@ def under_way(path):
             {},
             "whole.pt is no checkpoint, or is damaged, or of a version without digests",
         ),
-        (under_way, {}, "Rank 0 saves or loads a checkpoint while a step is under way"),
+        (
+            lambda path: setattr(Sharded, "under_way", True),
+            {},
+            "Rank 0 saves or loads a checkpoint while a step is under way",
+        ),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )

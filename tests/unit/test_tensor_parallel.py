@@ -59,7 +59,7 @@ from bigtrain_lab.techniques.tensor_parallel import cut_of, gather_slices
 from bigtrain_lab.techniques.tied import TiedWeight
 from bigtrain_lab.train.dry_run import dry_run
 
-from .threads import Absent, on_processes, on_threads
+from .threads import Absent, on_processes, on_threads, patched
 
 SIZES = {
     "layers": 1,
@@ -566,7 +566,7 @@ REFUSED = {
         "this Scaled has a forward of its own",
     ),
     "an instance's own": (
-        lambda: sliced(patched(nn.Sequential(nn.Linear(16, 16))), {"0": "row"}, Many(2)),
+        lambda: sliced(nn.Sequential(patched(nn.Linear(16, 16))), {"0": "row"}, Many(2)),
         "this Linear has a forward of its own",
     ),
     "a table's own": (
@@ -603,11 +603,6 @@ REFUSED = {
 def hooked(model):
     model.get_submodule("layers.1.mlp.up").register_forward_hook(lambda *_: None)
     return model
-
-
-def patched(module):
-    module[0].forward = lambda x, plain=module[0].forward: 2 * plain(x)
-    return module
 
 
 class Scaled(nn.Linear):

@@ -372,9 +372,9 @@ def test_optimizers_of_one_class_and_equal_settings_are_tried_once():
     assert tried == [True, False, True, True, True]
 
 
-def made(module=None, stage=1, make=torch.optim.SGD):
+def made(module=None, stage=1, make=torch.optim.SGD, group=Alone()):
     module = module or nn.Linear(2, 2)
-    return module, ZeroOptimizer(module.parameters(), make, stage, Alone(), lr=1)
+    return module, ZeroOptimizer(module.parameters(), make, stage, group, lr=1)
 
 
 @pytest.mark.parametrize(
@@ -428,26 +428,11 @@ def with_masters(given, prepared_first=True, **options):
     return model
 
 
-MASTERS = {
-    "by prepare.model, masters=False., and give model.parameters": partial(
-        with_masters, lambda model, mp: mp.parameters()
-    ),
-    "The weights have masters already": partial(with_masters, lambda model, mp: model.parameters()),
-    "prepare the model before it, by": partial(
-        with_masters, lambda model, mp: model.parameters(), False
-    ),
-    "^The parameters are slices: take a Recipe, with slices= and zero=2, or": partial(
-        with_masters, lambda model, mp: over_slices()
-    ),
-}
-
-
-@pytest.mark.parametrize("told", MASTERS)
-def test_masters_that_zero_does_not_keep_and_slices_are_refused(told):
-    with pytest.raises(Impossible, match=told):
-        MASTERS[told]()
-    for given in (lambda model, mp: model.parameters(), lambda model, mp: mp.parameters()):
-        assert with_masters(given, masters=False).bias.dtype == torch.bfloat16
+@pytest.mark.parametrize(
+    "given", [lambda model, mp: model.parameters(), lambda model, mp: mp.parameters()]
+)
+def test_half_weights_without_masters_are_prepared_before(given):
+    assert with_masters(given, masters=False).bias.dtype == torch.bfloat16
 
 
 def moved():
@@ -487,20 +472,31 @@ def scaled_by_torch():
 
 
 def written(group):
-    module = nn.Linear(2, 2)
-    optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, 1, group, lr=1)
+    module, optimizer = made(group=group)
     optimizer.param_groups[0]["params"][0].data.mul_(2)
     backward(module)
     optimizer.step()
 
 
-def across(name):
-    ZeroOptimizer(nn.Linear(2, 2).parameters(), WHOLE[name], 1, Alone())
-
-
 @pytest.mark.parametrize(
     "mistake, words",
     [
+        (
+            lambda: with_masters(lambda model, mp: mp.parameters()),
+            "by prepare.model, masters=False., and give model.parameters",
+        ),
+        (
+            lambda: with_masters(lambda model, mp: model.parameters()),
+            "The weights have masters already",
+        ),
+        (
+            lambda: with_masters(lambda model, mp: model.parameters(), prepared_first=False),
+            "prepare the model before it, by",
+        ),
+        (
+            lambda: with_masters(lambda model, mp: over_slices()),
+            "^The parameters are slices: take a Recipe, with slices= and zero=2, or",
+        ),
         (scaled_by_torch, "not by torch's GradScaler"),
         (
             lambda: made()[1].load_state_dict(made()[1].state_dict() | {"rank": (1, 2)}),
@@ -512,8 +508,14 @@ def across(name):
             "give all groups when",
         ),
         (lambda: made(stage=3), "FullyShardedDataParallel"),
-        *((partial(across, name), f"{name} looks") for name in ("Muon", "Adafactor", "Trust")),
-        (partial(across, "LBFGS"), "LBFGS could not be tried .*'closure'.*element_wise"),
+        *(
+            (partial(made, make=WHOLE[name]), f"{name} looks")
+            for name in ("Muon", "Adafactor", "Trust")
+        ),
+        (
+            partial(made, make=torch.optim.LBFGS),
+            "LBFGS could not be tried .*'closure'.*element_wise",
+        ),
         (moved, "Parameter 0 on rank 0 was .* and is float32 of shape .*in other memory"),
         (kept, "zero_grad"),
         (

@@ -50,13 +50,15 @@ AT = "/library"  # of what is imported, in the browser
 def refuse_incomplete(pyodide: Path) -> None:
     needed = *RUNTIME, LOCK, "pydantic_core*.whl"
     missing = [name for name in needed if not any(pyodide.glob(name))]
-    if missing:
-        raise Impossible(f"{pyodide} has no {missing[0]}: docs/site.md says how to fill it.")
     refuse(
+        (
+            missing,
+            f"{pyodide} has no {''.join(missing[:1])}: docs/site.md says how to fill it.",
+        ),
         (
             not shutil.which("node"),
             "There is no node, which starts Python once for all pages: install it.",
-        )
+        ),
     )
 
 

@@ -13,7 +13,7 @@ Narayanan et al. 2021, Efficient Large-Scale Language Model Training (arXiv:2104
 
 from dataclasses import dataclass
 
-from ...core import Impossible
+from ...core import refuse
 from ..schedule import B, F, Schedule
 
 
@@ -25,13 +25,15 @@ class Interleaved(Schedule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.micro_batches % self.ranks:
-            below = self.micro_batches // self.ranks * self.ranks
-            raise Impossible(
+        below = self.micro_batches // self.ranks * self.ranks
+        refuse(
+            (
+                below != self.micro_batches,
                 f"Interleaving goes round in groups of {self.ranks} ranks, which do not divide"
                 f" {self.micro_batches} micro-batches: take"
-                f" {f'{below} or ' * (below > 0)}{below + self.ranks}."
+                f" {f'{below} or ' * (below > 0)}{below + self.ranks}.",
             )
+        )
 
     def steps(self, rank):
         p, v = self.ranks, self.chunks

@@ -50,12 +50,8 @@ class Progress:
             for kind, suffix in (("events", "jsonl"), told)
         )
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
-        self._worked = self._looked = time.monotonic()
         self._failing = inf  # since when a rank has ended without finishing
-        self._counted = self._written = self._seen = self._suspected = None
-        self._logged = [
-            (0, self._worked)
-        ] * job.mesh.size  # bytes of each log, and since when it has them
+        self.begin()
         self._computed: dict[
             int, tuple[int, float]
         ] = {}  # rank -> its beats, and since when it has them
@@ -63,6 +59,13 @@ class Progress:
             int, float
         ] = {}  # rank that computes for long -> since when it has logged nothing
         self._asked: dict[int, float] = {}  # rank -> when it was last asked for its line
+
+    def begin(self) -> None:
+        """Nobody has had time to work yet, or since a pause."""
+        self._worked = self._looked = time.monotonic()
+        self._counted = self._written = self._seen = self._suspected = None
+        # bytes of each log, and since when it has them
+        self._logged = [(0, self._worked)] * len(self._logs)
         self.now = ""  # what takes long at present, in words
 
     def doings(self) -> list[Doing]:

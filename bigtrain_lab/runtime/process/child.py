@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import cloudpickle
@@ -54,6 +56,7 @@ class Job:
     capacity_bytes: int | None = None  # what each rank's device holds
     relief: str = ""
     ledger: bool = False  # that sees every operator
+    pauses: str = ""  # the file that tells for how long all were paused
 
     def device(self, index: int) -> torch.device:
         return torch.device(self.devices[index] if self.devices else "cpu")
@@ -95,6 +98,13 @@ def capture_output(job: Job, index: int) -> None:
     faulthandler.register(signal.SIGUSR1, stacks)
 
 
+def pauses_of(job: Job) -> Callable[[], int]:
+    """() -> how long the ranks were paused in all, in ns, as their watch has written it."""
+    with open(job.pauses, "rb") as file:
+        written = mmap(file.fileno(), 0, access=ACCESS_READ)
+    return lambda: int.from_bytes(written[:])
+
+
 def meet(index: int, job: Job) -> None:
     """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All
     are connected then: one that left earlier would break the meeting of those still at it."""
@@ -111,7 +121,7 @@ def work(index: int, job: Job, load, meet=None) -> int:
     returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index)
     device = job.device(index)
-    clock = Clock(job.cost, job.zero_ns, device)
+    clock = Clock(job.cost, job.zero_ns, device, pauses_of(job) if meet else int)
     recorder, code = UNRECORDED, 0
     try:
         torch.manual_seed(job.seed)

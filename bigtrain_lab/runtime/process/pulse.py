@@ -79,8 +79,11 @@ class Pulse:
                 process.kill()
 
     def stop(self) -> None:
-        """Keep the process where it is, until it is ended."""
+        """Keep the process where it is, until it is ended or may go on."""
         self._ask(lambda process: process.suspend())
+
+    def go_on(self) -> None:
+        self._ask(lambda process: process.resume())
 
     def _status(self) -> str | None:
         return self._ask(lambda process: process.status() if process.is_running() else None)

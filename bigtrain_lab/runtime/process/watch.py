@@ -30,6 +30,7 @@ from . import server
 from .end import INTERRUPTED, LOOK_S, STACKS_S, End, within
 from .pulse import Pulse
 
+STILL_S = 0.01  # by then no thread of a stopped process runs on
 KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
 
 
@@ -46,13 +47,23 @@ class Watch:
         self._exits: dict[int, Exit] = {}
         self._progress = Progress(job, stall_s if job.record else inf, self._pulses)
         self._stopped: str | None = None
+        self.paused, self._rests, self._pauses_ns = False, False, 0
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
         self._thread.start()
 
     @property
     def now(self) -> str:
         """What the ranks are at, where it takes long; "" otherwise."""
-        return "" if self.finished.is_set() else self._progress.now
+        return "" if self.finished.is_set() or self.paused else self._progress.now
+
+    def wall(self) -> int:
+        """Nanoseconds since the run began, pauses left out."""
+        return time.monotonic_ns() - self._job.zero_ns - self._pauses_ns
+
+    def pause(self, rests: bool) -> None:
+        """Keep the ranks where they are, or let them go on, and return once they do."""
+        self._rests = rests
+        within(inf, lambda: self.paused == self._rests or self.finished.is_set())
 
     def stop(self, why: str) -> None:
         """End the ranks now and return when they are gone."""
@@ -76,12 +87,12 @@ class Watch:
         place = server.room()
         try:
             self._room = tempfile.mkdtemp(prefix="run-", dir=place)
-            payload = Path(self._room) / "program"
-            payload.write_bytes(
-                pickle.dumps(
-                    (replace(self._job, store=os.path.join(self._room, "store")), self._travelling)
-                )
+            payload, store, pauses = (
+                os.path.join(self._room, name) for name in ("program", "store", "pauses")
             )
+            self._job = replace(self._job, store=store, pauses=pauses)
+            Path(pauses).write_bytes(bytes(8))
+            Path(payload).write_bytes(pickle.dumps((self._job, self._travelling)))
         except OSError as error:
             raise Impossible(
                 f"The program cannot be kept in {place} for the ranks"
@@ -90,7 +101,7 @@ class Watch:
             ) from error
         self._travelling = b""
         try:
-            self._processes = server.start(self._job.mesh.size, str(payload))
+            self._processes = server.start(self._job.mesh.size, payload)
             while len(self._pulses | self._exits) < len(self._processes) and not self._stopped:
                 self._look()
         except OSError as error:
@@ -102,6 +113,8 @@ class Watch:
     def _until_the_end(self) -> End:
         while True:
             self._look()
+            if self._rests:
+                self._rest()
             if self._stopped:
                 return End("stopped", self._stopped)
             if any(exit.code == -signal.SIGINT for exit in self._exits.values()):
@@ -121,6 +134,23 @@ class Watch:
             elif endless := self._progress.endless():
                 self._ask_for_stacks(endless)
 
+    def _rest(self) -> None:
+        """Keep the ranks where they are until they may go on, and leave that time out of their
+        clocks."""
+        for pulse in self._pulses.values():
+            pulse.stop()
+        time.sleep(STILL_S)
+        began, before, self.paused = time.monotonic_ns(), self._pauses_ns, True
+        while self._rests and not self._stopped:
+            time.sleep(LOOK_S)
+            self._pauses_ns = before + time.monotonic_ns() - began
+        with open(self._job.pauses, "r+b") as file:  # never emptied: ranks have it mapped
+            file.write(self._pauses_ns.to_bytes(8))
+        for pulse in self._pulses.values():
+            pulse.go_on()
+        self._progress.begin()
+        self.paused = False
+
     def _look(self, timeout: float = LOOK_S) -> None:
         """Wait a moment for a process to begin or to end, and note those that have."""
         left = [(rank, p) for rank, p in enumerate(self._processes) if rank not in self._exits]
@@ -129,8 +159,7 @@ class Watch:
             if process.sentinel in ready or process.pid is None:
                 process.join()
                 if process.exitcode is not None:
-                    now = time.monotonic_ns() - self._job.zero_ns
-                    self._exits[rank] = Exit(process.exitcode, now)
+                    self._exits[rank] = Exit(process.exitcode, self.wall())
                 elif process.pid:
                     self._pulses[rank] = process.pulse
 

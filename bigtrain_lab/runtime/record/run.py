@@ -148,6 +148,26 @@ class Run:
         if self._watch:
             self._watch.stop("The run was stopped.")
 
+    def pause(self) -> None:
+        """Keep the ranks where they are: they hold their memory and compute nothing. Their clocks
+        leave the pause out. A run that was opened is left to whatever launched it."""
+        if self._watch:
+            self._watch.pause(True)
+
+    def resume(self) -> None:
+        """Let paused ranks go on, as if nothing had been."""
+        if self._watch:
+            self._watch.pause(False)
+
+    @property
+    def paused(self) -> bool:
+        return bool(self._watch and self._watch.paused)
+
+    @property
+    def spent_s(self) -> float | None:
+        """Seconds since it began, pauses left out; None of a run that was opened."""
+        return self._watch.wall() / 1e9 if self._watch else None
+
     # -- what happened -----------------------------------------------------------------------------
 
     @property

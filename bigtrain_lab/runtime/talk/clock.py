@@ -7,6 +7,7 @@ processes, from the run's zero.
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 
@@ -18,25 +19,30 @@ CPU = torch.device("cpu")
 class Clock:
     """`cost` None: the wall only; lanes stay where they are and nothing is sent along with
     messages. A GPU works on while its program goes on, so the wall is read once `device` has done
-    what it was asked for."""
+    what it was asked for. `pauses()`: the nanoseconds that the wall leaves out."""
 
-    def __init__(self, cost: Cost | None, zero_ns: int, device: torch.device = CPU):
-        self.cost, self._zero_ns, self._device, self._lanes = (
-            cost,
-            zero_ns,
-            device,
-            defaultdict(Lane),
-        )
+    def __init__(
+        self,
+        cost: Cost | None,
+        zero_ns: int,
+        device: torch.device = CPU,
+        pauses: Callable[[], int] = int,
+    ):
+        self.cost, self._zero_ns, self._device, self._pauses = cost, zero_ns, device, pauses
+        self._lanes = defaultdict(Lane)
 
     @property
     def modelled(self) -> bool:
         return self.cost is not None
 
     def wall(self) -> int:
-        """Nanoseconds since the run began."""
+        """Nanoseconds since the run began, pauses left out."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.monotonic_ns() - self._zero_ns
+        paused = None
+        while paused != self._pauses():  # else a pause came between the two readings
+            paused, now = self._pauses(), time.monotonic_ns()
+        return now - self._zero_ns - paused
 
     def lane(self, name: str) -> Lane:
         return self._lanes[name]

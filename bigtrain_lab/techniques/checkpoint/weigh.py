@@ -28,8 +28,7 @@ def weigh(layers: Sequence[Callable], x) -> Chain:
     states, saved, forwards, saves_input, saves_output = [storages(x)], [], [], [], []
     with Conditions(tensors_in(x)).restored(), torch.enable_grad():
         for number, layer in enumerate(layers):
-            result, record, worked = recorded(layer, x if not number else as_leaves(x))
-            x = result
+            x, record, worked = recorded(layer, x if not number else as_leaves(x))
             states.append(storages(x))
             for flags, state in ((saves_input, states[-2]), (saves_output, states[-1])):
                 flags.append(bool(state) and state.keys() <= record.keys())

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from ...trainings import Refused
+from ...trainings import Refused, refuse
 
 
 def play(answer, paces, bound, average, rate, arrivals) -> list[dict]:
@@ -39,17 +39,21 @@ def served(answer, paces, bound, average, rate, arrival) -> dict:
         gradient = [at * place.view_as(layer) for at, layer in enumerate(first, 1)]
         new = read(server.push(worker, gradient, time, made[worker] == len(paces[worker])), first)
         applied = notes(server)
-        if new and not applied:
-            raise Refused(
+        refuse(
+            (
+                new and not applied,
                 "A worker is answered, but no gradient was applied: keep in `applied` a (time,"
-                " worker, staleness) of each, and hold those that must wait."
+                " worker, staleness) of each, and hold those that must wait.",
             )
+        )
         for worker, (version, weights) in new.items():
-            if worker not in owed:
-                raise Refused(
+            refuse(
+                (
+                    worker not in owed,
                     f"Worker {worker} is answered, but has no push that waits for it: answer each"
-                    " push once."
+                    " push once.",
                 )
+            )
             owed.remove(worker)
             push = f"{worker}.{made[worker] - 1}"
             answers[push] = version, plain(weights)

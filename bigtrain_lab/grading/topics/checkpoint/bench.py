@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import dropout
 
 from ....order.plan import collector_paused
-from ...trainings import Refused
+from ...trainings import refuse
 
 
 class Noted:
@@ -89,8 +89,12 @@ def play(
         with autocast(dtype), nullcontext() if graph else torch.no_grad():
             y = answer(fn, *args, **named)
         ours = y if isinstance(y, tuple) else (y,)
-        if not all(isinstance(each, torch.Tensor) for each in ours):
-            raise Refused(f"Your checkpoint returned a {type(y).__name__}: return what fn returns.")
+        refuse(
+            (
+                not all(isinstance(each, torch.Tensor) for each in ours),
+                f"Your checkpoint returned a {type(y).__name__}: return what fn returns.",
+            )
+        )
         outputs.append([each.tolist() for each in ours] if ours is y else y.tolist())
         if used is not None:
             ours = y = ours[used : used + 1]  # the others are let go

@@ -3,7 +3,7 @@ two groups, which hold them in another order."""
 
 import torch
 
-from ...trainings import Refused
+from ...trainings import Refused, refuse
 
 SHAPES = (3, 2), (4,), (2, 2), (4,)
 
@@ -74,10 +74,14 @@ def pair(told) -> tuple:
 
 def check_left(given: tuple, own: tuple) -> None:
     """Refused where the lists are others than before, or a tensor needs no gradient any more."""
-    if [[*map(id, each)] for each in given] != [[*map(id, each)] for each in own]:
-        raise Refused("Your function changed the lists that it was given: leave them as they are.")
-    if not all(each.requires_grad for both in own for each in both):
-        raise Refused(
+    refuse(
+        (
+            [[*map(id, each)] for each in given] != [[*map(id, each)] for each in own],
+            "Your function changed the lists that it was given: leave them as they are.",
+        ),
+        (
+            not all(each.requires_grad for both in own for each in both),
             "After your function a weight or a master needs no gradient any more: copy under"
-            " torch.no_grad() instead."
-        )
+            " torch.no_grad() instead.",
+        ),
+    )

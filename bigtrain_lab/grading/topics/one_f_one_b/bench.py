@@ -2,7 +2,7 @@
 
 from bigtrain_lab.order.schedule import Action, Schedule
 
-from ...trainings import Refused
+from ...trainings import Refused, refuse
 
 ONLY_STEPS = (
     "needs rank_of version over stages chunks update_size asynchronous lengthened halved _order"
@@ -28,20 +28,24 @@ def orders(schedule, ranks: int, micro_batches: int) -> list[list]:
         for asked in (range(ranks), reversed(range(ranks)))
     )
     changes = [rank for rank in range(ranks) if there[rank] != back[rank]]
-    if changes or (schedule.ranks, schedule.micro_batches) != (ranks, micro_batches):
-        raise Refused(
+    refuse(
+        (
+            changes or (schedule.ranks, schedule.micro_batches) != (ranks, micro_batches),
             f"steps({changes[0] if changes else ranks - 1}) does not give the same order each time,"
-            " or changes the schedule: let it compute from the rank and the two sizes alone."
+            " or changes the schedule: let it compute from the rank and the two sizes alone.",
         )
+    )
     return [there[rank] for rank in range(ranks)]
 
 
 def actions(steps, rank: int):
-    if steps is None:
-        raise Refused(
+    refuse(
+        (
+            steps is None,
             f"steps({rank}) gave nothing: return a list of actions, such as [F({rank}, 0),"
-            f" B({rank}, 0)]."
+            f" B({rank}, 0)].",
         )
+    )
     for step in steps:
         if not isinstance(step, Action) and len(tuple(step)) > 1:
             raise Refused(

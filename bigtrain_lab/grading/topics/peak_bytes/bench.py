@@ -9,7 +9,7 @@ import torch
 from ....models import GPTConfig, steps
 from ....train import dry_run
 from ....train.account import Account
-from ...trainings import Refused, number
+from ...trainings import Refused, number, refuse
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
@@ -44,13 +44,16 @@ def bytes_of(value, what: str) -> float:
         "return a number of bytes, or one for each kind in a dictionary."
     )
     count = number(value, none)
-    if not 0 <= count < math.inf:
-        raise Refused(none)
+    refuse((not 0 <= count < math.inf, none))
     return int(count) if count == int(count) else count
 
 
 def account_of_steps(program, **asked) -> Account:
     """dry_run.account, for the library's list of what is saved: not for an answer."""
-    if sys._getframe(1).f_code.co_filename != steps.__file__:
-        raise Refused("Your answer runs the step dry: count from shapes alone.")
+    refuse(
+        (
+            sys._getframe(1).f_code.co_filename != steps.__file__,
+            "Your answer runs the step dry: count from shapes alone.",
+        )
+    )
     return dry_run.account(program, **asked)

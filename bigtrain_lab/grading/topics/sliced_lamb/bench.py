@@ -1,6 +1,6 @@
 """LAMB on pieces: steps on one rank, which holds pieces of most parameters and all of some."""
 
-from ...trainings import Refused, drawn
+from ...trainings import drawn, refuse
 
 NORMS = {"rows": 8.0, "columns": 13.0, "norm": 13.0, "large": 400.0, "small": 3e-7}  # around 10
 SCALES = {"still": 0, "faint": 1e-11}  # of gradients
@@ -38,11 +38,13 @@ def play(answer, group, parts, shape, seed, own_seed, steps, settings) -> dict:
             else:  # as where gradients are zeroed in place
                 p.grad.copy_(gradient)
         optimizer.step()
-    if shapes != {part: p.shape for part, p in mine.items()}:
-        raise Refused(
+    refuse(
+        (
+            shapes != {part: p.shape for part, p in mine.items()},
             f"Rank {group.rank}'s parameters have another shape after the step: change their"
-            " numbers in place."
+            " numbers in place.",
         )
+    )
     return {part: p.tolist() for part, p in held.items()}
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from ....data.bleu import bleu, counted
-from ...trainings import Refused, flat
+from ...trainings import flat, refuse
 
 VOCABULARY, LONGEST, MOST_EPOCHS = 8, 6, 12
 # Of each epoch's translations, as a share: the first two say nothing; the seventh is as good as the
@@ -121,10 +121,12 @@ def play(
     def trained(epoch):
         if epoch == kill_epoch and group.rank == 0:  # which has saved by then
             group.kill()
-        if len(epochs) > MOST_EPOCHS:
-            raise Refused(
-                "Your run does not end: stop once task.patience epochs brought nothing better."
+        refuse(
+            (
+                len(epochs) > MOST_EPOCHS,
+                "Your run does not end: stop once task.patience epochs brought nothing better.",
             )
+        )
         epochs.append(epoch)
         draw = Random(f"{own_seed} {epoch}")
         return [
@@ -199,10 +201,12 @@ def checkpoint(path: Path) -> dict | str:
         state = torch.load(path, weights_only=False)
     except Exception:
         return "damaged"
-    if not isinstance(state, dict) or "model" not in state:
-        raise Refused(
+    refuse(
+        (
+            not isinstance(state, dict) or "model" not in state,
             f'{path.name} has no "model": save a dictionary with the model\'s own state dict under'
-            " that name."
+            " that name.",
         )
+    )
     names = sorted(state["model"])
     return {"names": names, "numbers": flat(state["model"][name] for name in names)}

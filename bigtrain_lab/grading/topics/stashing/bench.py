@@ -2,7 +2,7 @@
 
 from bigtrain_lab.order.schedule import Action
 
-from ...trainings import Refused, number
+from ...trainings import Refused, number, refuse
 from ..one_f_one_b.bench import orders
 
 HELD = "versions held"
@@ -33,11 +33,13 @@ def play(answer, ranks, micro_batches, asked) -> dict:
 
 
 def held(schedule, stage: int, updates: int) -> list[int]:
-    if not hasattr(schedule, "versions_held"):
-        raise Refused(
+    refuse(
+        (
+            not hasattr(schedule, "versions_held"),
             "Your class does not say which versions a stage keeps: write versions_held(stage,"
-            " updates), which returns their numbers."
+            " updates), which returns their numbers.",
         )
+    )
     call = f"versions_held({stage}, {updates})"
     given = schedule.versions_held(stage, updates)
     if isinstance(given, str) or not hasattr(given, "__iter__"):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...trainings import Refused, drawn
+from ...trainings import Refused, drawn, refuse
 
 RATE = 0.5
 KEPT_IN = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -136,8 +136,7 @@ def some(numbers: torch.Tensor) -> list[float]:
 
 def refuse_unlike(what: str, found: list, right: list) -> None:
     found, right = ([[*getattr(each, "shape", ())] for each in some] for some in (found, right))
-    if found != right:
-        raise Refused(f"{what} of shapes {found}: right are {right}.")
+    refuse((found != right, f"{what} of shapes {found}: right are {right}."))
 
 
 def play(answer, group, first, slow, data) -> dict:
