@@ -99,7 +99,7 @@ class Panel(widgets.VBox):
             (bar.run, self.start),
             (bar.pin, self.pin),
             (bar.stop, self.stop),
-            (bar.pause, lambda: self.resume() if self._paused else self.pause()),
+            (bar.pause, lambda: self.resume() if self.run.paused else self.pause()),
             (bar.unpin, self.unpin),
         ):
             button.on_click(lambda _, act=act: act())
@@ -279,7 +279,7 @@ class Panel(widgets.VBox):
             runs=not self._only_predicted,
             predicting=self.settings.predicting,
             running=self._running,
-            paused=self._paused,
+            paused=self._running and self.run.paused,
         )
         self.foot.past.waiting = self._running
 
@@ -292,10 +292,6 @@ class Panel(widgets.VBox):
     @property
     def _running(self) -> bool:
         return self.run in RUNS
-
-    @property
-    def _paused(self) -> bool:
-        return bool(self.run and self.run.paused)
 
     @property
     def traces(self) -> dict[str, Trace]:
@@ -344,6 +340,8 @@ class Panel(widgets.VBox):
                 pinned=self.pinned if tab != PINNED else None,
             )
             self._tabulate()  # a browser draws what it is sent first
+            if self._running and self.run.paused and tab in CLOCKS[1:]:
+                self._on_progress()  # which nothing else calls meanwhile
 
     def _tabulate(self) -> None:
         if (made := self._compared.prediction) is None:
@@ -433,13 +431,11 @@ class Panel(widgets.VBox):
         """Press Pause: the ranks stand still until `resume`, and so do their clocks."""
         if self.run is not None:
             self.run.pause()
-            self._enable()
 
     def resume(self) -> None:
-        """Press Resume: the ranks go on as if nothing had been."""
+        """Press Resume: the ranks go on, and so do their clocks."""
         if self.run is not None:
             self.run.resume()
-            self._enable()
 
     def stop(self) -> None:
         """Press Stop: the ranks end, what they did stays."""
@@ -470,6 +466,7 @@ class Panel(widgets.VBox):
         text, share = progress(run, trace, len(self._plan.spans()), steps)
         self.bar.tell(text, share=share)
         with self._lock:
+            self._enable()
             self.traces[clock] = trace
             if self.tabs.value == clock and not self._refusal:
                 self.picture.show(

@@ -11,6 +11,7 @@ import psutil
 
 from ..core.family import is_typed
 from ..core.overtaken import WANTED, Overtaken, go_on
+from ..core.said import said
 from ..order.plan import collector_paused
 from . import widgets
 from .controls import (
@@ -98,9 +99,14 @@ class Settings(widgets.GridBox):
     def _find(self, text: str) -> None:
         """Show of `more` the settings in whose help, name or range the text is, also those without
         effect."""
+        text = text.strip().lower().replace("_", "-")
         (self.more.add_class if text else self.more.remove_class)("btl-searched")
-        text, told = text.lower(), {name: made.tooltip for name, made in self.controls.items()}
-        mark(self.controls, [name for name in told if text and text in told[name].lower()], FOUND)
+        found = [
+            name
+            for name, made in self.controls.items()
+            if text in f"{said(made.description)} {made.tooltip} {said(made.tooltip)}".lower()
+        ]
+        mark(self.controls, found if text else (), FOUND)
 
     def set(self, **settings) -> None:
         """Move controls, as a hand would, and predict once."""

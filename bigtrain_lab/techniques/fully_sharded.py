@@ -31,7 +31,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map, tree_map_only
 
 from ..order.schedule import Action
-from ..runtime.memory.saved import replaced
+from ..runtime.memory.saved import in_backward, replaced
 from ..runtime.talk.group import Group
 from .checkpoint import checkpoint
 from .clip import clip_grad_norm
@@ -330,8 +330,3 @@ def cast_inputs(dtype: torch.dtype, module: nn.Module, args: tuple, kwargs: dict
     return tree_map_only(
         Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs)
     )
-
-
-def in_backward() -> bool:
-    # torch has no public name for it; without it a recompute would count as a forward
-    return torch._C._current_graph_task_id() != -1

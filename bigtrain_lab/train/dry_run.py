@@ -57,7 +57,7 @@ from ..order.plan import SLICES, collector_paused
 from ..order.schedule import Action, kind_of, name_of
 from ..runtime.memory.balance import APART, Balance, together, with_units
 from ..runtime.memory.ledger import Ledger, words
-from ..runtime.memory.saved import replaced
+from ..runtime.memory.saved import in_backward, replaced
 from ..runtime.talk.group import Alone, Handle
 from .account import Account, Acted, Called, DryRun, Held, Moment, Work
 
@@ -524,10 +524,6 @@ def look_of(tensor: torch.Tensor) -> tuple:
 
 def empty(shape, stride, dtype) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=META)
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager

@@ -48,7 +48,9 @@ def look() -> dict:
 
 
 # traits of widgets
-SPOKEN = dict.fromkeys(("description", "tooltip", "tooltips", "note"), said) | {"html": in_html}
+SPOKEN = dict.fromkeys(("description", "tooltip", "tooltips", "note", "placeholder"), said) | {
+    "html": in_html
+}
 OF_KINDS = {
     "HTML": {"value": in_html},
     "Label": {"value": said},

@@ -220,7 +220,12 @@ def test_one_press_sets_all_settings_as_they_were_at_first(panel):
 
 
 def test_a_search_finds_settings_by_name_help_and_range(panel):
-    for text, found in (("LETS the", {"gate"}), ("1 to 4", {"steps", "ranks"}), ("", set())):
+    for text, found in (
+        ("LETS the", {"gate"}),
+        ("memory_mb ", {"memory_mb"}),
+        ("1 to 4", {"steps", "ranks"}),
+        ("", set()),
+    ):
         panel.settings.search.value = text
         assert {n for n, made in panel.controls.items() if FOUND in made._dom_classes} == found
         assert ("btl-searched" in panel.settings.more._dom_classes) == bool(text)
@@ -728,9 +733,13 @@ def test_live_events_and_what_ranks_compute_are_shown_before_the_end(panel, monk
     assert len(told["spans"]) < len(planned) and told["end"] == max(s.end for s in planned)
     panel.bar.pause.click()
     until(lambda: "paused, step 1 of 1; " in panel.status.value)
-    assert panel.run.paused and panel.bar.pause.description == "Resume"
+    until(lambda: panel.bar.pause.description == "Resume")
+    panel.tabs.value = "measured"  # nothing else is drawn meanwhile
+    assert panel.player.live and b'"measured"' in panel.player.data
+    panel.tabs.value = "modelled"
+    assert panel.player.live and json.loads(panel.player.data)["plan"] == told["plan"]
     panel.bar.pause.click()
-    assert not panel.run.paused and panel.bar.pause.description == "Pause"
+    until(lambda: panel.bar.pause.description == "Pause" and not panel.run.paused)
     (tmp_path / "gate").touch()
     panel.wait()
     assert not panel.player.live and b'"plan"' not in panel.player.data

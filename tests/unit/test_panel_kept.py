@@ -246,8 +246,8 @@ def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move
         "predict",
         lambda self: real(self) if self.micro_batches < 5 or gate.wait(60) else None,
     )
-    for patience in ("PATIENCE_S", "STUCK_S"):
-        monkeypatch.setattr(f"bigtrain_lab.panel.settings.{patience}", 0.01)
+    for patience, seconds in (("PATIENCE_S", 0.01), ("STUCK_S", 1)):
+        monkeypatch.setattr(f"bigtrain_lab.panel.settings.{patience}", seconds)
     panel.controls["micro_batches"].value = 6
     assert "btl-waiting" in panel._dom_classes and panel.experiment.micro_batches == 2
     assert panel.run_button.disabled and panel.start() is None and panel.bar.pin.disabled

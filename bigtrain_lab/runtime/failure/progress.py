@@ -50,7 +50,6 @@ class Progress:
             for kind, suffix in (("events", "jsonl"), told)
         )
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
-        self._failing = inf  # since when a rank has ended without finishing
         self.begin()
         self._computed: dict[
             int, tuple[int, float]
@@ -63,6 +62,7 @@ class Progress:
     def begin(self) -> None:
         """Nobody has had time to work yet, or since a pause."""
         self._worked = self._looked = time.monotonic()
+        self._failing = inf  # since when a rank has ended without finishing
         self._counted = self._written = self._seen = self._suspected = None
         # bytes of each log, and since when it has them
         self._logged = [(0, self._worked)] * len(self._logs)

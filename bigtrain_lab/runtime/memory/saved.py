@@ -122,3 +122,8 @@ def replaced(owner, name: str, around: Callable):
         yield
     finally:
         setattr(owner, name, original) if own else delattr(owner, name)
+
+
+def in_backward() -> bool:
+    # torch has no public name for it; without it a recompute would count as a forward
+    return torch._C._current_graph_task_id() != -1

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .balance import APART
 from .owned import plain
 from .places import Places
-from .saved import Observer, hooks_away, replaced
+from .saved import Observer, hooks_away, in_backward, replaced
 
 JOINED = torch._C.DispatchKey.CompositeImplicitAutograd  # of one that is several others
 SEES, GROWS, PASSES = "a new storage", "a storage that may be new or of another size", "nothing new"
@@ -188,7 +188,7 @@ class Storages:
     def _meet(self, tensor: torch.Tensor, maker) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.known and (count := self.counts(storage, born=True)):
-            running = torch._C._current_graph_task_id() != -1
+            running = in_backward()
             born = self.record(storage, tensor, maker)
             recorded = (
                 running and torch.is_grad_enabled() and not self._observer.transforms
@@ -321,8 +321,7 @@ class Storages:
             if known is not None:
                 known.saved += 1
                 if known.saved == 1 and not known.before and known.own != "recomputed":
-                    running = torch._C._current_graph_task_id() != -1
-                    self._becomes(known, "recomputed" if running else "activations")
+                    self._becomes(known, "recomputed" if in_backward() else "activations")
                 kept.append(known)
         return kept
 

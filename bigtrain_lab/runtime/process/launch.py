@@ -18,7 +18,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from ...core import Cost, Impossible, Mesh, write_whole
+from ...core import Cost, Impossible, Mesh, refuse, write_whole
 from ...core.files import printable
 from ..devices import Devices, Node, choose, nccl_here, visible
 from ..failure.faults import Fault
@@ -107,18 +107,26 @@ def launch(
         ("steps", steps, inf, "launch a whole number of steps, at least 1"),
         ("threads", threads, inf, "give each rank a whole number of threads, at least 1"),
     ):
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-            raise Impossible(f"{word} is {number!r}: {asks}.")
+        refuse(
+            (
+                not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most,
+                f"{word} is {number!r}: {asks}.",
+            )
+        )
     if given := border.place_given():
         border.refuse_other_size(given, ranks)
     mesh = mesh or Mesh(world=ranks)
-    if mesh.size != ranks:
-        raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
-    if not 0 < stall_s < inf or not 0 <= jitter_s < inf:
-        raise Impossible(
+    refuse(
+        (
+            mesh.size != ranks,
+            f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.",
+        ),
+        (
+            not 0 < stall_s < inf or not 0 <= jitter_s < inf,
             f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a"
-            " jitter of 0 or more, in seconds."
-        )
+            " jitter of 0 or more, in seconds.",
+        ),
+    )
     fault = fault if fault and fault.kind != "none" else None
     if fault:
         fault.refuse(ranks)
@@ -251,11 +259,13 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
             f"Cannot make the run directory {printable(str(directory))}: {why}; choose another"
             " directory."
         ) from error
-    if full:
-        raise Impossible(
+    refuse(
+        (
+            full,
             f"{path} is not empty: choose another directory, or open the run that is "
-            "there with Run.open."
+            "there with Run.open.",
         )
+    )
     try:
         write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))

@@ -47,7 +47,8 @@ class Watch:
         self._exits: dict[int, Exit] = {}
         self._progress = Progress(job, stall_s if job.record else inf, self._pulses)
         self._stopped: str | None = None
-        self.paused, self._rests, self._pauses_ns = False, False, 0
+        self._rests = self.paused = False  # what the ranks are to do, and do
+        self._still_ns = self._pauses_ns = 0  # since when they rest or have ended; all pauses
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
         self._thread.start()
 
@@ -58,12 +59,14 @@ class Watch:
 
     def wall(self) -> int:
         """Nanoseconds since the run began, pauses left out."""
-        return time.monotonic_ns() - self._job.zero_ns - self._pauses_ns
+        return (self._still_ns or time.monotonic_ns()) - self._job.zero_ns - self._pauses_ns
 
     def pause(self, rests: bool) -> None:
-        """Keep the ranks where they are, or let them go on, and return once they do."""
+        """Keep the ranks where they are, or let them go on, and return once they do; while they
+        start, at once."""
         self._rests = rests
-        within(inf, lambda: self.paused == self._rests or self.finished.is_set())
+        starting = len(self._pulses | self._exits) < self._job.mesh.size
+        within(inf, lambda: starting or self.paused == self._rests or self.finished.is_set())
 
     def stop(self, why: str) -> None:
         """End the ranks now and return when they are gone."""
@@ -135,21 +138,23 @@ class Watch:
                 self._ask_for_stacks(endless)
 
     def _rest(self) -> None:
-        """Keep the ranks where they are until they may go on, and leave that time out of their
-        clocks."""
+        """Keep the ranks where they are until they may go on, or one is ended, and leave that time
+        out of their clocks."""
         for pulse in self._pulses.values():
             pulse.stop()
         time.sleep(STILL_S)
-        began, before, self.paused = time.monotonic_ns(), self._pauses_ns, True
+        self._still_ns, self.paused, gone = time.monotonic_ns(), True, len(self._exits)
         while self._rests and not self._stopped:
-            time.sleep(LOOK_S)
-            self._pauses_ns = before + time.monotonic_ns() - began
+            self._look()
+            if len(self._exits) > gone:
+                self._rests = False
+        pauses_ns = self._pauses_ns + time.monotonic_ns() - self._still_ns
         with open(self._job.pauses, "r+b") as file:  # never emptied: ranks have it mapped
-            file.write(self._pauses_ns.to_bytes(8))
+            file.write(pauses_ns.to_bytes(8))
         for pulse in self._pulses.values():
             pulse.go_on()
         self._progress.begin()
-        self.paused = False
+        self._pauses_ns, self._still_ns, self.paused = pauses_ns, 0, False
 
     def _look(self, timeout: float = LOOK_S) -> None:
         """Wait a moment for a process to begin or to end, and note those that have."""
@@ -187,6 +192,7 @@ class Watch:
                 pulse.stop()
 
     def _finish(self, end: End) -> None:
+        self._still_ns = self._still_ns or time.monotonic_ns()
         try:
             for process in self._processes:
                 if process.exitcode in (None, server.NO_SERVER):
@@ -202,5 +208,5 @@ class Watch:
                 shutil.rmtree(self._room, ignore_errors=True)
             end.note(self.directory)
         finally:  # whoever waits must go on
-            self.end = end
+            self.end, self.paused = end, False
             self.finished.set()

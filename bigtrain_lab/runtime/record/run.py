@@ -150,12 +150,13 @@ class Run:
 
     def pause(self) -> None:
         """Keep the ranks where they are: they hold their memory and compute nothing. Their clocks
-        leave the pause out. A run that was opened is left to whatever launched it."""
+        leave the pause out; a sleep, and what a GPU was asked for, go on in it. A run that was
+        opened is left to whatever launched it."""
         if self._watch:
             self._watch.pause(True)
 
     def resume(self) -> None:
-        """Let paused ranks go on, as if nothing had been."""
+        """Let paused ranks go on."""
         if self._watch:
             self._watch.pause(False)
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ...order.recompute.plan import Chain, Op, Recompute, is_read, named, plan_of, turn
-from ...runtime.memory.saved import replaced
+from ...runtime.memory.saved import in_backward, replaced
 from ..guards import checkpoint as guard
 from .again import Record, keep
 from .conditions import Conditions
@@ -214,7 +214,7 @@ class _Walk:
 def at_the_end(callback: Callable) -> None:
     """Have autograd call it at the end of the running backward. torch has no public name for
     that."""
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
