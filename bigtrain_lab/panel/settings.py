@@ -71,7 +71,9 @@ class Settings(widgets.GridBox):
             description="Defaults", icon="undo", tooltip="the lab's default settings"
         )
         self.defaults.on_click(lambda _: self.set(**self.experiment_class().model_dump()))
-        self.search = widgets.Text(placeholder="search these settings", layout=CELL)
+        self.search = widgets.Text(placeholder="search these settings", layout=CELL).add_class(
+            "btl-search"
+        )
         self.search.observe(lambda change: self._find(change["new"]), "value")
         self.fit(experiment)
 

@@ -313,8 +313,13 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
         for e in panels.values()
         for name, knob in e.knobs().items()
     )
-    expect(page.locator(".btl-controls > :visible:not(button)")).to_have_count(settings)
+    expect(page.locator(".btl-controls > :visible:not(button, .btl-search)")).to_have_count(
+        settings
+    )
     assert page.evaluate(CUT) == []
+    page.locator(".btl-search input").first.fill("Fault")  # of which three have no effect
+    found = page.locator(".btl-panel").first.locator(".btl-pane .btl-controls > :visible")
+    expect(found).to_have_count(len({"search", "fault", "rank", "at", "factor", "Defaults"}))
     for at, experiment in enumerate(panels.values()):
         panel = page.locator(".btl-panel").nth(at)
         height = panel.bounding_box()["height"]
