@@ -305,7 +305,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def actions(self, rank: int) -> list[str]:
         """The names of what a rank does, in order; a fault strikes at one of them."""
-        return [span.name for span in self.predict().spans(rank)]
+        spans = self.predict().spans(rank)
+        return [s.name for s in spans if s.lane == "compute" and s.kind.isupper()]
 
     def refuse_fault(self) -> None:
         """Impossible where the fault would strike nothing."""

@@ -3,6 +3,7 @@ pinned; a click on a row takes its settings, or runs them."""
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ..core import Trace
 from ..core.overtaken import WANTED, Overtaken, go_on
@@ -40,18 +41,22 @@ class Rivals(Rows):
         is the modelled trace of one. Equal settings may name a class that was typed anew, so each
         prediction's own instance counts."""
         self._wanted, self._trace, self._pinned = experiment, trace, pinned
+        self._known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
         if not self._seen:
             if not experiment.tells_late:
                 self._list(experiment)
                 self._write(experiment)
         elif experiment is not self._shown:
             self._shown, self.waiting = experiment, True
-            known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
-            if self._found and known is not None and experiment.tells_late:  # to find them is slow
+            if (
+                self._found and self._known is not None and experiment.tells_late
+            ):  # to find them is slow
                 rows = [row._replace(own=False, stale=True) for row in self._found.values()]
-                self._found = {row.name: row for row in (*rows, table.Rival(MINE, True, known))}
+                self._found = {
+                    row.name: row for row in (*rows, table.Rival(MINE, True, self._known))
+                }
                 self._write(experiment)
-            self._newest.ask(lambda: self._predict(experiment, known), self._tell, 0)
+            self._newest.ask(partial(self._predict, experiment, self._known), self._tell, 0)
         elif not self.waiting:
             self._write(experiment)
 
@@ -89,11 +94,11 @@ class Rivals(Rows):
         self.waiting = False
 
     def _write(self, made) -> None:
-        trace, pinned, rows = (
-            self._trace,
-            self._pinned,
-            [*self._found.values()],
-        )
+        trace, pinned = self._trace, self._pinned
+        rows = [  # what its dry run tells comes later
+            row._replace(trace=self._known or row.trace) if row.own and row.trace else row
+            for row in self._found.values()
+        ]
         if pinned and pinned.trace.unit == trace.unit:
             rows.append(
                 table.Rival(

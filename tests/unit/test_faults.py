@@ -149,6 +149,10 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
             lambda: lab("faults", "kill", fault_at=18),
             "The fault is at action 18 of rank 1, which has actions 0 to 17",
         ),
+        (  # its collectives are no actions
+            lambda: Experiment.named("layouts")(fault="kill"),
+            "The fault is at action 3 of rank 1, which has actions 0 to 2",
+        ),
         (
             lambda: lab("faults", "deadlock", fault_rank=0, ranks=1),
             "A deadlock takes two ranks",
@@ -166,6 +170,16 @@ def test_a_fault_that_cannot_be(asked, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Impossible, match=sentence):
         asked()
+
+
+def test_a_fault_that_a_program_never_reaches_is_told():
+    def program(rank):
+        with rank.span(step(rank, 0)):
+            pass
+
+    run = fails(program, 2, fault=Fault("kill", 1, 5))
+    told = "Rank 1 made 1 actions, and the fault was to strike at action 5"
+    assert told in run.diagnosis
 
 
 @pytest.mark.parametrize("cls", Experiment.all().values())

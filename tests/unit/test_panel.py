@@ -267,7 +267,7 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
         assert text in shown.picture.curves.value
     line = re.search('btl-line" points="(.*?)"', shown.picture.curves.value)[1].split()
     heights = [float(point.split(",")[1]) for point in line]
-    assert len(line) == len(losses) + 1 and heights.index(min(heights)) == losses.index(max(losses))
+    assert len(line) == len(losses) and heights.index(min(heights)) == losses.index(max(losses))
     shown.pin()
     ran(shown, learning_rate=0.5)
     assert (drawn := shown.picture.curves.value).count("<polyline") == 2 and (
@@ -318,7 +318,7 @@ def test_names_of_one_title_share_a_chart_and_values_of_one_time_are_not_joined(
     ]
     drawn = curves({"trained": "loss", "held out": "loss"}, Trace.of(told, "modelled"))
     assert drawn.count("<svg") == 1 and drawn.count("<polyline") == 1
-    assert 'polyline class="btl-thin"' in drawn and drawn.count("<circle") == 2 * 30 + 1
+    assert 'polyline class="btl-thin"' in drawn and drawn.count("<circle") == 2 * 30
 
 
 def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
@@ -332,6 +332,9 @@ def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
     rivals.show(lab, lab.predict(), None)
     until(lambda: not rivals.waiting)
     assert "btl-stale" not in rivals.html
+    told_late = lab.replace(micro_batches=16).predict()  # as a dry run tells more, later
+    rivals.show(lab, told_late, None)
+    assert f'data-time="{told_late.step_time}"' in rivals.html
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):

@@ -212,11 +212,11 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     assert large == f"{lab.search.larger.plan}, too large"
     most = max(read.bytes for rank in range(4) for read in readings(traces[large], rank))
     assert most > 7e6 > max(each.bytes for each in lab.search.fitting)
-    drawn = table.rivals(
-        [table.Rival(each, trace=of, settings={"zero": 0}) for each, of in traces.items()],
-        7 * 10**6,
-    )
+    rows = [table.Rival(each, trace=of, settings={"zero": 0}) for each, of in traces.items()]
+    drawn = table.rivals(rows, 7 * 10**6)
     assert f"{name} · fastest<" in drawn and "over 7 MB: " in drawn
+    kept = rows[-1]._replace(pinned=True)  # of whatever settings it is
+    assert table.rivals([*rows, kept], None).count("fastest") == 1
     said = " ".join(lab.explain(traces["mine"]))
     assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said and (
         f"{len(lab.search.fitting)} fit 7 MB" in said

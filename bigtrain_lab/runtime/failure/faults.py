@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan
 
-from ...core import Cost, Impossible
+from ...core import Cost, Impossible, refuse
 from ...core.impossible import refuse_unknown
 from ...core.later import later
 
@@ -56,13 +56,17 @@ class Fault:
 
     def __post_init__(self):
         refuse_unknown("fault", self.kind, FAULTS)
-        if self.rank < 0 or self.at < 0:
-            raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
-        if not 1 <= self.factor < inf:
-            raise Impossible(
+        refuse(
+            (
+                self.rank < 0 or self.at < 0,
+                f"A fault on rank {self.rank} at action {self.at}: count both from 0.",
+            ),
+            (
+                not 1 <= self.factor < inf,
                 f"A straggler cannot take {self.factor} times its time: give a number of at"
-                " least 1."
-            )
+                " least 1.",
+            ),
+        )
 
     def __str__(self) -> str:
         """What goes wrong, in words."""
@@ -74,15 +78,17 @@ class Fault:
 
     def refuse(self, ranks: int) -> None:
         """Refuse this fault, which is not "none", where a run of so many ranks cannot have it."""
-        if self.rank >= ranks:
-            raise Impossible(
+        refuse(
+            (
+                self.rank >= ranks,
                 f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose"
-                " one of them."
-            )
-        if self.kind == "deadlock" and ranks < 2:
-            raise Impossible(
-                "A deadlock takes two ranks that wait for each other: take 2 ranks or more."
-            )
+                " one of them.",
+            ),
+            (
+                self.kind == "deadlock" and ranks < 2,
+                "A deadlock takes two ranks that wait for each other: take 2 ranks or more.",
+            ),
+        )
 
     def priced(self, cost: Cost) -> Cost:
         """The cost of the faulty run: a straggler's actions take longer, predicted and modelled
@@ -155,6 +161,16 @@ class Strike:
         """The action's work is done: a straggler takes its time."""
         if self.ours and self.fault.kind == "straggler":
             time.sleep((self.fault.factor - 1) * took_ns / 1e9)
+
+    def finish(self) -> None:
+        """The program is over: Impossible where the fault had nothing to strike at."""
+        refuse(
+            (
+                self.ours and self.fault.kind != "straggler" and self._actions <= self.fault.at,
+                f"Rank {self.rank.index} made {self._actions} actions, and the fault was to strike"
+                f" at action {self.fault.at}, counted from 0: choose an earlier one.",
+            )
+        )
 
     def _spoil(self) -> None:
         weights = [

@@ -149,6 +149,8 @@ def work(index: int, job: Job, load, meet=None) -> int:
         with recorder.ledger if job.record else nullcontext():
             results = program(rank)
             rank.finish()
+            if job.fault:
+                recorder.strike.finish()
         save(job.file("result", index, "npz"), results)
         recorder.finish()
         log.done(clock.wall())

@@ -411,7 +411,7 @@ function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
   for (const rank of L.strips) {
     const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
-    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? scene.end;
+    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? (scene.plan.length ? lastOf(scene, scene.kept[rank]) : scene.end);
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
       for (let i = from; i !== to; i += by) {
         const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : last), h = y(rank, base[i]);
