@@ -216,7 +216,8 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     drawn = table.rivals(rows, 7 * 10**6)
     assert f"{name} · fastest<" in drawn and "over 7 MB: " in drawn
     kept = rows[-1]._replace(pinned=True)  # of whatever settings it is
-    assert table.rivals([*rows, kept], None).count("fastest") == 1
+    for others in (rows, rows[:-1]):
+        assert table.rivals([*others, kept], None).count("fastest") == 1
     said = " ".join(lab.explain(traces["mine"]))
     assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said and (
         f"{len(lab.search.fitting)} fit 7 MB" in said

@@ -185,7 +185,7 @@ function render({ model, el }) {
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
-    v.theme = { bg: colour("--bg"), ink: colour("--ink"), soft: colour("--soft"), rule: colour("--rule"), accent: colour("--accent"), alarm: colour("--alarm"), font: style.fontFamily };
+    v.theme = { bg: colour("--bg"), ink: colour("--ink"), soft: colour("--soft"), rule: colour("--rule"), accent: colour("--accent"), alarm: colour("--alarm"), fade: Number(colour("--fade")), font: style.fontFamily };
     dirty = true;
   }
   function resize() {

@@ -497,7 +497,7 @@ function paintFrame(c, v) {
   c.drawImage(v.layer, 0, 0, L.width, L.height);
   if (x < right) {
     const left = Math.max(LEFT, x), caption = L.ranks ? 20 : 0;  // the caption between schedule and memory stays clear
-    c.globalAlpha = 0.74; c.fillStyle = theme.bg;
+    c.globalAlpha = theme.fade; c.fillStyle = theme.bg;
     if (!scene.plan.length) c.fillRect(left, 0, right - left + 3, L.memoryTop - caption);
     c.fillRect(left, L.memoryTop, right - left + 3, L.bottom - L.memoryTop);
     c.globalAlpha = 1;
