@@ -137,6 +137,11 @@ class Compared:
             else self.traces.get(tab)
         )
 
+    def not_reached(self, trace: Trace | None) -> Trace | None:
+        """What a run that broke off was predicted to do; None of another one."""
+        broke = trace is not None and "unfinished" in trace.settings and not self.changed
+        return self.traces["predicted"] if broke else None
+
     def made(self, tab: str):
         """The experiment whose trace that is."""
         if tab == "pinned" and self.pinned:

@@ -338,6 +338,7 @@ class Panel(widgets.VBox):
                 str(self.pinned) if tab == PINNED else now.description if now else "",
                 made=self._compared.made(tab),
                 pinned=self.pinned if tab != PINNED else None,
+                plan=self._compared.not_reached(trace),
             )
             self._tabulate()  # a browser draws what it is sent first
             if self._running and self.run.paused and tab in CLOCKS[1:]:

@@ -161,7 +161,7 @@ class Picture(widgets.VBox):
     ) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
-        with; `plan`: what a run that goes on was predicted to do."""
+        with; `plan`: what a run that goes on, or broke off, was predicted to do."""
         self._trace, self._note, self._live = trace, note, live
         self._plan = plan if plan is not None and comparable(trace, plan) else None
         if made is not None:
@@ -251,12 +251,13 @@ class Picture(widgets.VBox):
         """All of a short trace; of a long one the steps that were chosen, while it still grows the
         last ones."""
         count = steps_drawn(trace) if trace is not None else 0
-        plan = self._plan if self._plan and len(self._plan) <= DRAWN else None
+        fits = self._plan and len(self._plan) <= DRAWN and (self._live or not self._pinned)
+        plan = self._plan if fits else None
         whole = trace is None or count == trace.steps
         told = not whole and not self._live
         self._steps.layout.display = None if told else "none"
         self.player.height = HEIGHT - STEPS * told - self._taken
-        if trace is not None and not trace.spans() and plan is None:
+        if trace is not None and not trace.spans() and not (plan and self._live):
             self.player.show(
                 None,
                 (

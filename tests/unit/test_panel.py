@@ -762,7 +762,13 @@ def test_stop_ends_a_long_run(panel):
 def test_a_failure_is_told_until_settings_change_or_run_is_pressed(panel):
     with pytest.raises(RankFailed):
         ran(panel, trouble="raise")
-    assert "ank 1" in panel.problem and ">failed after" in panel.status.value
+    assert (
+        "ank 1" in panel.problem
+        and ">failed after" in panel.status.value
+        and (
+            b'"plan":[[0,"F"' in panel.player.data  # what it has not reached stays, pale
+        )
+    )
     panel.read_menus()  # any other cell ran
     assert "the wave broke" in said(panel) and panel.player in parts(panel)
     assert json.loads(panel.player.data)["failed"] == [1]  # its row is crossed out

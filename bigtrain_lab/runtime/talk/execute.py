@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...core import Impossible
+from ...core import refuse
 from ...order.plan import (
     Action,
     Compute,
@@ -78,24 +78,26 @@ def execute(plan: Plan, rank, work: Work | None = None) -> None:
     Impossible where the plan is for another number of ranks, or waits for what no lane of this rank
     launches.
     """
-    if plan.ranks != rank.size:
-        raise Impossible(
-            f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many."
-        )
     own = {lane: ops for (index, lane), ops in plan.lanes.items() if index == rank.index}
     every = [(lane, op) for lane, ops in own.items() for op in ops]
-    if any(isinstance(op, Compute) and op.part is not None for _, op in every):
-        raise Impossible(
-            "This plan has actions that call collectives inside: "
-            "run the recipe whose layers call them."
-        )
     signals = {op.label: Signal(lane) for lane, op in every if isinstance(op, Launch)}
-    for _, op in every:
-        if isinstance(op, Wait) and op.label not in signals:
-            raise Impossible(
-                f"Rank {rank.index} waits for {op.label}, which none of its lanes launches: "
-                "launch it before."
-            )
+    waits = [op.label for _, op in every if isinstance(op, Wait) and op.label not in signals]
+    refuse(
+        (
+            plan.ranks != rank.size,
+            f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many.",
+        ),
+        (
+            any(isinstance(op, Compute) and op.part is not None for _, op in every),
+            "This plan has actions that call collectives inside: "
+            "run the recipe whose layers call them.",
+        ),
+        (
+            waits,
+            f"Rank {rank.index} waits for {''.join(waits[:1])}, which none of its lanes launches: "
+            "launch it before.",
+        ),
+    )
     names = sorted({lane for _, lane in plan.lanes} - {"compute"})
     lanes = {lane: rank.lane(None, lane) for lane in names}
     groups = {lane: runner.group for lane, runner in lanes.items()} | {"compute": rank.group()}

@@ -58,6 +58,7 @@ function legendOf({ scene, look, lens }) {
   if (scene.exposes) items.push(["covered", COVERED[0]], ["exposed", look.wait]);
   if (!scene.chunks && scene.waits.some((own) => own.length)) items.push(["waits", "waits"]);
   if (scene.idles) items.push(["idle", "idle"]);
+  if (scene.plan.length) items.push(["pale: planned"]);
   look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });
   if (scene.chunks) items.push(["in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"]);
   return items.map(([text, ...more]) => [spoken(text), ...more]);
@@ -285,9 +286,9 @@ function render({ model, el }) {
       const { pages } = v.scene, whole = wanted === "all" || (wanted === "auto" && (pages.length === 1 || readable(v.scene.end)));
       page = whole ? Infinity : pages[0][1];
       const about = wanted === "auto" ? 0 : v.t - (rested || v.t >= v.scene.end);  // the first step: sentences and lessons name its boxes
-      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.at(-1) : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
+      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.findLast(([from]) => from < v.scene.known) ?? pages[0] : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
       if (whole) act.window(0, v.scene.end); else act.window(from, to - from);
-      if (rested) v.t = v.to;  // nothing in sight is veiled
+      if (rested) v.t = Math.min(v.to, v.scene.known);  // nothing in sight is veiled
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };

@@ -49,7 +49,7 @@ function readScene(bytes, look, unfolded) {
     ({ row, kind, name, label, start, end, version, waited, message, src, read });
   const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
-  scene.plan = whole.plan ?? [];  // of a run that goes on: what it has still to do, behind what it has done
+  scene.plan = whole.plan ?? [];  // of a run that goes on or broke off: what it has not done, behind what it has done
   scene.folds = alike.length < whole.ranks;
   scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
   const highestOf = (rank) => whole.peaks[rank]?.[2].reduce((total, [, bytes]) => total + bytes, 0);
@@ -217,7 +217,7 @@ function paintLayer(c, v) {
   const x0 = xOf(v, 0);
   if (!scene.chunks) {
     c.fillStyle = dotted(c, theme.soft);
-    scene.rows.forEach(([rank, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), xOf(v, scene.ended.get(rank) ?? scene.endOf(rank)) - x0, L.row); });
+    scene.rows.forEach(([rank, lane], i) => { if (lane === "compute") c.fillRect(x0, L.rowY(i), xOf(v, scene.ended.get(rank) ?? (scene.plan.length ? lastOf(scene, rank) : scene.endOf(rank))) - x0, L.row); });
     const under = scene.rows.findIndex(([rank]) => rank >= scene.own), y = Math.round(L.rowY(under) - L.gap / 2) + 0.5;
     if (under > 0) { c.strokeStyle = theme.ink; c.lineWidth = 1; c.beginPath(); c.moveTo(LEFT, y); c.lineTo(L.width - RIGHT, y); c.stroke(); }
   }
@@ -411,7 +411,7 @@ function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
   for (const rank of L.strips) {
     const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
-    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? (scene.plan.length ? lastOf(scene, scene.kept[rank]) : scene.end);
+    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? scene.endOf(scene.kept[rank]);
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
       for (let i = from; i !== to; i += by) {
         const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : last), h = y(rank, base[i]);
