@@ -137,10 +137,10 @@ class Compared:
             else self.traces.get(tab)
         )
 
-    def not_reached(self, trace: Trace | None) -> Trace | None:
-        """What a run that broke off was predicted to do; None of another one."""
-        broke = trace is not None and "unfinished" in trace.settings and not self.changed
-        return self.traces["predicted"] if broke else None
+    def not_reached(self, tab: str) -> Trace | None:
+        """What the last run was predicted to do, where this tab shows it and it broke off."""
+        own = None if self.changed else self.traces.get(tab)
+        return self.traces["predicted"] if own and "unfinished" in own.settings else None
 
     def made(self, tab: str):
         """The experiment whose trace that is."""

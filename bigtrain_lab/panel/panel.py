@@ -338,7 +338,7 @@ class Panel(widgets.VBox):
                 str(self.pinned) if tab == PINNED else now.description if now else "",
                 made=self._compared.made(tab),
                 pinned=self.pinned if tab != PINNED else None,
-                plan=self._compared.not_reached(trace),
+                plan=self._compared.not_reached(tab),
             )
             self._tabulate()  # a browser draws what it is sent first
             if self._running and self.run.paused and tab in CLOCKS[1:]:
@@ -604,8 +604,8 @@ def progress(run, trace, expected: int, steps: int) -> tuple[str, float]:
     at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
     left = f", about {spent_s * (1 / share - 1):.0f} s left" if share > LEAST_SHARE else ""
     left += f"; {run.now}" if run.now else ""
-    told = f"paused, {at}; {spent_s:.1f} s{left}", f"running, {at}; {spent_s:.1f} s{left}"
-    return told[not run.paused], share
+    running = f"running, {at}; {spent_s:.1f} s{left}"
+    return f"paused, {at}; {spent_s:.1f} s{left}" if run.paused else running, share
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:

@@ -47,14 +47,14 @@ def reported(trace: Trace | None, names: Iterable[str]) -> list[str]:
 
 
 def points(trace: Trace, name: str, factor: float) -> list[tuple[float, float]]:
-    """(time since the start, value) of all that ranks report by this name, in time. `factor`: an
-    axis's units per trace unit."""
+    """(time since the start, value) of what ranks report by this name, in time, the last one too.
+    `factor`: an axis's units per trace unit."""
     told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
     begin = trace.events[0].start if told else 0
     once = dict.fromkeys(told)  # ranks may report one value each
     return [
         (trace.units(tick - begin) * factor, value)
-        for tick, value in [*once][:: 1 + len(once) // MOST]
+        for tick, value in [*once][:: -1 - len(once) // MOST][::-1]
     ]
 
 

@@ -143,11 +143,11 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     large = [
         f"over {size(limit)}: " if limit and held and held.bytes > limit else "" for held in fullest
     ]
-    fits = [
-        spent
+    counts = [
+        spent and rival.settings and not (over or rival.pinned)
         for rival, spent, over in zip(given, takes, large)
-        if spent and rival.settings and not (over or rival.pinned)
     ]
+    fits = [spent for spent, counted in zip(takes, counts) if counted]
     if stale := sum(rival.stale for rival in given):
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
     most = max((held.bytes for held in fullest if held), default=0)
@@ -161,7 +161,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
             several,
             over,
             (
-                min(fits, default=None) if not stale else None,
+                min(fits) if counts[at] and not stale else None,
                 max(filter(None, takes), default=0) or 1,
                 most,
             ),
@@ -222,9 +222,7 @@ def rival_row(
         for kind, colour in palette.MEMORY.items()
         if held and kind in held.held
     ]
-    name += " \u00b7 fastest" * (
-        bool(rival.settings) and not (over or rival.pinned) and spent == least < longest
-    )
+    name += " \u00b7 fastest" * (spent == least < longest)
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (

@@ -178,7 +178,7 @@ def test_a_fault_that_a_program_never_reaches_is_told():
             pass
 
     run = fails(program, 2, fault=Fault("kill", 1, 5))
-    told = "Rank 1 made 1 actions, and the fault was to strike at action 5"
+    told = "The fault was to strike at action 5 of rank 1, which made only 1: choose an earlier"
     assert told in run.diagnosis
 
 

@@ -307,7 +307,13 @@ def test_an_axis_that_does_not_begin_at_0_says_so():
         )
 
     assert ">from 3, not 0<" in drawn("loss", 3.0, 5.0) and "not 0" not in drawn("loss", 1.0, 5.0)
-    assert ">60%<" in (fixed := drawn("test accuracy", 0.62, 0.64)) and ">100%<" in fixed
+    assert (
+        ">60%<" in (fixed := drawn("test accuracy", 0.62, 0.64))
+        and ">100%<" in fixed
+        and (
+            ">2,001<" in drawn("loss", *range(2002))  # the last of more than are drawn
+        )
+    )
 
 
 def test_names_of_one_title_share_a_chart_and_values_of_one_time_are_not_joined():

@@ -167,8 +167,8 @@ class Strike:
         refuse(
             (
                 self.ours and self.fault.kind != "straggler" and self._actions <= self.fault.at,
-                f"Rank {self.rank.index} made {self._actions} actions, and the fault was to strike"
-                f" at action {self.fault.at}, counted from 0: choose an earlier one.",
+                f"The fault was to strike at action {self.fault.at} of rank {self.rank.index},"
+                f" which made only {self._actions}: choose an earlier one.",
             )
         )
 
