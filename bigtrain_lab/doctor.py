@@ -339,8 +339,10 @@ def version_finding(name: str, version: str, wanted: SpecifierSet):
 
 def needed() -> dict[str, SpecifierSet]:
     """Package -> the range of versions that bigtrain_lab asks for."""
-    asked = map(Requirement, metadata.requires("bigtrain_lab") or ())
-    return {each.name: each.specifier for each in asked}
+    return {
+        each.name: each.specifier
+        for each in map(Requirement, metadata.requires("bigtrain_lab") or ())
+    }
 
 
 def installed(package: str) -> str | None:

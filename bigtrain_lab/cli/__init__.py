@@ -242,8 +242,7 @@ def export(
 ) -> int:
     """Write a run or a saved trace as one HTML page that plays it, or in the format that Perfetto
     and Chrome open."""
-    from ..core import write_whole
-    from ..core.words import size
+    from ..core import size, write_whole
     from .reopen import reopen
     from .screen import screen
 

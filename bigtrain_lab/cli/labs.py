@@ -169,8 +169,12 @@ def run(
         )
         return 1
     traces = [predicted, *started.traces().values()]
-    told = results(experiment, traces), said(experiment, traces), *report.cost_of(started)
-    console.print(*told, sep="\n")
+    console.print(
+        results(experiment, traces),
+        said(experiment, traces),
+        *report.cost_of(started),
+        sep="\n",
+    )
     console.print(
         f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True
     )
@@ -186,9 +190,13 @@ def predict(
 ) -> int:
     """Predict an experiment: no processes, instant."""
     console, trace = screen(), experiment.trace
-    drawn = timeline(trace, console.width)
-    told = title(experiment), results(experiment, [trace]), drawn, said(experiment, [trace])
-    console.print(*told, sep="\n")
+    console.print(
+        title(experiment),
+        results(experiment, [trace]),
+        timeline(trace, console.width),
+        said(experiment, [trace]),
+        sep="\n",
+    )
     if save:
         replace(trace, settings={"experiment": experiment.name, **trace.settings}).save(save)
         console.print(f"The predicted trace is in {save}.", soft_wrap=True)

@@ -120,14 +120,16 @@ def sides(paths: tuple[Path, ...]) -> list[Reopened]:
         )
     )
     found = [*map(reopen, paths)]
-    for other in found[1:]:
-        refuse(
+    refuse(
+        *(
             (
                 other.name != found[0].name,
                 f"{found[0].path} is of the experiment {found[0].name} and {other.path} of"
                 f" {other.name}: compare runs of one experiment.",
             )
+            for other in found[1:]
         )
+    )
     return found
 
 
@@ -146,15 +148,17 @@ def on_one_clock(found: list[Reopened], clock: str | None) -> list[Trace]:
             )
         )
     traces = [side.traces[clock or common[0]] for side in found]
-    for side, trace in zip(found, traces, strict=True):
-        refuse(
+    refuse(
+        *(
             (
                 trace.unit != traces[0].unit,
                 f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and"
                 f" {side.path} in {units(trace)}: compare runs on profiles of one"
                 f" kind{', or say --clock measured' if 'measured' in common else ''}.",
             )
+            for side, trace in zip(found, traces, strict=True)
         )
+    )
     return traces
 
 

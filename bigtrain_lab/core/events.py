@@ -138,8 +138,9 @@ def fields_of(event: type, timed: bool = True) -> dict[str, type]:
 def saved(name: str) -> TypeAdapter:
     """What holds the line of an event in a saved trace to its types, as they are written: text is
     no number, and True none either. KeyError where there is no such event."""
-    types = Literal[name], *fields_of(EVENTS[name]).values()
-    return TypeAdapter(tuple[types], config=ConfigDict(strict=True))
+    return TypeAdapter(
+        tuple[Literal[name], *fields_of(EVENTS[name]).values()], config=ConfigDict(strict=True)
+    )
 
 
 def event_of(line: bytes, ranks: int):

@@ -18,12 +18,14 @@ Sources: IEEE 754-2019, table 3.5 (fp32, fp16); Kalamkar et al. 2019 (arXiv:1905
 2022 (arXiv:2209.05433), table 1 (fp8).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from math import frexp
 from typing import NamedTuple
 
 from .events import Histogram, Scalar
+from .grouped import grouped
 from .impossible import refuse_unknown
 from .trace import Trace
 
@@ -203,25 +205,27 @@ def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
     """{ACTIVATIONS: {module: counts}, WEIGHTS: {module: counts}} of all that a trace's ranks
     reported, each module's looks and its weights (x.weight, x.bias) together, in the order of first
     report."""
-    found: dict[str, dict[str, list[Exponents]]] = {ACTIVATIONS: {}, WEIGHTS: {}}
-    for kind, path, counted in reported(trace):
-        module = path.rpartition(".")[0] or path if kind == WEIGHTS else path
-        found[kind].setdefault(module, []).append(counted)
+    found = grouped(
+        ((kind, path.rpartition(".")[0] or path if kind == WEIGHTS else path), counted)
+        for kind, path, counted in reported(trace)
+    )
     return {
-        kind: {module: Exponents.merged(looks) for module, looks in modules.items()}
-        for kind, modules in found.items()
+        kind: {module: Exponents.merged(own) for (of, module), own in found.items() if of == kind}
+        for kind in (ACTIVATIONS, WEIGHTS)
     }
 
 
 def looks(trace: Trace) -> dict[str, list[Exponents]]:
     """{ACTIVATIONS: [counts of the first look, of the second, ...], WEIGHTS: likewise}, each look
     over all modules."""
-    found = {ACTIVATIONS: defaultdict(list), WEIGHTS: defaultdict(list)}
-    seen = Counter()
-    for kind, path, counted in reported(trace):
-        found[kind][seen[kind, path]].append(counted)
-        seen[kind, path] += 1
-    return {kind: [*map(Exponents.merged, several.values())] for kind, several in found.items()}
+    found = grouped(((kind, path), counted) for kind, path, counted in reported(trace))
+    return {
+        kind: [
+            Exponents.merged(filter(None, look))
+            for look in zip_longest(*(own for (of, _), own in found.items() if of == kind))
+        ]
+        for kind in (ACTIVATIONS, WEIGHTS)
+    }
 
 
 class Station(NamedTuple):

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from .events import Memory
+from .grouped import grouped
 from .trace import Trace
 
 
@@ -115,9 +116,8 @@ def peak(trace: Trace, rank: int) -> Peak | None:
     if alive and not (
         trace.settings.get("unfinished") and most and most.bytes > sum(e.bytes for e in alive)
     ):
-        held: dict[str, int] = {}
-        for each in alive:
-            held[each.kind] = held.get(each.kind, 0) + each.bytes
+        by_kind = grouped((each.kind, each.bytes) for each in alive)
+        held = {kind: sum(sizes) for kind, sizes in by_kind.items()}
         found, start = Peak(rank, alive[0].start, "", held, True), alive[0].start
         read = next(
             (

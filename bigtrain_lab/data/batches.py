@@ -131,10 +131,9 @@ def padded(pairs: Sequence[Ids]) -> Sample:
 
 def filled(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """(B, longest) int64, short rows filled with padding."""
-    ids = torch.full((len(rows), max(map(len, rows))), PAD)
-    for row, own in zip(ids, rows):
-        row[: len(own)] = torch.tensor(own)
-    return ids
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD
+    )
 
 
 def tokens_of(sample: Sample) -> int:

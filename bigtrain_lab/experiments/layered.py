@@ -340,12 +340,12 @@ class Layered(OfGPT, Pipelined):
     @cached_property
     def first(self) -> dict[tuple[str, int], Action]:
         """(kind, layer) -> the first such action of the dry run's second step."""
-        found = {}
-        for work in self.order.over(2):
-            for (action,) in work:
-                if action.micro_batch >= self.own_micro_batches:
-                    found.setdefault(action[:2], action)
-        return found
+        actions = [action for work in self.order.over(2) for (action,) in work]
+        return {
+            action[:2]: action
+            for action in reversed(actions)  # so that the first one stays
+            if action.micro_batch >= self.own_micro_batches
+        }
 
     def like(self, action: Action) -> Action:
         """The action of the dry run that an action of the run is like."""

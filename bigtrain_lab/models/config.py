@@ -175,13 +175,15 @@ def require_slice(first: int, last: int, pieces: int):
 
 
 def require_counts(**counts):
-    for name, value in counts.items():
-        refuse(
+    refuse(
+        *(
             (
                 isinstance(value, bool) or not isinstance(value, int) or value < 1,
                 f"{name}={value!r} is too small or not a whole number: take 1 or more.",
             )
+            for name, value in counts.items()
         )
+    )
 
 
 def format_of(dtype) -> str:

@@ -13,11 +13,11 @@ from ..core import (
     counted,
     duration,
     peak,
+    ranks as listed,
     readings,
     size,
 )
 from ..core.trace import ACTION
-from ..core.words import ranks as listed
 from .schedule import KINDS, Action, Schedule
 from .simulate import simulate
 

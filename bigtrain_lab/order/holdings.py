@@ -14,8 +14,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..core import Scalar, Trace, grouped
-from ..core.words import ranks as listed
+from ..core import Scalar, Trace, grouped, ranks as listed
 from .collective import Move
 
 HOLDS = "holds of "

@@ -508,12 +508,14 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     )
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
-    for stage in range(schedule.stages):
-        refuse(
+    refuse(
+        *(
             (
                 updates[stage] != expected,
                 f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in"
                 f" {micro_batches} micro-batches; this schedule makes {expected}, each from"
                 f" {schedule.update_size}.",
             )
+            for stage in range(schedule.stages)
         )
+    )

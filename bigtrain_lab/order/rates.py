@@ -7,7 +7,6 @@ forward that records nothing, and of several the median, which a pause of the ma
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
@@ -114,9 +113,8 @@ def axes(trace: Trace) -> list[Axis]:
     """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp:
     the collectives inside actions, and those on the compute lane, of what slices have parts of.
     Their times add up to the shares `waits` and `idle`."""
-    ranks, sent = range(trace.ranks), Counter()
-    for event in trace.where(Transfer):
-        sent[axis_of(event), event.src] += event.bytes
+    ranks = range(trace.ranks)
+    sent = grouped(((axis_of(event), event.src), event.bytes) for event in trace.where(Transfer))
     waits = sum(end - begin for _, begin, end in exposures(trace))
     ticks = {
         "dp": waits,
@@ -131,7 +129,7 @@ def axes(trace: Trace) -> list[Axis]:
         Axis(
             name,
             trace.units(spent) / trace.ranks / trace.steps,
-            max(sent[name, rank] for rank in ranks) / trace.steps,
+            max(sum(sent.get((name, rank), ())) for rank in ranks) / trace.steps,
         )
         for name, spent in ticks.items()
     ]
@@ -210,16 +208,17 @@ class Level(NamedTuple):
 def field(traces: Iterable[Trace]) -> list[Level]:
     """The table of the field: traces of the experiment `precision`, one or both clocks of each
     level, in their order."""
-    by_level: dict[str, list[Trace]] = {}
-    for trace in traces:
-        refuse(
-            (
-                "level" not in trace.settings,
-                "This trace tells no level of precision: take traces of the experiment precision.",
-            )
+    traces = list(traces)
+    refuse(
+        (
+            any("level" not in trace.settings for trace in traces),
+            "This trace tells no level of precision: take traces of the experiment precision.",
         )
-        by_level.setdefault(trace.settings["level"], []).append(trace)
-    return [level_of(name, own) for name, own in by_level.items()]
+    )
+    return [
+        level_of(name, own)
+        for name, own in grouped((trace.settings["level"], trace) for trace in traces).items()
+    ]
 
 
 def level_of(name: str, traces: list[Trace]) -> Level:

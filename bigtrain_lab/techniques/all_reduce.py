@@ -72,8 +72,9 @@ def ring_all_reduce(
         coming[number] = into, handle
 
     def send(part: Part) -> None:
-        own = message.as_bytes(flat[part.start : part.stop])
-        group.isend(own, *part.op, agreement.site, agreed=True)
+        group.isend(
+            message.as_bytes(flat[part.start : part.stop]), *part.op, agreement.site, agreed=True
+        )
 
     for number in (*range(ahead), *range(adds, len(receives))):
         post_receive(number)

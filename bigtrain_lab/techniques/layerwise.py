@@ -91,10 +91,7 @@ class LayerWise(Optimizer):
     def step(self, closure: Callable | None = None):
         """Update the parameters that have gradients; return what `closure` returns, if given. All
         ranks of a group call it together."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure is not None else None
         if self.max_grad_norm is not None:
             self.gradient_divisor = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         self._ratios, batches = [], [*self._batches()]

@@ -43,6 +43,7 @@ from itertools import chain, groupby
 from math import inf
 from typing import NamedTuple
 
+from ..core import grouped
 from ..order.plan import Launch, Together, Wait
 from ..order.schedule import Action, Step
 
@@ -124,10 +125,10 @@ class Rules:
         self.ahead, self.overlap, self.cycles = ahead, overlap, cycles
         self.most = inf if stage < 2 else 1  # gradient messages in flight
         self.learning = [k for k, part in enumerate(parts) if part.learns]
-        self.parts_of = defaultdict(list)  # unit -> its parts
-        for k, part in enumerate(parts):
-            for unit in part.units:
-                self.parts_of[unit].append(k)
+        # unit -> its parts, if it has any
+        self.parts_of = defaultdict(
+            list, grouped((unit, k) for k, part in enumerate(parts) for unit in part.units)
+        )
         self.calls: dict[str, Call] = {}
         self.numbers: Counter = Counter()  # part, (kind, unit) or "U" -> how often, for labels
         self.under_way: list[str] = []  # labels of the gradient messages in flight

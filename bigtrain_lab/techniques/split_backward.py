@@ -47,8 +47,8 @@ class WeightGradientsLater(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        plain = {*types} <= {Tensor}  # products of its subclasses may be others
-        if function in LATER and torch.is_grad_enabled() and plain:
+        # products of a tensor's subclasses may be others
+        if function in LATER and torch.is_grad_enabled() and {*types} <= {Tensor}:
             return LATER[function](self, *arguments, **keywords)
         return function(*arguments, **keywords)
 

@@ -133,10 +133,7 @@ class ZeroOptimizer(guard.Uncopied, Optimizer):
         return clip_grad_norm(self.replicas.homes, max_norm, self.replicas.group)
 
     def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure is not None else None
         self.finish_gradient_synchronization()
         guard.refuse_edited(self)
         self.replicas.follow_weights()

@@ -147,8 +147,10 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
             moves, base, others = inside(event)
             told, top = moves.told
             if heights[event.rank].tells(top + sum(base) + others, len(told)):
-                ticks = placed(event.start, event.end, len(told))
-                told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
+                told = [
+                    (tick, tick, *map(add, base, row))
+                    for tick, row in zip(placed(event.start, event.end, len(told)), told)
+                ]
                 rank, lane, _, name, *_ = event
                 events += [
                     Memory(rank, lane, kind, name, at, size, True)

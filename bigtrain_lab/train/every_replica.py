@@ -60,12 +60,10 @@ class EveryReplica(Training):
     def stepped(self) -> dict[int | None, list[nn.Parameter]]:
         """What the ranks hold in pieces: of each stage, and of all (None)."""
         of_weight = {home.weight: home.stepped for home in self.homes}
-        found = {None: [*self.cuts[0]]}
-        for stage, module in self.stages.items():
-            found[stage] = [
-                piece for piece in map(of_weight.get, module.parameters()) if piece in self.cuts[0]
-            ]
-        return found
+        return {None: [*self.cuts[0]]} | {
+            stage: [p for p in map(of_weight.get, module.parameters()) if p in self.cuts[0]]
+            for stage, module in self.stages.items()
+        }
 
     def optimizer(self, stage):
         self.every[stage] = []

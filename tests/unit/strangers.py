@@ -113,23 +113,12 @@ def bomb(path: Path) -> None:
         member.write(bytes(2**26))
 
 
-def objects(path: Path) -> None:
-    with open(path, "wb") as file:
-        np.savez(file, a=np.array([{"a": 1}, os.getcwd], dtype=object), allow_pickle=True)
-
-
-def other_arrays(path: Path) -> None:
-    with open(path, "wb") as file:
-        np.savez(
-            file, **{TAG: np.zeros(3), "b": np.array(["x", "y"]), "c": np.array([np.nan, np.inf])}
-        )
-
-
+ARRAYS = {TAG: np.zeros(3), "b": np.array(["x", "y"]), "c": np.array([np.nan, np.inf])}
 RESULTS = {
     "373 GiB": claimed,
-    "objects": objects,
+    "objects": lambda path: np.savez(path, a=np.array([{"a": 1}, os.getcwd], dtype=object)),
     "a zip bomb": bomb,
-    "other arrays": other_arrays,
+    "other arrays": lambda path: np.savez(path, **ARRAYS),
     **FILES,
 }
 

@@ -102,14 +102,10 @@ OPTIMIZERS = {  # each with another way of using the parts
 }
 
 
-def batch(rank, step, number):
-    """(words, next words) of a rank in one backward of a step."""
-    torch.manual_seed(1000 * step + 10 * number + rank)  # of the dropout too
-    return torch.randint(WORDS, (2, 2, 5))
-
-
 def loss_of(model, rank, step, number):
-    words, following = batch(rank, step, number)
+    """Of a rank in one backward of a step."""
+    torch.manual_seed(1000 * step + 10 * number + rank)  # of the dropout too
+    words, following = torch.randint(WORDS, (2, 2, 5))
     return cross_entropy(model(words).flatten(0, 1), following.flatten())
 
 

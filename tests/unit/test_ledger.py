@@ -163,11 +163,6 @@ def emptied():
     return a
 
 
-def set_to_another():
-    a, b = torch.zeros(100), torch.zeros(7)
-    return a.set_(b), b
-
-
 def data_swapped():
     a = torch.zeros(100)
     a.data = torch.zeros(11)
@@ -176,23 +171,6 @@ def data_swapped():
 
 def nested(layout):
     return torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=layout)
-
-
-def views():
-    a = torch.zeros(10, 10)
-    return (
-        a,
-        a.view(100),
-        a.t(),
-        a[::2],
-        a.expand(5, 10, 10),
-        a.detach(),
-        a.unbind(),
-        a.chunk(2),
-        a.as_strided((3,), (1,)),
-        a.data,
-        a.numpy(),
-    )
 
 
 def kept_by_hooks():
@@ -240,11 +218,26 @@ WAYS = [
         ),
         40 + 80,
     ),
-    (views, 400),
+    (
+        lambda: [
+            a := torch.zeros(10, 10),
+            a.view(100),
+            a.t(),
+            a[::2],
+            a.expand(5, 10, 10),
+            a.detach(),
+            a.unbind(),
+            a.chunk(2),
+            a.as_strided((3,), (1,)),
+            a.data,
+            a.numpy(),
+        ],
+        400,
+    ),
     (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
     (lambda: torch.zeros(100).resize_(250), 1000),
     (emptied, 0),
-    (set_to_another, 28),
+    (lambda: [torch.zeros(100).set_(b := torch.zeros(7)), b], 28),
     (data_swapped, 44),
     (lambda: OUTSIDE.clone(), 400),
     (lambda: OUTSIDE.view(10, 10).t().contiguous(), 400),

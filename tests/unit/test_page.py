@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from bs4 import BeautifulSoup  # nbconvert's
 
-from bigtrain_lab import Experiment, Player, Run, Trace, launch
+from bigtrain_lab import Experiment, Player, Run, Trace
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.view.page import asset, page
 from bigtrain_lab.view.player import pack
+from tests.unit.ranks import fails
 
 SMALL = {"ranks": 2, "micro_batches": 2, "steps": 1, "layers": 2, "width": 16, "sequence": 8}
 
@@ -145,20 +146,17 @@ def broken(rank):
         raise ValueError("<b>on purpose</b>")
 
 
-def test_a_failed_run_says_why_and_what_there_is(tmp_path):
+def test_a_failed_run_says_why_and_what_there_is():
     experiment = PipelineExperiment(**SMALL)
-    run = launch(
+    failed = fails(
         broken,
         2,
-        directory=tmp_path / "run",
         cost={"F": 1},
         settings={"experiment": "pipeline", **experiment.model_dump(mode="json")},
         name="pipeline",
         steps=1,
     )
-    with pytest.raises(Exception, match="on purpose"):
-        run.wait()
-    run = Run.open(run.directory)
+    run = Run.open(failed.directory)
     held = Elements(page(traces_of(experiment, run), experiment, run))
     assert "Rank 1 failed: ValueError: <b>on purpose</b>" in held.said and ": failed." in held.said
     assert (

@@ -262,12 +262,8 @@ def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move
 # -- long traces -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def long():
-    return PipelineExperiment(steps=10).predict()
-
-
-def test_a_window_is_the_steps_asked_for_with_what_was_held_before(long):
+def test_a_window_is_the_steps_asked_for_with_what_was_held_before():
+    long = PipelineExperiment(steps=10).predict()
     part = window(long, 3, 2)
     assert {int(s.name.split("F")[1]) for s in part.where(kind="F").spans()} == set(range(24, 40))
     assert part.steps == 2 and part.step_time == long.step_time == 33

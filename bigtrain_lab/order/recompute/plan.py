@@ -75,13 +75,15 @@ class Chain(NamedTuple):
                 f" {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}.",
             )
         )
-        for name, column in zip(cls._fields, chain):
-            refuse(
+        refuse(
+            *(
                 (
                     any(value < 0 for value in column),
                     f"The chain's {name} hold {min(column)}: bytes and costs must not be negative.",
                 )
+                for name, column in zip(cls._fields, chain)
             )
+        )
         return chain
 
     @classmethod

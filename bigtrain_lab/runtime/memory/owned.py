@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ...core import MEMORY_KINDS, Impossible
+from ...core import MEMORY_KINDS, Impossible, refuse
 from .balance import APART
 
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
@@ -176,13 +176,16 @@ def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Ten
 
 def refuse_strange(watched: Iterable) -> None:
     """Impossible where something is neither a module nor an optimizer."""
-    for thing in watched:
-        if not isinstance(thing, nn.Module) and not (
-            hasattr(thing, "param_groups") and hasattr(thing, "state")
-        ):
-            raise Impossible(
-                f"A ledger cannot watch {type(thing).__name__}: give it modules and optimizers."
+    refuse(
+        *(
+            (
+                not isinstance(thing, nn.Module)
+                and not (hasattr(thing, "param_groups") and hasattr(thing, "state")),
+                f"A ledger cannot watch {type(thing).__name__}: give it modules and optimizers.",
             )
+            for thing in watched
+        )
+    )
 
 
 def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -325,8 +325,9 @@ class Log(Tail):
         """As far as it goes now."""
         with self._reading:
             items = self.items + self.new()
-            peaks = (item.measured.start for item in reversed(items) if tells_of_peak(item))
-            last = next(peaks, None)
+            last = next(
+                (item.measured.start for item in reversed(items) if tells_of_peak(item)), None
+            )
             self.items = [i for i in items if not tells_of_peak(i) or i.measured.start == last]
         return self
 

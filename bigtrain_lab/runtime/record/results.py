@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from ...core import Impossible, ranks, refuse
+from ...core import Impossible, grouped, ranks, refuse
 from ...core.files import open_regular
 from .log import writing
 
@@ -80,11 +80,11 @@ def replicas_differ(results: list[dict[str, np.ndarray]]) -> list[str]:
     bit: which ranks, and how far apart."""
     found = []
     for name in dict.fromkeys(name for arrays in results for name in arrays):
-        alike: dict[tuple, list[int]] = {}  # what is equal to the bit -> its ranks
-        for rank, arrays in enumerate(results):
-            if name in arrays:
-                array = arrays[name]
-                alike.setdefault((array.dtype.str, array.shape, array.tobytes()), []).append(rank)
+        alike = grouped(  # what is equal to the bit -> its ranks
+            ((array.dtype.str, array.shape, array.tobytes()), rank)
+            for rank, arrays in enumerate(results)
+            if (array := arrays.get(name)) is not None
+        )
         if len(alike) > 1:
             others = [results[who[0]][name] for who in alike.values()]
             who = " against ".join(ranks(each) for each in alike.values())

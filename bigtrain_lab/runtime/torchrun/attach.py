@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from ...core import Impossible, grouped
+from ...core import Impossible, grouped, refuse
 from ..devices import Devices, Node, choose, nccl_here, threads, visible
 from ..machine import cores
 from ..process import border
@@ -214,14 +214,18 @@ def refuse_differences(asked: list[dict]) -> None:
         }
         for own in asked
     ]
-    for rank, own in enumerate(told):
-        for key in told[0] | own:
-            if own.get(key) != told[0].get(key):
-                raise Impossible(
-                    f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and"
-                    f" rank 0 with {told[0].get(key)!r}: give every node the same command and the"
-                    " same versions."
-                )
+    refuse(
+        *(
+            (
+                own.get(key) != told[0].get(key),
+                f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and"
+                f" rank 0 with {told[0].get(key)!r}: give every node the same command and the"
+                " same versions.",
+            )
+            for rank, own in enumerate(told)
+            for key in told[0] | own
+        )
+    )
 
 
 # -- what ranks tell each other ----------------------------------------------------------------

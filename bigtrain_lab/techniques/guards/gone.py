@@ -23,8 +23,7 @@ class Gone(Tensor):
 
 def gone(parameter: Tensor, told: str) -> Gone:
     """Make a stand-in. All its elements lie in one place, so that nothing can be added to it."""
-    strides = (0,) * parameter.dim()
-    found = parameter.detach().as_strided(parameter.shape, strides).as_subclass(Gone)
+    found = parameter.detach().as_strided(parameter.shape, (0,) * parameter.dim()).as_subclass(Gone)
     found.told = told
     return found
 

@@ -163,8 +163,8 @@ def refuse_bare_step(optimizer: Optimizer, *_) -> None:
     for p in held_by([optimizer]) if PREPARED else ():
         if p.grad is not None:
             held.setdefault(prepared(weights.get(p, p)), set()).add(p)
-    for mp in [mp for mp in held if mp and mp.scaler and mp.scaler.scaled]:
-        refuse(
+    refuse(
+        *(
             (
                 held[mp] - mp.scaler.learnt,
                 (
@@ -173,7 +173,10 @@ def refuse_bare_step(optimizer: Optimizer, *_) -> None:
                     " instead, which divides them first. No weight has moved."
                 ),
             )
+            for mp in held
+            if mp and mp.scaler and mp.scaler.scaled
         )
+    )
 
 
 register_optimizer_step_pre_hook(refuse_bare_step)

@@ -141,15 +141,17 @@ def facts(weights: Mapping[str, Tensor], groups: Iterable) -> dict[str, object]:
 
 def refuse_other(there: Mapping, here: Mapping, name) -> None:
     """Refuse a checkpoint of another training: one that says otherwise of anything."""
-    for key in sorted((*there, *here), key=lambda key: "optimizer" in key):  # they follow weights
-        refuse(
+    refuse(
+        *(
             (
                 there.get(key) != here.get(key),
                 f"{name} is of another training, {key} is {there.get(key, 'missing')!s:.70} there "
                 f"and {here.get(key, 'missing')!s:.70} here: train with what it had, or name "
                 "another.",
             )
+            for key in sorted((*there, *here), key=lambda key: "optimizer" in key)  # weights first
         )
+    )
 
 
 # -- of several ranks ------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ class Whole:
 
     def __init__(self, module: nn.Module, group: Group, whole: Callable, gathers: bool):
         self.group, self.whole, self.gathers, self.twin = group, whole, gathers, None
-        memo = {id(b): b.to("meta") for b in module.buffers()}
-        for p in module.parameters():
-            memo[id(p)] = nn.Parameter(p.detach().to("meta"), p.requires_grad)
+        memo = {id(b): b.to("meta") for b in module.buffers()} | {
+            id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in module.parameters()
+        }
         if not any("forward" in vars(part) for part in module.modules()):
             with suppress(Exception):  # whatever a stranger's module raises
                 self.twin = deepcopy(module, memo)
@@ -113,9 +113,10 @@ class Whole:
         (given, named), group = self.given, self.group.unrecorded()
         with suppress(Exception):  # on all ranks, where it is one
             if self.twin and not draws_apart(module, self.twin):
-                values = {name: buffer.clone() for name, buffer in module.named_buffers()}
-                for name, p in module.named_parameters():
-                    values[name] = self.whole(p.detach(), cut_of(p), group)
+                values = {name: buffer.clone() for name, buffer in module.named_buffers()} | {
+                    name: self.whole(p.detach(), cut_of(p), group)
+                    for name, p in module.named_parameters()
+                }
                 if self.gathers:
                     given = gathered(given[0], group, "whole input", SEQUENCE), *given[1:]
                 return functional_call(self.twin, values, given, named)
@@ -227,11 +228,10 @@ def refuse(
             ),
         ),
     )
-    owners = grouped(
+    for paths in grouped(
         (parameter, name.rpartition(".")[0])
         for name, parameter in module.named_parameters(remove_duplicate=False)
-    )
-    for paths in owners.values():
+    ).values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         refuse_any(
             (

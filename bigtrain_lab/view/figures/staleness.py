@@ -47,13 +47,6 @@ def staleness(trace: Trace) -> go.Figure:
         if found
         else "no update yet"
     )
-    figure.update_xaxes(
-        title={"text": "staleness, in updates between read and apply", "standoff": 4},
-        range=[-0.6, max(most, 4) + 0.6],
-        dtick=max(1, most // 12),
-        zeroline=False,
-    )
-    figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero")
     return framed(
         figure,
         f"{trace.clock}: how stale updates are, {old}",
@@ -61,4 +54,15 @@ def staleness(trace: Trace) -> go.Figure:
         barmode="stack",
         margin={"l": 64, "r": 16, "t": 66, "b": 44},
         legend_traceorder="normal",
+        xaxis={
+            "title": {"text": "staleness, in updates between read and apply", "standoff": 4},
+            "range": [-0.6, max(most, 4) + 0.6],
+            "dtick": max(1, most // 12),
+            "zeroline": False,
+        },
+        yaxis={
+            "title": {"text": "share of all updates"},
+            "tickformat": ".0%",
+            "rangemode": "tozero",
+        },
     )

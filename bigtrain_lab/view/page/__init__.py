@@ -41,8 +41,9 @@ def page(
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
-    failed = run and run.state != "done"
-    ended = [table.trouble(run.diagnosis or STILL, run, first)] if failed else []
+    ended = (
+        [table.trouble(run.diagnosis or STILL, run, first)] if run and run.state != "done" else []
+    )
     style = "".join([asset("page.css"), Player._css, table.STYLE])
     script = f"\n{Player._esm}\n{asset('stand_in.js')}\n{asset('page.js')}"
     name = (
