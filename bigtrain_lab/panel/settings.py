@@ -64,6 +64,7 @@ class Settings(widgets.GridBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved, self._before, self._ahead = False, None, None, {}
+        self._taking = None  # the thread that takes what a page has moved
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID)).add_class("btl-controls")
@@ -123,12 +124,16 @@ class Settings(widgets.GridBox):
 
     def take(self, moves: dict[str, dict]) -> None:
         """Move what a page has moved, the last move last: {id of a leaf's model: its state}."""
-        for model_id, state in moves.items():
-            if leaf := self.leaves.get(model_id):
-                # set_state would echo it: over what the page has moved since, and not sent yet
-                with leaf._lock_property(**state), leaf.hold_trait_notifications():
-                    for name, value in state.items():
-                        leaf.set_trait(name, value)
+        self._taking = threading.get_ident()
+        try:
+            for model_id, state in moves.items():
+                if leaf := self.leaves.get(model_id):
+                    # set_state would echo it: over what the page has moved since, and not sent yet
+                    with leaf._lock_property(**state), leaf.hold_trait_notifications():
+                        for name, value in state.items():
+                            leaf.set_trait(name, value)
+        finally:
+            self._taking = None
 
     def settle(self) -> None:
         """Wait until what the controls say is predicted, unless it takes very long."""
@@ -152,7 +157,9 @@ class Settings(widgets.GridBox):
     def _on_move(self, name: str, change: dict) -> None:
         if not self._quiet:
             self._moved, self._before = name, change["old"]
-            self.predict(PATIENCE_S, {name: change["new"]})
+            # another thread waits here for one that takes later moves, or brings later ones itself
+            taken = self._taking == threading.get_ident()
+            self.predict(PATIENCE_S, {name: change["new"]} if taken else None)
 
     def predict(self, patience_s: float | None = None, known: dict[str, Any] | None = None) -> None:
         """Predict what the controls say, and of some what is `known`; what takes longer than
