@@ -40,7 +40,7 @@ PICTURES = {  # name -> experiment and settings
             "panel": ("pipeline", {}),
             "accumulation": ("accumulate", {}),
             "memory": ("memory", {}),
-            "precision": ("precision", {}),
+            "precision": ("precision", {"level": "fp16"}),
             "recompute": ("checkpoint", {}),
             "all_reduce": ("all-reduce", {}),
             "data_parallel": ("data-parallel", {}),

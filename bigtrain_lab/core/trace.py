@@ -21,7 +21,7 @@ show three `shares` of the time:
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -252,16 +252,16 @@ class Trace:
         whole = self._makespan_ticks * len(ranks)
         if not whole:
             return Shares(0.0, 0.0, 1.0)
-        spent = Counter()
-        for each in ranks:
-            for what, start, end in self.spells.get(each, ()):
-                spent[what] += end - start
-        compute, waits = spent["compute"], spent["waits"]
+        spells = [spell for each in ranks for spell in self.spells.get(each, ())]
+        compute, waits = (
+            sum(end - start for what, start, end in spells if what == kind)
+            for kind in ("compute", "waits")
+        )
         return Shares(compute / whole, waits / whole, (whole - compute - waits) / whole)
 
     def left(self, state: str) -> list[int]:
-        """The ranks that the end of an unfinished run left so: "failed", or "waits" for a message
-        that has not come. A file may say anything of them."""
+        """The ranks that the end of an unfinished run left so: "failed", "in" an action, or "waits"
+        for a message that has not come. A file may say anything of them."""
         told = self.settings.get("unfinished")
         known = isinstance(told, dict) and isinstance(told.get(state), list)
         return [rank for rank in range(self.ranks) if known and rank in told[state]]

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 373 MB."""
+def size(count: float, of: str = "B") -> str:
+    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 373 MB; or a
+    number of other things, of "": 1.3 M."""
     power = prefix(count)
-    return f"{count / 1000**power:,.4g} {UNITS[power]}"
+    return f"{count / 1000**power:,.4g} {UNITS[power][:-1]}{of}".rstrip()
 
 
 def prefix(count: float) -> int:

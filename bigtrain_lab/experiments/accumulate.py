@@ -33,7 +33,7 @@ class Accumulate(OfGPT, OneDevice):
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradient off by, token-weighted",
-        "gradient off by, mean of means of noise",
+        "gradient off by, mean of means, expected",
         "peak memory",
     )
 
@@ -110,7 +110,7 @@ class Accumulate(OfGPT, OneDevice):
         )
         return (
             f"{self.steps} update{'s' * (self.steps > 1)} of a model of"
-            f" {self.dry.start['weights'] / self.config.item_bytes / 1e6:.3g} M parameters; in"
+            f" {size(self.dry.start['weights'] / self.config.item_bytes, '')} parameters; in"
             f" a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
         )
 
@@ -215,7 +215,7 @@ class Accumulate(OfGPT, OneDevice):
                 ),
                 exact=False,
             ),
-            Quantity("gradient off by, mean of means of noise", "%", lambda t: noise),
+            Quantity("gradient off by, mean of means, expected", "%", lambda t: noise),
             Quantity(
                 "gradient off by, mean of means",
                 "%",

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
-from ..core import TICKS_PER_SECOND, Scalar, Trace, counted, duration, knob, size
+from ..core import TICKS_PER_SECOND, Scalar, Trace, counted, duration, grouped, knob, size
 from ..core.later import later, torch
 from ..core.trace import MARK
 from ..order import (
@@ -41,6 +41,8 @@ KEPT = 256  # elements of each chunk that a run keeps, to be compared
 class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
     question: ClassVar[str] = "Why not just send everything to rank 0?"
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "rivals")
+    rivals_by: ClassVar[str] = "collective"
     answers: ClassVar[tuple[str, ...]] = (
         "time",
         "bytes through the busiest port, in and out",
@@ -103,6 +105,15 @@ class AllReduce(OnNodes):
 
     def planned(self) -> list:
         return self.order.checked
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        """The all-reduces, and what is chosen."""
+        return {
+            name: {"collective": name}
+            for name, each in Collective.all().items()
+            if (each.brings, each.wants) == (Collective.brings, Collective.wants)
+            or name == self.collective
+        }
 
     @cached_property
     def lowered(self) -> Plan:
@@ -299,7 +310,5 @@ def rounds_of(trace: Trace) -> int:
 
 def ports(trace: Trace) -> list[int]:
     """Bytes that each rank sent and received."""
-    received = [0] * trace.ranks
-    for each in trace.transfers():
-        received[each.rank] += each.bytes
-    return [trace.bytes_sent(rank) + received[rank] for rank in range(trace.ranks)]
+    received = grouped((each.rank, each.bytes) for each in trace.transfers())
+    return [trace.bytes_sent(rank) + sum(received.get(rank, ())) for rank in range(trace.ranks)]

@@ -314,9 +314,8 @@ class Checkpoint(OfGPT, OneDevice):
     def work(self, trace: Trace) -> float | None:
         """What layers take in all, over what they would without recompute, by the times of the
         trace itself."""
-        took = Counter()
-        for span in trace.spans(0):
-            took[span.kind] += span.end - span.start
+        spans = trace.spans(0)
+        took = {kind: sum(s.end - s.start for s in spans if s.kind == kind) for kind in "AFB"}
         longer, plain = (sum(c.forwards) + sum(c.backwards) for c in (self.chain, self.whole))
         return (
             float((took["A"] + took["F"] + took["B"]) * longer / ((took["F"] + took["B"]) * plain))
@@ -369,7 +368,7 @@ class Checkpoint(OfGPT, OneDevice):
 
     def describe(self) -> str:
         return (
-            f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M"
+            f"{self.chain.layers} layers, {size(sum(self.weight_bytes) // self.item, '')}"
             f" parameters; keeping all takes {size(self.everything)}, the largest layer"
             f" {size(max(map(self.whole.record, range(self.whole.layers))))}"
         )

@@ -149,7 +149,7 @@ class Combined(Layered):
 
     def describe(self) -> str:
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline}"
+            f"a model of {size(self.weights, '')} parameters on {self.replicas} x {self.pipeline}"
             f" x {self.slices} ranks; a batch of {self.micro_batches} x {self.rows} samples of"
             f" {self.sequence} bytes"
         )
@@ -179,6 +179,7 @@ class Combined(Layered):
         )
 
     def why(self, trace: Trace) -> Iterable[str]:
+        yield from self.launches(trace)
         for axis in axes(trace):
             if dict(self.mesh.axes)[axis.name] > 1:
                 yield (

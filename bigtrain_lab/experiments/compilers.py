@@ -66,7 +66,7 @@ FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product"
 class Compile(OnOneRank):
     name: ClassVar[str] = "compile"
     question: ClassVar[str] = "Can a compiler do it faster without me?"
-    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "fusion", "blocks")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "fusion", "timeline", "blocks")
     rivals_by: ClassVar[str] = "compiler"
     answers: ClassVar[tuple[str, ...]] = (
         "step time",

@@ -6,14 +6,13 @@ batch. Buckets of gradients are averaged on a lane of their own; what the backwa
 exposed.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import techniques, train
-from ..core import TICKS_PER_SECOND, Trace, duration, knob, refuse, size
+from ..core import TICKS_PER_SECOND, Trace, duration, grouped, knob, refuse, size
 from ..order import bubbles, exposed, sent_bytes
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
 from .experiment import Quantity
@@ -183,7 +182,7 @@ class DataParallel(Layered):
 
     def describe(self) -> str:
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks}"
+            f"a model of {size(self.weights, '')} parameters on {self.ranks}"
             f" rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x {self.micro_batches} x"
             f" {self.rows} samples of {self.sequence} bytes"
         )
@@ -280,8 +279,12 @@ class DataParallel(Layered):
 def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
     """Of each bucket of a rank, or several that were fused, by name: from its first message, or
     call, to its last."""
-    times: dict[str, list[int]] = defaultdict(list)
-    for event in trace.where(rank=rank, lane=techniques.replica_rules.LANE):
-        if not event.name.startswith("cycle"):
-            times[event.name.split(" round ")[0]] += event.start, event.end
-    return {name: (min(each), max(each)) for name, each in times.items()}
+    events = grouped(
+        (event.name.split(" round ")[0], event)
+        for event in trace.where(rank=rank, lane=techniques.replica_rules.LANE)
+        if not event.name.startswith("cycle")
+    )
+    return {
+        name: (min(each.start for each in own), max(each.end for each in own))
+        for name, own in events.items()
+    }

@@ -58,10 +58,11 @@ GUESSES = {  # what to expect of a run -> the faults of which it is right
 class Faults(Staleness):
     name: ClassVar[str] = "faults"
     question: ClassVar[str] = "Something broke on one of my ranks. Which one, and how do I see it?"
+    curves: ClassVar[dict[str, str]] = {}
 
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
     varied: ClassVar[dict] = {
-        "fault": {"help": "what goes wrong", "more": False},
+        "fault": {"default": "straggler", "help": "what goes wrong", "more": False},
         "fault_rank": {"more": False},
         "fault_at": {"default": 9, "high": 60, "more": False},
         "seed": {},

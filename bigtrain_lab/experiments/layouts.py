@@ -59,13 +59,11 @@ class Layouts(OnNodes):
         high=64,
         logarithmic=True,
     )
-    n: int = knob(4096, "samples: rows of X and Y", low=4, high=65536, logarithmic=True)
+    n: int = knob(4096, "rows of X and Y", low=4, high=65536, logarithmic=True, unit="samples")
     d: int = knob(
-        1024, "inputs of the layer: columns of X, rows of W", low=4, high=65536, logarithmic=True
+        1024, "columns of X, rows of W", low=4, high=65536, logarithmic=True, unit="inputs"
     )
-    f: int = knob(
-        4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True
-    )
+    f: int = knob(4096, "columns of W and Y", low=4, high=65536, logarithmic=True, unit="outputs")
     rows: int = knob(
         2,
         "where two dimensions are split: ranks along the axis of the first",
@@ -277,6 +275,9 @@ class Layouts(OnNodes):
             },
             "sizes": self.sizes,
         }
+
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        return {f"{name}{ALSO.get(name, '')}": {"layout": name} for name in LAYOUTS}
 
     def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Trace:
         """For the figure of its name with all layouts, which take as long as so many moves."""

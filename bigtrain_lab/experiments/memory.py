@@ -48,7 +48,7 @@ class MemoryExperiment(OfGPT, OneDevice):
     def describe(self) -> str:
         weights = self.dry.start["weights"]
         return (
-            f"a model of {weights / self.config.item_bytes / 1e6:.3g} M parameters,"
+            f"a model of {size(weights / self.config.item_bytes, '')} parameters,"
             f" {size(weights)}; a batch of {self.rows} x {self.sequence} bytes of text"
         )
 

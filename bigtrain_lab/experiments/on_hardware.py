@@ -1,12 +1,13 @@
 """What every experiment does whose modelled clock is that of a chosen device: a profile of the
 library, or this machine."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import train
-from ..core import DTYPES, PROFILES, Cost, Hardware, Trace, knob
+from ..core import DTYPES, PROFILES, Cost, Hardware, Trace, duration, knob
 from ..runtime.calibrate import NAME as MACHINE, remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
@@ -109,6 +110,19 @@ class OnHardware(Experiment):
                 **self.profile.prices(self.ranks),
             )
         )
+
+    def launches(self, trace: Trace) -> Iterable[str]:
+        """That the launches of kernels decide how long a step takes, where they do."""
+        free = self.replace()
+        vars(free)["profile"] = replace(self.profile, launch_s=0.0)
+        took, without = trace.step_time, free.simulated(memory=False).step_time
+        if trace.clock != "measured" and without < took / 2:
+            yield (
+                f"Launches decide here: each kernel takes {duration(self.profile.launch_s, 's')} to"
+                f" start, and without that a step would take {duration(without, trace.unit)} in"
+                f" place of {duration(took, trace.unit)}. With a larger model the order may be"
+                " another."
+            )
 
     @property
     def facts(self) -> dict[str, Any]:

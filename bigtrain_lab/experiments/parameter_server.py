@@ -210,6 +210,7 @@ class ParameterServing(OnHardware):
         return {
             **super().facts,
             "served": {"requests": [*self.requests], **self.how},
+            "roles": ["worker"] * self.workers + ["server"] * self.servers,
         }
 
     # -- reality -----------------------------------------------------------------------------------

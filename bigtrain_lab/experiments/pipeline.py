@@ -12,7 +12,7 @@ from math import fsum
 from typing import ClassVar
 
 from .. import models, techniques, train
-from ..core import Impossible, knob, refuse
+from ..core import Impossible, knob, refuse, size
 from ..core.later import torch
 from ..order import Piece, Schedule, Stage, balanced
 from ..runtime.kept import kept
@@ -106,7 +106,7 @@ class PipelineExperiment(OfGPT, Pipelined):
             self.config.vocabulary * self.width * bool(self.tied_copies)
         )  # of a tied one, which two stages hold
         return (
-            f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)}"
+            f"a model of {size(sum(weights), '')} parameters in {len(weights)}"
             f" stage{'s' * (len(weights) > 1)}; a batch of {self.micro_batches} x {self.rows}"
             f" samples of {self.sequence} bytes"
         )
@@ -166,8 +166,8 @@ class PipelineExperiment(OfGPT, Pipelined):
         refuse(
             (
                 self.profile.textbook,
-                "On the unit profile a stage takes one slot whatever it holds, so there is nothing"
-                " to balance: take other hardware, or partition equal.",
+                "On the unit profile each stage takes one slot in this lab, so there is nothing to"
+                " balance: take other hardware, or partition equal.",
             )
         )
         return fsum(map(self.time, self.works(kind, first, last)))

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from .. import data, models, runtime, techniques, train
-from ..core import Mesh, Trace, knob, refuse
+from ..core import Mesh, Trace, knob, refuse, size
 from ..core.later import np, torch
 from ..order import Action, Step, checkpoint_bytes, last, peak_bytes, reading_rate
 from ..techniques.precision_levels import LEVELS
@@ -57,7 +57,7 @@ class Precision(OneDevice):
     )
 
     level: str = knob(
-        "fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS)
+        "fp16-pure", "which formats compute, and which safeguards are there", choices=tuple(LEVELS)
     )
     learning_rate: float = knob(
         1e-3, "step size of the optimizer", low=1e-6, high=1, logarithmic=True
@@ -163,7 +163,7 @@ class Precision(OneDevice):
 
     def describe(self) -> str:
         return (
-            f"an encoder of {models.parameters(self.config) / 1e6:.3g} M weights at level"
+            f"an encoder of {size(models.parameters(self.config), '')} weights at level"
             f" {self.level}; {self.rows} sentences a batch"
         )
 
@@ -243,6 +243,7 @@ class Precision(OneDevice):
     def why(self, trace: Trace) -> Iterator[str]:
         if self.level in BREAKS:
             yield BREAKS[self.level]
+        yield from self.launches(trace)
         if skipped := last(trace, "skipped steps"):
             yield (
                 f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"

@@ -8,11 +8,12 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is 
 w(t) - lr lambda w(t-tau).
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar
 
-from .. import models, train
-from ..core import knob, refuse
+from .. import models, techniques, train
+from ..core import Trace, counted, knob, refuse
 from ..core.later import torch
 from ..order import Action, Schedule
 from ..runtime.kept import kept
@@ -82,6 +83,15 @@ class Staleness(Pipelined):
     def describe(self) -> str:
         delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))
         return f"delay of each stage, in updates: {delays}"
+
+    def why(self, trace: Trace) -> Iterable[str]:
+        if late := self.delay(0):
+            stable = techniques.delayed_descent.largest_stable_rate(late) / 2
+            yield (
+                f"Stage 0 uses weights that are {counted(late, 'update')} old: a quadratic would"
+                f" bear {stable:.0%} of its largest learning rate."
+            )
+        yield from super().why(trace)
 
     def delay(self, stage: int) -> int:
         """Updates that a stage's weights are behind in the steady state: of its newest version,

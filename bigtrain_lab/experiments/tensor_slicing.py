@@ -42,7 +42,8 @@ class ReadsOff(train.Lens):
 class TensorSlicing(Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "slices", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "rivals", "slices", "memory")
+    rivals_by: ClassVar[str] = "cut"
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "weights a rank",
@@ -101,7 +102,7 @@ class TensorSlicing(Layered):
     def describe(self) -> str:
         held = sum(p.numel() for stage in self.stages.values() for p in stage.parameters())
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters, {held / 1e6:.3g} M on each of"
+            f"a model of {size(self.weights, '')} parameters, {size(held, '')} on each of"
             f" {self.slices} ranks; a batch of {self.rows} x {self.sequence} tokens"
         )
 

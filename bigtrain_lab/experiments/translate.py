@@ -9,7 +9,6 @@ A micro-batch is padded to its own longest sentence, so each is priced by its sh
 is priced as if each sentence were as long as the longest right answer of its batch.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,7 +16,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Trace, Wire, duration, knob
+from ..core import Trace, Wire, duration, grouped, knob, size
 from ..core.later import np, torch
 from ..order import (
     Action,
@@ -47,7 +46,7 @@ class Translate(Replicated):
     curves: ClassVar[dict[str, str]] = {
         "train loss": "loss, held out; thin: training",
         "held-out loss": "loss, held out; thin: training",
-        "BLEU": "BLEU, of 100",
+        "BLEU": "BLEU, of 100; below 10: no translation yet",
     }
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
@@ -79,7 +78,7 @@ class Translate(Replicated):
         unit="ms",
     )
     spread: bool = knob(True, "evaluate on all ranks; else on rank 0, while the others wait")
-    steps: int = knob(4, "updates of a run", low=1, high=5000, logarithmic=True, more=True)
+    steps: int = knob(12, "updates of a run", low=1, high=5000, logarithmic=True, more=True)
     evaluate_every: int = knob(
         2, "updates from one evaluation to the next; 0: an epoch", low=0, high=5000, more=True
     )
@@ -259,7 +258,7 @@ class Translate(Replicated):
     def describe(self) -> str:
         training = self.training
         return (
-            f"a translator of {self.weights / 1e6:.3g} M parameters on {self.ranks}"
+            f"a translator of {size(self.weights, '')} parameters on {self.ranks}"
             f" rank{'s' * (self.ranks > 1)}; {len(self.task.train):,} pairs,"
             f" {len(training.batches):,} updates an epoch; {len(training.held_out)} held-out"
             " batches"
@@ -443,17 +442,18 @@ SPENT = {"training": "FBU", "held-out loss": "L", "translating for BLEU": "T"}
 
 def spent(trace: Trace, kinds: str) -> float:
     """Time that the rank which takes longest computes so."""
-    sums = Counter()
-    for span in trace.spans():
-        if span.lane == "compute" and span.kind in kinds:
-            sums[span.rank] += span.end - span.start
-    return trace.units(max(sums.values(), default=0))
+    times = grouped(
+        (span.rank, span.end - span.start)
+        for span in trace.spans()
+        if span.lane == "compute" and span.kind in kinds
+    )
+    return trace.units(max(map(sum, times.values()), default=0))
 
 
 def starved(trace: Trace) -> float:
     """Time a step for which the rank that waits longest loads, or waits for what loads: before a
     batch's first forward."""
-    waits = Counter()
+    waits = [0] * trace.ranks
     for rank in range(trace.ranks):
         free = 0
         for span in trace.spans(rank):
@@ -462,7 +462,7 @@ def starved(trace: Trace) -> float:
             if span.kind == "F":
                 waits[rank] += span.start - free
             free = free if span.kind in "DC" else span.end
-    return trace.units(max(waits.values(), default=0)) / trace.steps
+    return trace.units(max(waits)) / trace.steps
 
 
 def with_evaluations(plan: Plan, training: "Translation") -> Plan:

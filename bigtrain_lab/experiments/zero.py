@@ -28,7 +28,7 @@ WORDS = {
 class Zero(Layered):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
-    figures: ClassVar[tuple[str, ...]] = ("rivals", "microscope", "timeline", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "microscope", "memory")
     rivals_by: ClassVar[str] = "stage"
     answers: ClassVar[tuple[str, ...]] = (
         "peak memory, fullest rank",
@@ -139,7 +139,7 @@ class Zero(Layered):
         )
         batch = f"{self.replicas} x {self.micro_batches} x {self.rows} samples"
         return (
-            f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {batch} of "
+            f"a model of {size(self.weights, '')} parameters; {who}; a batch of {batch} of "
             f"{self.sequence} bytes"
         )
 
@@ -229,6 +229,7 @@ class Zero(Layered):
             f"stage {self.stage}, {size(round(each))}; data parallel has "
             f"{copied / self.weights:.3g}, {size(round(copied))}."
         )
+        yield from self.launches(trace)
         if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
             yield (

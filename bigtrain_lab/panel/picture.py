@@ -24,6 +24,7 @@ from .rivals import Rivals
 PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
 PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
 HEIGHT, STEPS = 250, 34  # of the player's picture, and of the choice of steps, in pixels
+LENS, SQUEEZED = 336, 1.4  # a lens's height, and by how much a figure may be higher to be fitted
 FEW, ROW, ROWS_BESIDE = 4, 18, 3  # rivals that leave room below; a row's height; rows beside them
 PINNED = "pinned"
 TABS = {
@@ -53,6 +54,7 @@ class Picture(widgets.VBox):
         self._made = None  # the experiment whose trace is shown
         self._silent = False  # a run goes on whose curves are still to come
         self._taken = 0  # of the player's height, by a short table above it
+        self._name = None  # of the figure that is drawn
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
@@ -223,13 +225,16 @@ class Picture(widgets.VBox):
             name, [self._figure]
         )
         self._taken = 0
+        self._name = None if name in (PLAYER, RIVALS, CURVES) else name
         if (
             name == RIVALS
             and not self._made.tells_late
             and (rows := len(self._made.rivals())) <= FEW
         ):
             self._taken = ROW * (rows + ROWS_BESIDE + bool(self._kept))
-            shown = [self.rivals, self._played]
+            below = self.lenses.options[1][1]
+            self._name = None if below == PLAYER else below
+            shown = [self.rivals, self._figure if self._name else self._played]
         for part in self.body.children:
             part.layout.display = None if part in shown else "none"
         before, self._figure.children = self._figure.children, []
@@ -244,14 +249,16 @@ class Picture(widgets.VBox):
             if self._plan and not self._pinned:
                 beside = self._plan, "as predicted"
             self.curves.value = curves(self._made.curves, trace, *beside, self.player.room)
-        elif name != PLAYER:
-            self._figure.children = [drawn(trace, name, self._made, self.player.room, self._pinned)]
+        if self._name:
+            room = self.player.room, LENS - self._taken
+            self._figure.children = [drawn(trace, self._name, self._made, room, self._pinned)]
 
     def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the
         last ones."""
         count = steps_drawn(trace) if trace is not None else 0
-        fits = self._plan and len(self._plan) <= DRAWN and (self._live or not self._pinned)
+        pinned = None if self._live or self._taken else self._pinned  # a table above has it too
+        fits = self._plan and len(self._plan) <= DRAWN and not pinned
         plan = self._plan if fits else None
         whole = trace is None or count == trace.steps
         told = not whole and not self._live
@@ -271,7 +278,7 @@ class Picture(widgets.VBox):
                 trace,
                 self._note,
                 self._live,
-                pinned=None if self._live else self._pinned,
+                pinned=pinned,
                 plan=plan,
             )
         if whole:
@@ -284,49 +291,52 @@ class Picture(widgets.VBox):
                 f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps}'
                 " are drawn, their time from 0; the table tells of all</div>"
             )
-        fits = self._pinned and not self._live and self._pinned.steps >= first - 1 + count
-        beside = window(self._pinned, first - 1, count) if fits else None
+        fits = pinned and pinned.steps >= first - 1 + count
+        beside = window(pinned, first - 1, count) if fits else None
         part, *of_whole = parted(trace, first, count)
         self.player.show(part, self._note, self._live, *of_whole, beside)
 
     def prepare(self, made, trace: Trace) -> None:
         """Make what the chosen lens will show of a prediction."""
-        count, name = steps_drawn(trace), self.lenses.value
-        if name not in (PLAYER, RIVALS, CURVES):
+        count = steps_drawn(trace)
+        if self._name:
             with suppress(Impossible):
-                once(specified)(trace, name, made, self.player.room)
+                once(specified)(trace, self._name, made, (self.player.room, LENS - self._taken))
         elif count == trace.steps:
             pack(trace)
         else:
             pack(*parted(trace, min(self.first.value, trace.steps - count + 1), count))
 
 
-def drawn(trace: Trace, name: str, made, width: int, pinned: Trace | None) -> widgets.DOMWidget:
-    """A figure of this experiment by name, as wide as the panel, or why there is none of this
-    trace.
+def drawn(trace: Trace, name: str, made, room: tuple, pinned: Trace | None) -> widgets.DOMWidget:
+    """A figure of this experiment by name, in this room, or why there is none of this trace.
 
     An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the
     browser is slower than the kernel it stays empty for ever.
     """
     try:
         data, height = (
-            once(specified)(trace, name, made, width)
+            once(specified)(trace, name, made, room)
             if pinned is None
-            else specified(trace, name, made, width, pinned)
+            else specified(trace, name, made, room, pinned)
         )
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
     return widgets.Output(
         outputs=({"output_type": "display_data", "data": data, "metadata": {}},),
         layout=widgets.Layout(min_height=f"{height}px"),  # the page stays while it is drawn
-    )
+    ).add_class("btl-drawn")
 
 
 def specified(
-    trace: Trace, name: str, made, width: int, pinned: Trace | None = None
+    trace: Trace, name: str, made, room: tuple[int, int], pinned: Trace | None = None
 ) -> tuple[dict, int]:
-    """The figure as plotly's JSON, and its height."""
-    figure = figures.figure(name, made.shown(name, trace, pinned)).update_layout(width=width)
+    """The figure as plotly's JSON, and its height. It is as wide as the room, and as high where it
+    can be read so; what is higher scrolls."""
+    figure = figures.figure(name, made.shown(name, trace, pinned))
+    figure.update_layout(width=room[0], title_font_size=13)
+    if figure.layout.height < SQUEEZED * room[1]:
+        figure.update_layout(height=min(room[1], figure.layout.height))
     said = {"text", "title", "name", "hovertemplate", "hovertext", "ticktext", "x", "y"}
     told = all_said(figure.to_dict(), in_html, said)
     return plotly.io.renderers["plotly_mimetype"].to_mimebundle(told), figure.layout.height

@@ -7,8 +7,8 @@ from math import ceil, dist, floor, isfinite, log10
 
 from ..core import Scalar, Trace, grouped, number
 from ..order import ACCURACY
+from . import palette, words
 from .packed import comparable
-from .words import axis_unit
 
 LEAST, HIGH = 260, 304  # of a chart, in pixels
 LEFT, TOP, RIGHT, BOTTOM = 52, 30, 84, 26  # its margins
@@ -46,16 +46,23 @@ def reported(trace: Trace | None, names: Iterable[str]) -> list[str]:
     return [name for name in names if trace is not None and trace.where(Scalar, name=name)]
 
 
-def points(trace: Trace, name: str, factor: float) -> list[tuple[float, float]]:
-    """(time since the start, value) of what ranks report by this name, in time, the last one too.
-    `factor`: an axis's units per trace unit."""
-    told = [(each.start, each.value) for each in trace.where(Scalar, name=name)]
+def lines(trace: Trace, name: str, factor: float) -> dict[str, list[tuple[float, float]]]:
+    """Who reports by this name -> (time since the start, value), in time, the last one too; one
+    line where all ranks report the same, as far as they are. `factor`: an axis's units per trace
+    unit."""
+    told = grouped((each.rank, (each.start, each.value)) for each in trace.where(Scalar, name=name))
+    longest = max(told.values(), key=len, default=[])
+    names = dict(enumerate(words.rank_names(trace)))
+    if all(str(own) == str(longest[: len(own)]) for own in told.values()):  # a NaN too
+        told, names = {0: longest} if told else {}, {0: "all"}
     begin = trace.events[0].start if told else 0
-    once = dict.fromkeys(told)  # ranks may report one value each
-    return [
-        (trace.units(tick - begin) * factor, value)
-        for tick, value in [*once][:: -1 - len(once) // MOST][::-1]
-    ]
+    return {
+        names[rank]: [
+            (trace.units(tick - begin) * factor, value)
+            for tick, value in own[:: -1 - len(own) // MOST][::-1]
+        ]
+        for rank, own in sorted(told.items())
+    }
 
 
 def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide: int) -> str:
@@ -64,9 +71,17 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         + [("btl-thin", trace, name) for name in names[:-1]]
         + [("btl-line", trace, names[-1])]
     )
-    unit, factor = axis_unit(max(filter(None, (trace, pinned)), key=lambda each: each.makespan))
-    lines = {look: told for look, of, name in given if (told := points(of, name, factor))}
-    seen = [(x, y) for told in lines.values() for x, y in told if isfinite(y)] or [(0.0, 0.0)]
+    unit, factor = words.axis_unit(
+        max(filter(None, (trace, pinned)), key=lambda each: each.makespan)
+    )
+    drawn = [
+        (look, who, told)
+        for look, of, name in given
+        for who, told in lines(of, name, factor).items()
+    ]
+    several = [who for look, who, _ in drawn if look == "btl-line" and who != "all"]
+    colours = {who: palette.version(at) for at, who in enumerate(several)}
+    seen = [(x, y) for *_, told in drawn for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     whole = [
         of.units(of.step_ends[-1] - of.events[0].start) * factor
         for of in (trace, pinned)
@@ -90,30 +105,28 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
     def place(x: float) -> float:
         return LEFT + (side - LEFT) * x / right
 
-    def line(look, told):
+    ends = []  # where labels stand already
+
+    def line(look, who, told):
         at = [f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y)]
         dots = "".join('<circle r="2.5" cx="{}" cy="{}"/>'.format(*each.split(",")) for each in at)
-        alone = len({x for x, _ in told}) >= len(told) - 1  # no line joins values of one time
-        joined = f'<polyline class="{look}" points="{" ".join(at)}"/>' * alone
-        return f'<g class="{look}">{joined}{dots * (not alone or len(told) <= FEW)}</g>'
+        joined = f'<polyline class="{look}" points="{" ".join(at)}"/>'
+        own = f' style="--own:{colours[who]}"' if who in colours else ""
+        *_, (x, y) = [each for each in told if isfinite(each[1])] or told
+        text = at_end(y) if isfinite(told[-1][1]) else "no number from here on"
+        end = place(x) + 8, height(y) + 4
+        free = all(dist(end, other) > LETTER for other in ends)
+        ends.extend([end] * free)
+        label = '<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>'.format(*end, look, text) * free
+        return f'<g class="{look}"{own}>{joined}{dots * (len(told) <= FEW)}{label}</g>'
 
-    ends = {look: (place(told[-1][0]) + 8, height(told[-1][1]) + 4) for look, told in lines.items()}
+    joined = [line(*each) for each in reversed(drawn)]  # the bold line's label comes first
     labels = [
-        *(
-            (
-                *ends[look],
-                "start",
-                look,
-                at_end(told[-1][1]) if all(isfinite(y) for _, y in told) else "no number",
-            )
-            for look, told in lines.items()
-            if look == "btl-line" or dist(ends[look], ends.get("btl-line", (0, 0))) > LETTER
-        ),
-        *((place(x), HIGH - 6, "middle", "", f"{x:.4g}") for x in across),
-        *((LEFT - 8, height(y) + 4, "end", "", on_axis(y)) for y in up),
-        *((LEFT + 6, height(y) - 5, "start", "", f"target {y:.0%}") for y in goals),
-        (side + 22, HIGH - 6, "start", "", unit),
-        (LEFT + 10, ground - 6, "start", "", f"from {low:.3g}, not 0" * (low > 0)),
+        *((place(x), HIGH - 6, "middle", f"{x:.4g}") for x in across),
+        *((LEFT - 8, height(y) + 4, "end", on_axis(y)) for y in up),
+        *((LEFT + 6, height(y) - 5, "start", f"target {y:.0%}") for y in goals),
+        (side + 22, HIGH - 6, "start", unit),
+        (LEFT + 10, ground - 6, "start", f"from {low:.3g}, not 0" * (low > 0)),
     ]
     levels, aims = (
         "".join(f"M{LEFT} {height(y):.1f}H{side}" for y in each) for each in (up, goals)
@@ -121,16 +134,21 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
     grid = levels + "".join(f"M{place(x):.1f} {TOP}V{ground}" for x in across)
     torn = f"M{LEFT - 5} {ground - 5}l10 -5m-10 -4l10 -5" * (low > 0)  # across the axis
     texts = "".join(
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{look}">{escape(text)}</text>'
-        for x, y, anchor, look, text in labels
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+        for x, y, anchor, text in labels
     )
     title = escape(title)
+    key = "".join(
+        f'<tspan class="btl-key" dx="16" style="fill:{colour}">\u25cf</tspan>'
+        f'<tspan class="btl-key" dx="4">{escape(who)}</tspan>'
+        for who, colour in colours.items()
+    )
     return (
         f'<svg viewBox="0 0 {wide} {HIGH}" width="{wide}" role="img" aria-label="{title}">'
-        f'<text class="btl-title" x="{LEFT}" y="14">{title}</text>'
+        f'<text class="btl-title" x="{LEFT}" y="14">{title}{key}</text>'
         f'<path class="btl-grid" d="{grid}"/>'
         f'<path d="M{LEFT} {TOP}V{ground}H{side}{aims}{torn}"/>'
-        f"{''.join(line(*each) for each in lines.items())}{texts}</svg>"
+        f"{''.join(reversed(joined))}{texts}</svg>"
     )
 
 

@@ -65,8 +65,15 @@ def comparable(one: Trace, other: Trace) -> bool:
 
 
 def behind(told: dict, plan: Trace) -> dict:
-    """With the boxes of the plan: kind, start and end by row."""
+    """With the boxes of the plan: kind, start and end by row, and the label of one that a rank had
+    begun."""
     whole = packed(plan)
+    done = {(told["rows"][at], name) for at, _, name, *_ in told["spans"]}
+    begun = {}
+    for at, _, name, label, *_ in whole["spans"]:
+        rank, lane = place = whole["rows"][at]
+        if rank in told["begun"] and lane == "compute" and (place, name) not in done:
+            begun.setdefault(rank, (name, label))
     rows = list(dict.fromkeys((*whole["rows"], *told["rows"])))
     row = [rows.index(each) for each in told["rows"]]
     return told | {
@@ -77,7 +84,10 @@ def behind(told: dict, plan: Trace) -> dict:
         "transfers": [
             [*rest, row[leaves], row[reaches]] for *rest, leaves, reaches in told["transfers"]
         ],
-        "plan": [[at, kind, start, end] for at, kind, _, _, start, end, *_ in whole["spans"]],
+        "plan": [
+            [at, kind, start, end, label * (begun.get(rows[at][0]) == (name, label))]
+            for at, kind, name, label, start, end, *_ in whole["spans"]
+        ],
     }
 
 
@@ -157,10 +167,12 @@ def packed(
         "step_ends": [tick - start for tick in step_ends or trace.step_ends],
         "unfinished": bool(trace.settings.get("unfinished")),
         "failed": trace.left("failed"),
+        "begun": trace.left("failed") + trace.left("in"),
         "idles": trace.shares().idle > LEAST,
         "parts": [[trace.ranks, end - start]],
         "end": end - start,
         "rows": rows,
+        "names": words.rank_names(trace),
         "spans": spans,
         "transfers": transfers,
         "deep": deep,

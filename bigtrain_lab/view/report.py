@@ -79,19 +79,18 @@ def priced_here(experiment) -> bool:
 
 
 def column(quantities, trace: Trace) -> Column:
-    """What a trace says of each quantity, and what its ranks did with their time; only that where
-    it is part of a run."""
-    unfinished = trace.settings.get("unfinished")
+    """What a trace says of each quantity, and what its ranks did with their time; nothing where it
+    is part of a run."""
+    if trace.settings.get("unfinished"):
+        return {}
     told = {
         q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace))
-        for q in ([] if unfinished else quantities)
+        for q in quantities
         if (value := q.of(trace)) is not None
     }
     shares = trace.shares()
     return told | {
-        name: Amount(100 * of(shares), "%", "the run broke off" if unfinished else "")
-        for name, of in SHARES.items()
-        if trace.ranks > 1
+        name: Amount(100 * of(shares), "%") for name, of in SHARES.items() if trace.ranks > 1
     }
 
 

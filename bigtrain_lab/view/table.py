@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import CLOCKS, Peak, Trace, duration, peak, size
+from ..core import CLOCKS, Peak, Trace, duration, grouped, peak, size
 from ..order import sent_bytes
 from . import palette, report, words
 from .waits import drawing
@@ -43,7 +43,8 @@ def answers(
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
     the clock of what they are compared with; `stale`: what has changed since the run."""
     told = {row.quantity: row for row in rows}
-    later = "a run tells" * any(row.predicted for row in rows)  # else a lab is still to tell
+    known = [row.predicted for row in rows if row.quantity not in report.SHARES]
+    later = "a run tells" * any(known)  # else a lab is still to tell
     slots = [
         slot(
             row,
@@ -113,7 +114,8 @@ def bar(shares: list[float], pale: bool) -> str:
     drawn = said = ""
     for name, share in zip(LOOKS, shares):
         drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
-        said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{name} {share:.1f}%</span>'
+        what = "waits for data" if name == "waits" else name
+        said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{what} {share:.1f}%</span>'
     return f'<div class="btl-shares {"btl-pale" * pale}"><p>{drawn}</p>{said}</div>'
 
 
@@ -181,14 +183,38 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
         + "<th></th>"
     )
+    boxes = (words.fact(traces[0], "boxes") if traces else None) or {}
+    names = f'<span class="btl-parts"><i>{"</i><i>".join(boxes)}</i></span>' * bool(boxes)
+    key += [f"{', '.join(boxes)}: in the colour of the first rank there; grey: all"] * bool(boxes)
     place = f"--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"  # beyond its column: none
     return (
         f'<div class="btl-rivals" style="{place}"><div class="btl-shares"><span>'
         f"<b>{escape(title)}</b> Click a row"
         f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
-        f"<table><thead><tr><th>{escape(by)}</th>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        f"<table><thead><tr><th>{names}{escape(by)}</th>{heads}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
         "</div>"
     )
+
+
+def parts(trace: Trace) -> str:
+    """Each matrix of a lab's `boxes`, small, cut as its ranks have it, each part in the colour of
+    its first rank; what all have is grey."""
+    drawn = ""
+    for matrix, boxes in (words.fact(trace, "boxes") or {}).items():
+        owners, cells = grouped((tuple(map(tuple, box)), at) for at, box in enumerate(boxes)), ""
+        high, wide = map(max, zip(*(map(max, box) for box in owners)))
+        for ((top, bottom), (left, right)), own in owners.items():
+            colour = palette.version(own[0]) if len(own) < len(boxes) else palette.IDLE
+            cells += (
+                f'<rect x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"'
+                f' fill="{colour}"/>'
+            )
+        drawn += (
+            f'<svg viewBox="0 0 {wide} {high}" preserveAspectRatio="none" role="img"'
+            f' aria-label="{matrix}, {len(owners)}"><title>{matrix}</title>{cells}</svg>'
+        )
+    return f'<span class="btl-parts">{drawn}</span>' if drawn else ""
 
 
 def fullest_rank(trace: Trace) -> Peak | None:
@@ -223,6 +249,7 @@ def rival_row(
         if held and kind in held.held
     ]
     name += " \u00b7 fastest" * (spent == least < longest)
+    name = parts(trace) + name
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     run = (

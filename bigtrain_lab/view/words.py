@@ -28,9 +28,21 @@ def facts_of(trace: Trace, name: str, lacks: str, lab: str) -> dict:
 def terms(trace: Trace) -> dict[str, str]:
     """What the numbers of an action's name count, the telling one first: {"stage": "layer",
     "micro_batch": "pass"} where layers are run one by one."""
-    facts = trace.settings.get("facts")
-    told = facts.get("terms") if isinstance(facts, dict) else None
+    told = fact(trace, "terms")
     return told if isinstance(told, dict) and told and told.keys() <= PIPELINE.keys() else PIPELINE
+
+
+def fact(trace: Trace, name: str):
+    """What the trace keeps by this name beside its settings; None where it keeps nothing."""
+    facts = trace.settings.get("facts")
+    return facts.get(name) if isinstance(facts, dict) else None
+
+
+def rank_names(trace: Trace) -> list[str]:
+    """Of each rank, such as "rank 0", and what it is where a lab tells it: "rank 4 (server)"."""
+    roles = fact(trace, "roles")
+    told = roles if isinstance(roles, list) and len(roles) == trace.ranks else [None] * trace.ranks
+    return [f"rank {rank}{f' ({role})' if role else ''}" for rank, role in enumerate(told)]
 
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:

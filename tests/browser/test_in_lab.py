@@ -303,7 +303,10 @@ def test_no_label_is_cut_no_setting_changes_and_the_figures_of_each_prediction_a
     played = [
         name
         for name, e in panels.items()
-        if e.figures[0] in PLAYED or e.figures[0] == RIVALS and len(e().rivals()) <= FEW
+        if e.figures[0] in PLAYED
+        or e.figures[0] == RIVALS
+        and e.figures[1] in PLAYED
+        and len(e().rivals()) <= FEW
     ]
     expect(page.locator(".btl-player[data-time]")).to_have_count(len(played))
     for button in page.get_by_role("button", name="more settings").all():

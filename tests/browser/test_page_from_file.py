@@ -11,7 +11,10 @@ from playwright.sync_api import expect
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.experiments.all_reduce import AllReduce
+from bigtrain_lab.experiments.data_parallel import DataParallel
+from bigtrain_lab.view import packed
 from bigtrain_lab.view.page import page
+from bigtrain_lab.view.player import Player
 from tests.browser.lab import LAPTOP, Watched
 
 
@@ -169,6 +172,24 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
     ):
         shown.page.mouse.move(canvas["x"] + 96 + (canvas["width"] - 112) * part, canvas["y"] + y)
         expect(shown.tip).to_contain_text(told)
+
+
+def test_what_folded_ranks_did_not_reach_lies_in_their_row(browser):
+    """Two of three replicas are alike; the third ended early, and all have the same plan."""
+    plan = DataParallel(replicas=3).predict()
+    half = Trace.of(
+        [each for each in plan.events if each.end < plan.step_ends[0] / (2 + each.rank // 2)],
+        **plan.header(),
+    )
+    with closing(browser.new_page()) as empty:
+        empty.add_script_tag(content=Player._esm.rpartition("export")[0])
+        rows, planned = empty.evaluate(
+            "([data, look]) => { const { rows, plan } = readScene(new TextEncoder().encode(data),"
+            " look, false); return [rows, plan.map(([row]) => row)]; }",
+            [packed.pack(half, plan=plan).decode(), packed.LOOK],
+        )
+    assert rows == [[rank, lane] for rank in (0, 2) for lane in ("compute", "comm:dp")]
+    assert {*planned} == {*range(len(rows))}
 
 
 def test_a_click_on_the_peak_of_memory_lists_what_was_alive(open_page):

@@ -245,14 +245,10 @@ def rows() -> list:
     ]
 
 
-def exact(cls: type[Experiment], settings: dict) -> Experiment:
-    wanted = {"steps": 2, "dtype": "float64"}
-    return cls(**{name: value for name, value in wanted.items() if name in cls.knobs()} | settings)
-
-
 @pytest.mark.parametrize("name, settings", rows())
 def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
-    asked = exact(Experiment.named(name), settings)
+    lab, exact = Experiment.named(name), {"steps": 2, "dtype": "float64"}
+    asked = lab(**{knob: exact[knob] for knob in exact if knob in lab.knobs()} | settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
     tolerance = 1e-5 if settings.get("dtype") == "float32" else TOLERANCE
     to_the_bit = name in ("checkpoint", "precision")  # one process computes in the same order there
@@ -294,8 +290,8 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
     else:
         assert [row.quantity for row in panel.rows[-3:]] == names
         assert all(
-            f"{name.split()[0]} {share:.1%}" in panel.answers.value
-            for name, share in zip(names, shares)
+            f"{what} {share:.1%}" in panel.answers.value
+            for what, share in zip(("compute", "waits for data", "idle"), shares)
         )
         drawn = json.loads(pack(trace := panel.traces["predicted"]))
         waits = sum(end - start for own in drawn["waits"] for start, end in own)

@@ -11,6 +11,7 @@ import torch
 
 from bigtrain_lab import Experiment, Impossible, Run, launch
 from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.experiments.faults import Faults
 from bigtrain_lab.experiments.memory import MemoryExperiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.order.explain import NOT_FINITE
@@ -184,7 +185,8 @@ def test_a_fault_that_a_program_never_reaches_is_told():
 
 @pytest.mark.parametrize("cls", Experiment.all().values())
 def test_every_lab_has_the_switch(cls):
-    assert cls.knobs()["fault"].menu() == list(FAULTS) and cls().fault == "none"
+    assert cls.knobs()["fault"].menu() == list(FAULTS)
+    assert cls().fault == ("straggler" if cls is Faults else "none")
     assert command(cls()) == f"bigtrain run {cls.name}"
 
 

@@ -33,9 +33,11 @@ from bigtrain_lab.order.collective import Collective, Move, provenance
 from bigtrain_lab.order.holdings import holdings
 from bigtrain_lab.techniques.tensor_parallel import Cut
 from bigtrain_lab.train.rehearsal import WHOLE
+from bigtrain_lab.view import palette
 from bigtrain_lab.view.figures import figure
 from bigtrain_lab.view.player import pack
 from bigtrain_lab.view.report import column
+from bigtrain_lab.view.table import parts
 from tests.unit.ranks import failed
 
 
@@ -49,20 +51,24 @@ def table(lab) -> dict:
 
 
 @pytest.mark.parametrize(
-    "layout, forward, backward, held",
+    "layout, forward, backward, held, cut",  # cut: X, W and Y into so many parts
     [
-        ("split-n", 0, 25.2, 75.5),
-        ("split-f", 0, 25.2, 75.5),
-        ("split-d", 100.7, 0, 151),
-        ("split-n-f", 0, 16.8, 67.1),
-        ("duplicate", 0, 0, 201.3),
+        ("split-n", 0, 25.2, 75.5, [4, 1, 4]),
+        ("split-f", 0, 25.2, 75.5, [1, 4, 4]),
+        ("split-d", 100.7, 0, 151, [4, 4, 1]),
+        ("split-n-f", 0, 16.8, 67.1, [2, 2, 4]),
+        ("duplicate", 0, 0, 201.3, [1, 1, 1]),
     ],
 )
-def test_the_numbers_of_the_lesson_on_layouts(layout, forward, backward, held):
+def test_the_numbers_of_the_lesson_on_layouts(layout, forward, backward, held, cut):
     sent_forward, sent_backward, _, memory = table(Layouts(layout=layout)).values()
     assert (sent_forward / 1e6, sent_backward / 1e6, memory / 1e6) == pytest.approx(
         (forward, backward, held), abs=0.05
     )
+    assert [
+        (each.count("<rect"), palette.IDLE in each)
+        for each in parts(Layouts(layout=layout).predict()).split("<svg")[1:]
+    ] == [(count, count == 1) for count in cut]
 
 
 def test_the_axis_that_sends_more_belongs_inside_a_node():
@@ -295,12 +301,12 @@ def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
     assert 0 < LargeBatch(batch=1024, samples=1024).rate(1) < LargeBatch(batch=1024).full_rate
 
 
+@pytest.mark.parametrize("batch", [32, 64, 128, 1024])
 @pytest.mark.parametrize("settings", [{"norm": "batch"}, {"task": "text", "layers": 1}])
-def test_a_move_of_the_batch_is_told_by_forms_as_a_dry_run_tells_it(settings):
-    for batch in (32, 64, 128, 1024):
-        lab = LargeBatch(batch=batch, **settings)
-        settled = tuple(lab.shaped.items()), lab.members(lab.shaped), WHOLE
-        assert lab.stage_run(0, WHOLE) == rehearsed.__wrapped__(*settled, (batch,))
+def test_a_move_of_the_batch_is_told_by_forms_as_a_dry_run_tells_it(settings, batch):
+    lab = LargeBatch(batch=batch, **settings)
+    settled = tuple(lab.shaped.items()), lab.members(lab.shaped), WHOLE
+    assert lab.stage_run(0, WHOLE) == rehearsed.__wrapped__(*settled, (batch,))
 
 
 # -- staleness -------------------------------------------------------------------------------------
@@ -316,10 +322,20 @@ def test_a_move_of_the_batch_is_told_by_forms_as_a_dry_run_tells_it(settings):
     ],
 )
 def test_each_stage_s_delay(schedule, delays):
-    assert Staleness(schedule=schedule).describe().endswith(delays)
+    lab = Staleness(schedule=schedule)
+    assert lab.describe().endswith(delays)
+    assert (f"that are {delays[0]} update" in lab.explain(lab.predict())[0]) == (delays[0] != "0")
 
 
 # -- all-reduce: whose gradients each chunk holds, read from real numbers and replayed -------------
+
+
+def test_all_reduces_stand_side_by_side_and_no_other_collective():
+    assert {*Collective.all()} - {*AllReduce().rivals()} == {
+        "all-gather",
+        "broadcast",
+        "reduce-scatter",
+    }
 
 
 def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
@@ -414,15 +430,15 @@ def test_without_overlap_all_of_the_ring_is_exposed(replicas):
     )
 
 
-def test_overlap_hides_all_but_the_embedding():
+@pytest.mark.parametrize(
+    "changes", [{}, {"bucket_mb": 0.1}, {"bucket_mb": 0.1, "split_parameters": True}]
+)
+def test_overlap_hides_all_but_the_embedding(changes):
     """Its gradient is the last and comes at once, whatever the buckets."""
-    fast = DataParallel(link_gb_s=30.0, bucket_mb=0.5)
+    fast = DataParallel(**{"link_gb_s": 30.0, "bucket_mb": 0.5} | changes)
     embedding_s = 4 / 3 * sum(p.nbytes for p in fast.stages[0].parameters()) / 30e9
-    for changes in ({}, {"bucket_mb": 0.1}, {"bucket_mb": 0.1, "split_parameters": True}):
-        waits, late = (
-            exposed(fast.replace(overlap=overlap, **changes).predict()) for overlap in (True, False)
-        )
-        assert embedding_s < waits < 0.8 * late
+    waits, late = (exposed(fast.replace(overlap=over).predict()) for over in (True, False))
+    assert embedding_s < waits < 0.8 * late
 
 
 @pytest.mark.parametrize("cycle_ms", [0.05, 0.3, 5])
@@ -509,7 +525,7 @@ def test_what_the_table_says(tmp_path):
     loss = asked.config.item_bytes
     assert whole - loss == 4 * (saved - loss)  # the large batch saves four times as much
     (expected, same), (unknown, off) = (
-        told[f"gradient off by, mean of means{of}"] for of in (" of noise", "")
+        told[f"gradient off by, mean of means{of}"] for of in (", expected", "")
     )
     assert unknown is None and 10 < off < 1.2 * expected == 1.2 * same
     assert told["gradient off by, token-weighted"][1] < 1e-10

@@ -20,7 +20,7 @@ from bigtrain_lab.data.published import PUBLISHED_STEPS
 from bigtrain_lab.experiments.plan import PlanACluster, gpt_job, published_seconds
 from bigtrain_lab.models import GPTConfig, theory
 from bigtrain_lab.planner import OVER, Alike, Plan, Search, Stage, Way, model_job, model_recipe
-from bigtrain_lab.view import table
+from bigtrain_lab.view import report, table
 
 LAB = PlanACluster(
     devices=4,
@@ -218,6 +218,11 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     kept = rows[-1]._replace(pinned=True)  # of whatever settings it is
     for others in (rows, rows[:-1]):
         assert table.rivals([*others, kept], None).count("fastest") == 1
+    assert "a run tells" not in table.answers(  # a dry run will
+        report.lined_up(lab.quantities, {"predicted": report.column((), traces["mine"])}),
+        lab.answers,
+        "predicted",
+    )
     said = " ".join(lab.explain(traces["mine"]))
     assert f"{lab.regret(traces['mine']):.2f} times the step of the best, {name}" in said and (
         f"{len(lab.search.fitting)} fit 7 MB" in said

@@ -205,7 +205,7 @@ class Run:
             ended = {
                 state: [each.rank for each in self.waits if each.state == state]
                 for state in ("failed", "waits")
-            }
+            } | {"in": [each.rank for each in self.waits if each.what.startswith("in ")]}
             header |= {
                 "steps": min(steps_done(events, header["settings"]), header["steps"]),
                 "settings": {**header["settings"], "unfinished": ended},
@@ -310,14 +310,13 @@ class Run:
 def steps_done(events, settings: dict) -> int:
     """Training steps that every rank has finished, by its updates, of a run whose settings say its
     micro-batches; else 1."""
-    last: dict[int, int] = {}
-    for event in events:
-        if (
-            isinstance(event, Span)
-            and event.kind == "U"
-            and (action := ACTION.fullmatch(event.name))
-        ):
-            last[event.rank] = int(action[3])
+    last = {
+        event.rank: int(action[3])
+        for event in events
+        if isinstance(event, Span)
+        and event.kind == "U"
+        and (action := ACTION.fullmatch(event.name))
+    }
     size = settings.get("micro_batches")
     return (
         max(1, (min(last.values()) + 1) // size)

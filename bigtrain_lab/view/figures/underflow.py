@@ -102,7 +102,7 @@ def underflow(trace: Trace) -> go.Figure:
         autosize=True,
         hovermode="x unified",
         margin={"l": 8, "r": 12, "t": 84, "b": 112},
-        legend={"y": 1.08},
+        legend={"y": 1.14},
         sliders=[of_scales(steps, prefix(trace))],
     )
 

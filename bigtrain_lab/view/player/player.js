@@ -58,7 +58,7 @@ function legendOf({ scene, look, lens }) {
   if (scene.exposes) items.push(["covered", COVERED[0]], ["exposed", look.wait]);
   if (!scene.chunks && scene.waits.some((own) => own.length)) items.push(["waits", "waits"]);
   if (scene.idles) items.push(["idle", "idle"]);
-  if (scene.plan.length) items.push(["pale: planned"]);
+  if (scene.plan.length) items.push([scene.plan.some(([, , , , begun]) => begun) ? "pale: planned; dashed: begun" : "pale: planned"]);
   look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) items.push([kind, colour, scene.kinds.indexOf(true) === k]); });
   if (scene.chunks) items.push(["in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"]);
   return items.map(([text, ...more]) => [spoken(text), ...more]);
@@ -227,7 +227,7 @@ function render({ model, el }) {
     c.setTransform(v.ratio, 0, 0, v.ratio, 0, 0);
     paintFrame(c, v);
     d.scrub.value = v.t / v.scene.end;
-    if (!playing || now - told > 100) { told = now; tellNow(); }
+    if (!playing || now - told > 30) { told = now; tellNow(); }
     data.revision = revision;
   }
   function tellNow() {
@@ -286,7 +286,7 @@ function render({ model, el }) {
       const { pages } = v.scene, whole = wanted === "all" || (wanted === "auto" && (pages.length === 1 || readable(v.scene.end)));
       page = whole ? Infinity : pages[0][1];
       const about = wanted === "auto" ? 0 : v.t - (rested || v.t >= v.scene.end);  // the first step: sentences and lessons name its boxes
-      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.findLast(([from]) => from < v.scene.known) ?? pages[0] : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
+      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.findLast(([from]) => from < v.scene.broke) ?? pages[0] : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
       if (whole) act.window(0, v.scene.end); else act.window(from, to - from);
       if (rested) v.t = Math.min(v.to, v.scene.known);  // nothing in sight is veiled
     },
@@ -361,14 +361,19 @@ function render({ model, el }) {
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   // A control sends its moves one at a time: the next waits until the kernel is through with those it has sent, its _pending_msgs (ipywidgets
-  // tells them in no other way). A press does not wait, so it brings what all of them show, also where the kernel has heard a later move first.
-  const controls = new Map(), onControl = (control) => { controls.delete(control.model_id); controls.set(control.model_id, control); };  // the last one moved last
+  // tells them in no other way). A press does not wait, so it brings what all of them show, also where the kernel has heard a later move first:
+  // that is told again, with all that a hand has moved since.
+  const controls = new Map(), hands = new Set(), order = (control) => { controls.delete(control.model_id); controls.set(control.model_id, control); };  // the last one moved last
+  const onControl = (control) => { order(control); hands[control._state_lock ? "delete" : "add"](control.model_id); };  // a kernel's own moves come under that lock
   const onControls = () => (model.get("controls") ?? []).filter((id) => !controls.has(id)).forEach(async (id) => {
     const control = await model.widget_manager.get_model(id);
-    onControl(control); control.on("change", onControl);
+    order(control); control.on("change", onControl);
   });
-  const moves = (all) => Object.fromEntries([...controls].filter(([, control]) => all || control._pending_msgs).map(([id, control]) =>
-    [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))]));
+  const moves = (all) => {
+    const told = [...controls].filter(([id, control]) => all || hands.has(id) || control._pending_msgs);
+    hands.clear();
+    return Object.fromEntries(told.map(([id, control]) => [id, Object.fromEntries(["value", "index"].filter((key) => control.get(key) !== undefined).map((key) => [key, control.get(key)]))]));
+  };
   const onPress = (event) => {
     const panel = d.root.closest(".btl-panel"), button = event.target.closest?.(".btl-run, .btl-pin");
     if (!button || !panel?.contains(button)) return;

@@ -6,10 +6,11 @@
 
 // ---- scene -----------------------------------------------------------------------------------------------------------
 
-/** Groups of ranks whose rows have the same boxes at the same times. */
-function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed }) {
+/** Groups of ranks whose rows have the same boxes at the same times, done and planned. */
+function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed, plan = [] }) {
   const boxes = rows.map(([, lane]) => [lane]), groups = new Map();
   for (const [row, kind, , label, start, end, version] of spans) boxes[row].push(kind, label, start, end, version);
+  for (const [row, ...box] of plan) boxes[row].push(...box);
   for (const t of transfers) boxes[t.at(-1)].push(t[4], t[5]);
   for (let rank = 0; rank < ranks; rank++) {
     const key = chunks || failed.includes(rank) ? rank : [parts.findIndex(([below]) => rank < below)] + boxes.filter((_, i) => rows[i][0] === rank).join();
@@ -18,10 +19,11 @@ function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed }) {
   return [...groups.values()];
 }
 
-/** "ranks 0-2", "ranks 0 1 4 5"; of what is pinned "pinned 0-2". */
-function ranksName(group, [[own]]) {
+/** "ranks 0-2", "ranks 0 1 4 5", "rank 4 (server)"; of what is pinned "pinned 0-2". */
+function ranksName(group, { parts: [[own]], names }) {
+  if (group.length === 1 && group[0] < own) return names[group[0]];
   const numbers = group.map((rank) => rank < own ? rank : rank - own), [first, last] = [numbers[0], numbers.at(-1)];
-  return `${group[0] < own ? `rank${group.length > 1 ? "s" : ""}` : "pinned"} ${group.length === 1 ? first
+  return `${group[0] < own ? "ranks" : "pinned"} ${group.length === 1 ? first
     : last - first === group.length - 1 ? `${first}\u2013${last}` : numbers.join(" ")}`;
 }
 
@@ -33,7 +35,7 @@ function folded(raw, groups) {
   raw.rows.forEach((each, i) => { if (place.has(each[0])) { row[i] = rows.length; rows.push(each); } });
   const of = (list) => kept.map((rank) => list[rank]);
   return { ...raw, rows, kept, levels: of(raw.levels), peaks: of(raw.peaks), waits: of(raw.waits),
-    spans: raw.spans.filter(([at]) => at in row).map(([at, ...rest]) => [row[at], ...rest]),
+    ...Object.fromEntries(["spans", "plan"].map((name) => [name, (raw[name] ?? []).filter(([at]) => at in row).map(([at, ...rest]) => [row[at], ...rest])])),
     transfers: raw.transfers.filter((t) => t.at(-1) in row).map((t) => [...t.slice(0, -2), row[t.at(-2)] ?? -1, row[t.at(-1)]]) };
 }
 
@@ -49,12 +51,12 @@ function readScene(bytes, look, unfolded) {
     ({ row, kind, name, label, start, end, version, waited, message, src, read });
   const transfer = ([src, dst, kind, name, start, end, size, label, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, label, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer), ranks: groups.length, all: whole };
-  scene.plan = whole.plan ?? [];  // of a run that goes on or broke off: what it has not done, behind what it has done
+  scene.plan = raw.plan;  // of a run that goes on or broke off: what it has not done, behind what it has done
   scene.folds = alike.length < whole.ranks;
-  scene.names = groups.map((group) => ranksName(group, raw.parts)); scene.alike = groups.map((group) => group.length);
+  scene.names = groups.map((group) => ranksName(group, raw)); scene.alike = groups.map((group) => group.length);
   const highestOf = (rank) => whole.peaks[rank]?.[2].reduce((total, [, bytes]) => total + bytes, 0);
   scene.holders = groups.map((group, k) => group.some((rank) => highestOf(rank) !== highestOf(group[0])) ? `rank ${raw.kept[k]}, most` : scene.names[k]);
-  scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw.parts);
+  scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw);
   scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
   scene.end = Math.max(scene.end, 1); scene.known = scene.plan.length ? scene.endOf(0) : scene.end;
   const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
@@ -94,6 +96,9 @@ function readScene(bytes, look, unfolded) {
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
   scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
+  scene.begun = new Map(raw.begun.map((rank) => [rank, lastOf(scene, rank)]));  // what ranks were in when a run broke off
+  scene.plan = raw.plan.map(([row, kind, start, end, label]) => [row, kind, start, end, start <= scene.begun.get(scene.rows[row][0]) ? label : ""]);
+  scene.broke = Math.min(scene.known, ...scene.ended.values()) + 1;
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
   scene.chunks = readChunks(raw.chunks);
@@ -118,9 +123,9 @@ function unreadOf(boxes) {
   return found;
 }
 
-/** The last tick at which anything is known of a rank. */
+/** The last tick at which anything is known of what a rank computes; other lanes may be ahead. */
 function lastOf({ rows, byRow, kept, levels }, rank) {
-  const own = kept.indexOf(rank), boxes = byRow.filter((_, i) => rows[i][0] === rank);
+  const own = kept.indexOf(rank), boxes = byRow.filter((_, i) => rows[i][0] === rank && rows[i][1] === "compute");
   return Math.max(0, ...boxes.map((row) => row.at(-1)?.end ?? 0), levels[own].at(-1)?.[0] ?? 0);
 }
 
@@ -160,7 +165,7 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 12;
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20;
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
@@ -222,8 +227,13 @@ function paintLayer(c, v) {
     if (under > 0) { c.strokeStyle = theme.ink; c.lineWidth = 1; c.beginPath(); c.moveTo(LEFT, y); c.lineTo(L.width - RIGHT, y); c.stroke(); }
   }
   c.globalAlpha = 0.28;  // what a run that goes on has still to do
-  for (const [row, kind, start, end] of scene.plan) if (end >= v.from && start <= v.to) {
-    c.fillStyle = colourOf(v, { kind, version: null })[0]; c.fillRect(xOf(v, start), L.rowY(row), Math.max(0.6, xOf(v, end) - xOf(v, start) - 1), L.row);
+  for (const [row, kind, start, end, begun] of scene.plan) if (end >= v.from && start <= v.to) {
+    const x = xOf(v, start), w = Math.max(0.6, xOf(v, end) - x - 1);
+    c.fillStyle = colourOf(v, { kind, version: null })[0]; c.fillRect(x, L.rowY(row), w, L.row);
+    if (!begun) continue;  // what a rank was in when the run broke off
+    c.globalAlpha = 1; c.strokeStyle = c.fillStyle; c.lineWidth = 1.5; c.setLineDash([3, 2]); c.strokeRect(x + 1, L.rowY(row) + 1, Math.max(1, w - 2), L.row - 2); c.setLineDash([]);
+    c.fillStyle = theme.ink; c.textAlign = "center"; c.textBaseline = "middle"; if (w > 60 && L.row > 10 && !scene.ended.has(scene.rows[row][0])) c.fillText(begun, x + w / 2, L.rowY(row) + L.row / 2);
+    c.globalAlpha = 0.28;
   }
   c.globalAlpha = 1;
   paintBoxes(c, v);
@@ -237,7 +247,7 @@ function paintLayer(c, v) {
   if (L.ranks) paintMemory(c, v, look);
   c.fillStyle = theme.bg;
   const clear = (rank, y, height) => { const x = xOf(v, untilOf(v, rank)); if (x < L.width - RIGHT) c.fillRect(x + 1, y, L.width, height); };
-  scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.row + L.gap));
+  scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.row + L.gap + Math.min(1, L.gap / 2)));
   if (L.ranks) clear(0, L.memoryTop, L.bottom - L.memoryTop);
   c.restore();
   paintFailed(c, v);
@@ -254,8 +264,8 @@ function paintWaits(c, v) {
   scene.rows.forEach(([rank, lane], i) => {
     const y = L.rowY(i), own = scene.waits[scene.kept.indexOf(rank)];
     for (const [start, end] of own) {
-      if (end < v.from || start > v.to || start >= scene.ended.get(rank)) continue;
-      const x = xOf(v, start), w = xOf(v, end) - x;
+      if (end < v.from || start > v.to || start >= scene.begun.get(rank)) continue;
+      const x = xOf(v, start), w = xOf(v, Math.min(end, scene.begun.get(rank) ?? end)) - x;
       if (w < 0.4) continue;
       if (lane === "compute") {
         c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
@@ -643,6 +653,7 @@ function doing(scene, row, t) {
   const [rank, lane] = scene.rows[row];
   if (lane !== "compute") return "free";
   if (t >= scene.ended.get(rank)) return "gone: it failed";
+  if (t >= scene.begun.get(rank)) return "in what it had begun";
   if (t >= scene.endOf(rank)) return "done";
   return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something for it is on its way, or was lost with its sender" : "idle";
 }
